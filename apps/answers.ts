@@ -1,4 +1,4 @@
-/** Conversions of a result: to the answer that is stored for a key, to the answer for a partner, and to the view for the command line. */
+/** Converts a result to the stored answer of a key, to the partner's answer, or to the view of the command line. */
 import type { AnswerEncoder, Answered } from '#payments';
 import { type Answer, errorAnswer, openAnswer, successAnswer } from '#platform/http';
 
@@ -8,5 +8,5 @@ export const answerEncoder: AnswerEncoder = { success: successAnswer, failure: e
 export const answerOf = (answered: Answered<unknown>): Answer =>
   'stored' in answered ? { ...answered.stored, replayed: true } : { ...successAnswer(answered.view), replayed: answered.replayed };
 
-/** The result for the command line. If the stored answer is a refusal, its error is thrown again. */
+/** The view for the command line. If the stored answer is a refusal, throws its error again. */
 export const viewOf = <View>(answered: Answered<View>): View => ('stored' in answered ? openAnswer<View>(answered.stored) : answered.view);

@@ -1,8 +1,9 @@
 /**
- * `DATA_DIR`, which several processes share. `runtime.json` names the running service, and `lock` names the process that may start Postgres.
+ * `DATA_DIR`, which several processes share. `runtime.json` names the running service. `lock` names the process that may start Postgres.
  *
- * Node has no flock. A process takes the lock by making a hard link with the name `lock`, and only one process can make it. The lock names its holder
- * by pid and start time. So the lock of a killed process is recognised as stale, even if another process has the same pid now.
+ * Node has no flock, so a process takes the lock with a hard link named `lock`, which only one process can make. The lock holds the pid and the start
+ * time of its holder. A killed process leaves its lock behind. Another process may get the same pid, but its start time differs, so the lock is known
+ * to be stale.
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
@@ -25,7 +26,7 @@ export const readRuntime = (dataDir: string): Runtime | null => {
   try {
     runtime = JSON.parse(text) as Partial<Runtime> | null;
   } catch {
-    // The file is written only in part, so the service is not ready yet.
+    // The file is only partly written, so the service is not ready yet.
     return null;
   }
   if (typeof runtime?.pid !== 'number' || typeof runtime.databaseUrl !== 'string' || !isAlive(runtime.pid)) return null;
@@ -41,7 +42,7 @@ interface Holder {
 /** Takes the lock if no living process holds it. Returns the release function, or the holder's pid. */
 export const tryLockDataDir = (dataDir: string): { readonly release: () => void } | { readonly holder: number } => {
   const file = join(dataDir, 'lock');
-  // The nonce makes the content of every lock unique, so that a stale lock is recognised by its content.
+  // The nonce makes the content of every lock unique, because a stale lock is recognised by its content.
   const content = JSON.stringify({ pid: process.pid, started: startOf(process.pid), nonce: randomUUID() } satisfies Holder & { nonce: string });
   const mine = `${file}.${randomUUID()}`;
   writeFileSync(mine, content, { mode: 0o600 });
@@ -61,9 +62,8 @@ export const tryLockDataDir = (dataDir: string): { readonly release: () => void 
 };
 
 /**
- * Removes a stale lock. Two processes may have read the same stale lock. If both removed the file, the second process would remove the new lock of
- * the first one. So a process first creates a guard file, named after the stale content, and reads the lock again before it removes it. Returns false
- * while another process has the guard.
+ * Removes a stale lock. Two processes may read the same stale lock, and the second must not remove the new lock of the first. So a process first
+ * makes a guard file, named after the stale content, and then reads the lock again. Returns false while another process holds the guard.
  */
 const removeStale = (file: string, content: string): boolean => {
   const guard = `${file}.stale-${createHash('sha256').update(content).digest('hex').slice(0, 16)}`;
@@ -105,7 +105,7 @@ const parseHolder = (text: string): Holder | null => {
   }
 };
 
-/** A process that was killed and is not reaped yet is a zombie. It counts as ended. */
+/** A killed process that is not reaped yet is a zombie. It counts as ended. */
 const isZombie = (pid: number): boolean => {
   try {
     // The command name in parentheses may hold any characters. The state follows the last closing parenthesis.
@@ -124,11 +124,11 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/** The start time of a process. Linux gives it in ticks since boot, so it does not change with the clock. Other systems give it by `ps`. */
+/** The start time of a process. Linux gives it in ticks since boot, so a change of the clock does not affect it. Other systems give it by `ps`. */
 const startOf = (pid: number): string | null => {
   try {
     if (process.platform !== 'linux') return execFileSync('ps', ['-o', 'lstart=', '-p', String(pid)], { encoding: 'utf8' }).trim() || null;
-    // The command name in parentheses may hold any characters, so the fields are counted after it. The start time is field 22 of the line.
+    // The command name in parentheses may hold any characters, so count fields after it. The start time is field 22 of the line.
     const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
     return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? null;
   } catch {

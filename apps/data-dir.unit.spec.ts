@@ -41,7 +41,7 @@ describe('the lock on DATA_DIR', () => {
     taken().release();
   });
   test('left behind again and again is taken over by one of many processes, never by two', async () => {
-    // Each process takes the lock and leaves it behind, as a killed process would: in the name of a pid that another process has now.
+    // Each process takes the lock and leaves it behind, as a killed process would. The pid in this lock now belongs to another process.
     const contender = `
       import { appendFileSync, renameSync, writeFileSync } from 'node:fs';
       import { tryLockDataDir } from ${JSON.stringify(new URL('../dist/apps/data-dir.js', import.meta.url).href)};
@@ -50,7 +50,7 @@ describe('the lock on DATA_DIR', () => {
         if (!('release' in tryLockDataDir(dir))) continue;
         appendFileSync(dir + '/log', 'in ' + process.pid + '\\n');
         appendFileSync(dir + '/log', 'out ' + process.pid + '\\n');
-        // Whole at once, as every lock is.
+        // Write and rename, so that no process reads half a lock.
         writeFileSync(dir + '/left-' + process.pid, JSON.stringify({ pid: 1, started: 'another time', nonce: turn + '-' + process.pid }));
         renameSync(dir + '/left-' + process.pid, dir + '/lock');
       }`;

@@ -1,4 +1,4 @@
-/** The start, the metrics endpoint and the end of a process, the same for every role. */
+/** Start, metrics endpoint and stop of a process, for every role. */
 import { setMaxListeners } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
@@ -6,12 +6,12 @@ import client, { type MetricObjectWithValues, type MetricValue, type Registry } 
 import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
 
-/** Requests in flight may take this long at a stop. It is longer than their own deadline of 28 s. */
+/** At a stop, requests in flight may take this long. Their own deadline is 28 s. */
 const DRAIN_MS = 35_000;
 const FORCE_AFTER_MS = 50_000;
-/** The wait before a stop, so that a load balancer sees that the process is not ready. The sandbox has no load balancer. */
+/** The wait before a stop, in which a load balancer sees that the process is not ready. The sandbox has no load balancer. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
-/** At a stop, clients with open connections get this long to receive one more answer, which asks them to close the connection. */
+/** At a stop, clients with open connections have this long to receive one more answer, which asks them to close the connection. */
 export const CLOSE_GRACE_MS = 1_000;
 
 /** The addresses of a role. */
@@ -23,11 +23,11 @@ export interface Addresses {
 export interface Running {
   /** Undefined for a worker. */
   readonly addresses?: Addresses;
-  /** The metrics of this process. It serves them on `METRICS_PORT` or gives them to the parent process. */
+  /** The metrics of this process. It serves them on `METRICS_PORT`, or sends them to its parent process. */
   readonly metrics?: { readonly own: Registry; readonly shared: Registry };
   /** Only for a worker: makes the sandbox's first account if there is none. */
   readonly firstAccount?: () => Promise<FirstAccount | null>;
-  /** Called before `stop`. From this call on, the process reports that it is not ready. */
+  /** Called before `stop`. Makes the process report that it is not ready. */
   drain?(): void;
   /** Stops everything, in order. */
   stop(): Promise<void>;
@@ -39,7 +39,7 @@ export interface FirstAccount {
   readonly portalId: string;
 }
 
-/** Start of the argument that `npm start` gives to its child processes. The id of the parent follows. */
+/** The argument that `npm start` gives to its child processes begins with this text. The parent's id follows. */
 export const SUPERVISED = '--supervised=';
 type Figures = readonly MetricObjectWithValues<MetricValue<string>>[];
 /** Questions that a parent process may ask a role. */
@@ -59,30 +59,30 @@ export interface Answer {
 }
 /**
  * Messages of a role to its parent, over the channel of `fork`. The first message says that the role is ready, or why it did not start. All later
- * messages are answers to questions.
+ * messages answer questions.
  */
 export type FromChild = { readonly ready: Partial<Addresses> } | { readonly refused: string } | Answer;
 
 export interface StartOptions {
   /** The id of the parent. null: the role runs by itself. */
   readonly supervisor: string | null;
-  /** Aborts when the role must end. A start that is under way then ends at once, and stops everything that it has started. */
+  /** Aborts when the role must end. A start that is under way then stops everything that it has started. */
   readonly stop: AbortSignal;
 }
 
 /**
  * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). If the start fails, the
- * process prints one clear line and ends with code 1. After a second signal, or if the shutdown takes longer than 50 s, the process ends at once.
+ * process prints one line and ends with code 1. A second signal, or a shutdown of more than 50 s, ends the process at once.
  *
- * With {@link SUPERVISED} the role ends only if its parent sends SIGTERM or is gone. It ignores a Ctrl-C, which reaches the whole process group,
- * since the parent stops its children in order. Output and metrics of the role go to the parent.
+ * With {@link SUPERVISED}, the role ends only if its parent sends SIGTERM or is gone. It ignores Ctrl-C, because the parent stops its children in
+ * order. The role's output and metrics go to the parent.
  */
 export const runRole = (name: string, start: (config: Config, log: Logger, options: StartOptions) => Promise<Running>): void => {
   const supervisor = process.argv.find((argument) => argument.startsWith(SUPERVISED))?.slice(SUPERVISED.length) ?? null;
   const supervised = supervisor !== null;
   let stopping = false;
   const stopStart = new AbortController();
-  // A start waits at many places, and each wait may add a listener to this signal.
+  // Each wait of a start may add a listener to this signal.
   setMaxListeners(0, stopStart.signal);
   const run = async (): Promise<void> => {
     const config = readConfig();
@@ -96,7 +96,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
       setTimeout(() => process.exit(1), FORCE_AFTER_MS).unref();
       stopStart.abort();
       const finish = async () => {
-        // If the start is still under way, the start itself stops everything that it has started, such as a database.
+        // A start that is under way stops everything that it has started, such as a database.
         const running = await starting.catch(() => null);
         running?.drain?.();
         const orphaned = supervised && !process.connected;
@@ -114,14 +114,13 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     process.on('SIGTERM', () => stop(0));
     for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => supervised || stop(0));
     if (supervised) process.on('disconnect', () => stop(0));
-    // An error that nobody caught is a fault of ours, so the state of the process cannot be trusted any more. The process stops, but first finishes
-    // the requests in flight and stops everything that it has started.
+    // After an uncaught error, the state of the process cannot be trusted. The process finishes the requests in flight and ends.
     for (const fault of ['unhandledRejection', 'uncaughtException'] as const)
       process.on(fault, (error: unknown) => {
         log.fatal({ err: error, fault }, 'an error that nobody caught');
         if (!stopping) stop(1);
       });
-    // If the process that reads our output is gone, writing fails. Such a failure must not stop payments.
+    // If the reader of our output is gone, writing fails. This failure must not stop payments.
     for (const output of [process.stdout, process.stderr]) output.on('error', () => undefined);
     // The parent may be gone already.
     if (supervised && !process.connected) return stop(0);
@@ -134,7 +133,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     process.stdout.write(`ready ${addresses?.url ?? name}\n`);
   };
   run().catch((error: unknown) => {
-    // The start failed because a stop was requested, so this error is no fault.
+    // The start failed because of a requested stop. This is no fault.
     if (stopping) return;
     const line = clearLine(error);
     if (supervised) return tellParent({ refused: line }, () => process.exit(1));
@@ -143,7 +142,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
   });
 };
 
-/** If the parent is gone, nothing is sent. The event `disconnect` ends the process. */
+/** If the parent is gone, sends nothing. The event `disconnect` then ends the process. */
 const tellParent = (message: FromChild, done: () => void = () => undefined): void => {
   if (process.connected) process.send!(message, undefined, undefined, done);
   else done();
@@ -164,7 +163,7 @@ const answerParent = ({ addresses, metrics, firstAccount }: Running): void => {
   tellParent({ ready: addresses ?? {} });
 };
 
-/** Memory may hold card numbers. In production nothing may write memory to disk or show it (docs/contract.md#card-data). */
+/** Memory may hold card numbers. In production no flag may write memory to disk or show it (docs/contract.md#card-data). */
 const refuseMemoryDumps = (): void => {
   const flag = process.execArgv.find((argument) => /^--(inspect|heapsnapshot|heap-prof|report)/.test(argument));
   if (flag) throw new Error(`${flag} is refused in production: it can show card data that is in memory`);
@@ -172,10 +171,7 @@ const refuseMemoryDumps = (): void => {
   if (/^Max core file size +(?!0 )/m.test(limits)) throw new Error('core dumps are on; production needs a core file size limit of 0 (ulimit -c 0)');
 };
 
-/**
- * The text for an error that ended the start. An error from outside, such as a port in use, is shown by its message. A fault of ours is shown with
- * its stack.
- */
+/** The text for an error that ended the start: the message of an outside error, such as a port in use, or the stack of our own fault. */
 const clearLine = (error: unknown): string => {
   if (error instanceof ConfigError) return error.message;
   // The error holds one error for each address that was tried.
@@ -184,13 +180,13 @@ const clearLine = (error: unknown): string => {
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') return `port ${port} of ${address} is in use; set PORT, AUDIT_PORT, METRICS_PORT or SIMULATOR_PORT to a free one`;
   if (code !== undefined && syscall !== undefined) return error.message;
-  // A code of five characters is an SQLSTATE. The message of the database, or of an event store that cannot be reached, is clear without a stack.
+  // A code of five characters is an SQLSTATE. Errors of the database and of an unreachable event store are clear without a stack.
   if (error.constructor === Error || error instanceof Unavailable || error instanceof DatabaseUnavailable || /^[0-9A-Z]{5}$/.test(code ?? ''))
     return error.message;
   return error.stack ?? error.message;
 };
 
-/** Counts the lines of this process's log in which a card number was masked. Each of them is a fault. */
+/** Counts the log lines of this process in which a card number was masked. Each such line is a fault. */
 export const countMaskedLines = (registry: Registry): void => {
   new client.Gauge({
     name: 'payfold_log_lines_masked_total',

@@ -1,4 +1,4 @@
-/** Prometheus metrics of a role. Labels are routes and codes, never ids or text of a caller. */
+/** Prometheus metrics of a role. Labels are routes and codes, but never ids or a caller's text. */
 import { unfinishedSessions } from '#checkout';
 import { openAttempts } from '#payments';
 import client, { type Registry } from 'prom-client';
@@ -11,15 +11,12 @@ import type { Services } from './services.js';
 export interface Metrics {
   /** Figures of this process. */
   readonly own: Registry;
-  /** Figures of the installation. They are read from the database, so every process shows the same figures. */
+  /** Figures of the installation, read from the database. Every process shows the same figures. */
   readonly shared: Registry;
   readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
 }
 
-/**
- * Time between two samples of the event loop. Each sample wakes the process. At prom-client's default of 10 ms, an idle process spends half a percent
- * of a core on samples.
- */
+/** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
 const LOOP_SAMPLE_MS = 50;
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
@@ -42,7 +39,7 @@ export const createMetrics = (services: Services): Metrics => {
     async collect() {
       for (const projection of [...services.readModels.all(), ...Object.values(services.reactors)]) {
         const { lagMs } = await projection.status();
-        // null: the checkpoint is not in the log. This is an incident.
+        // null: the checkpoint is not in the log, which is an incident.
         if (lagMs === null) this.remove({ projection: projection.name });
         else this.set({ projection: projection.name }, lagMs);
       }

@@ -1,7 +1,4 @@
-/**
- * Puts the modules of a process together, and collects the parts that the entrances (HTTP, command line) and the loops use. This file holds no other
- * logic.
- */
+/** Puts the modules of a process together, and collects the parts that HTTP, the command line and the loops use. */
 import { NestFactory } from '@nestjs/core';
 import { CommandBus, CqrsModule, QueryBus } from '@nestjs/cqrs';
 import { Module } from '@nestjs/common';
@@ -60,7 +57,7 @@ export const MIGRATIONS: readonly Migration[] = [
   dropReadModelsOf010,
 ];
 
-/** Every read model of the service. To add a read model, add a line. A worker builds them in this order. */
+/** Every read model of the service. A worker builds them in this order. */
 export const READ_MODELS: readonly ReadModel[] = [
   directoryModel,
   auditKeyModel,
@@ -71,23 +68,23 @@ export const READ_MODELS: readonly ReadModel[] = [
   journalModel,
 ];
 
-/** The root module of a process: all modules of the service for one installation. Each HTTP listener is a Nest application of its own. */
+/** The root module of a process, with all modules of the service. Each HTTP listener is a separate Nest application. */
 @Module({})
 class ServicesModule {}
 
-/** The parts of the modules that the entrances and the loops use. */
+/** The parts of the modules that HTTP, the command line and the loops use. */
 export interface Services {
   readonly config: Config;
   readonly log: Logger;
   readonly clock: Clock;
   readonly ids: Ids;
   readonly keys: KeyRing;
-  /** Every entrance changes state by a command and reads by a query. */
+  /** HTTP and the command line change state by commands and read by queries. */
   readonly commands: CommandBus;
   readonly queries: QueryBus;
   readonly pool: Pool;
   readonly store: EventStore;
-  /** Says whether the log belongs to this installation and is whole. In an incident no loop runs and nothing is appended (C76). */
+  /** The guard of the log. During an incident no loop runs and nothing is appended (C76). */
   readonly ownLog: OwnLog;
   readonly directory: Directory;
   readonly authentication: AuthenticationDeps;
@@ -98,11 +95,11 @@ export interface Services {
   readonly openExceptions: OpenExceptions;
   readonly periods: PeriodPorts;
   readonly readModels: ReadModels;
-  /** Subscribers that are never rebuilt, since the log cannot make their effects again. */
+  /** Reactors: subscribers that are never rebuilt. */
   readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber; readonly keys: Subscriber };
   readonly webhooks: Webhooks;
   readonly seal: ProvePorts;
-  /** Checks of readiness, by name. Each throws if a part that payments need cannot be used. */
+  /** Readiness checks by name. A check throws if payments cannot use the part that it checks. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;
 }
@@ -111,15 +108,15 @@ export interface Services {
 const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) =>
   signedEnd({ db, keys, folder: headFolder(config.dataDir), now: () => clock.now() });
 
-/** After a failed append the process is not ready for this long. */
+/** After a failed append, the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;
 
-/** If a start was stopped, it waits at most this long for its resources to close. A statement that runs longer ends with the process. */
+/** A stopped start waits at most this long for its resources to close. */
 const STOPPED_CLOSE_MS = 5_000;
 
 /**
- * Starts the modules. If a store cannot be opened, throws an error with one clear line. If `stop` aborts, throws the reason of `stop` immediately. In
- * both cases everything that was opened is closed again.
+ * Starts the modules. If a store cannot be opened, throws an error with a one-line message. If `stop` aborts, throws its reason immediately. In both
+ * cases, everything that was opened is closed.
  */
 export const openServices = async (config: Config, places: Places, keys: KeyRing, log: Logger, options: ProcessOptions = {}): Promise<Services> => {
   const context = new ProcessContext(config, places, keys, log, options);
@@ -173,15 +170,14 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
           if (!(await payments.idempotency.ping())) throw new Error('keys cannot be written');
         },
         readModels: async () => {
-          // Once the read models are built, the API stays ready even if no worker runs.
+          // Once the read models are built, the API stays ready even without a worker.
           if (!(await readModels.areBuilt())) throw new Error('read models are being built');
         },
         schema: async () => {
           if (!(await isMigrated(pool, MIGRATIONS))) throw new Error('the schema is not ours');
         },
         eventStore: async () => {
-          // In an incident the process stays ready. Otherwise the load balancer would answer partners itself, and the answers of the API for an
-          // incident would not reach them (C76).
+          // In an incident the process stays ready. Otherwise the load balancer would answer partners, and not the API with the answers of C76.
           if (ownLog.incident) return;
           await store.head();
           if (clock.monotonic() - appends.failedAt < APPEND_FAILURE_WINDOW_MS) throw new Error('an append failed just now');
@@ -196,7 +192,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
   }
 };
 
-/** A role needs the addresses of all services that it does not start itself. */
+/** Returns the addresses of the services that a role needs and does not start. */
 export const requirePlaces = ({ databaseUrl, simulatorUrl, environment }: Config): Places => {
   const missing = [databaseUrl ? null : 'DATABASE_URL', simulatorUrl || environment === 'production' ? null : 'SIMULATOR_URL'].filter(Boolean);
   if (!databaseUrl || missing.length > 0) throw new Error(`this role needs ${missing.join(' and ')}; npm start runs everything in one process tree`);

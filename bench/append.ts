@@ -1,13 +1,15 @@
 /**
- * Measures how many events per second the Postgres event store appends durably, as a ratio to pgbench. On the same Postgres and in the same minute,
- * pgbench inserts single rows with the same columns, indexes and durability. Absolute figures on shared machines change by a factor of three within
- * half an hour; ratios do not.
+ * Measures how many events per second the Postgres event store appends durably, as a ratio to pgbench. pgbench inserts single rows with the same
+ * columns, indexes and durability, on the same Postgres and in the same minute. On shared machines, absolute figures vary by a factor of three.
+ * Ratios do not.
  *
  *     node dist/bench/append.js [--rounds 3] [--seconds 5] [--writers 64] [--events 0] [--pause 0] [--gate 1.8]
  *
- * `--events` first fills the log with this many events, since plans and caches differ on a large table. `--pause` waits this many seconds before each
- * run, for a shared machine. The benchmark starts a Postgres of its own, and refuses one that does not fsync. It ends with code 1 if the median ratio
- * is below the gate. Without pgbench it prints rates, but no ratio.
+ * - `--events`: number of events that are in the log before the first run. Plans and caches differ on a large table.
+ * - `--pause`: seconds to wait before each run.
+ *
+ * The benchmark starts its own Postgres and refuses one that does not fsync. If the median ratio is below the gate, the exit code is 1. Without
+ * pgbench, the benchmark prints only rates.
  */
 import { randomUUID } from 'node:crypto';
 import { closeSync, fdatasyncSync, openSync, writeSync } from 'node:fs';
@@ -77,7 +79,7 @@ const appendFor = async (store: EventStore, writers: number, seconds: number): P
   };
 };
 
-/** The median time of one durable write on this disk, in milliseconds: 8 KiB and fdatasync, as in a commit. */
+/** Median time of one durable write on this disk, in milliseconds. A write is 8 KiB and fdatasync, as in a commit. */
 const fsyncMs = (directory: string): number => {
   const file = openSync(join(directory, 'fsync'), 'w');
   const times: number[] = [];
@@ -92,8 +94,8 @@ const fsyncMs = (directory: string): number => {
 };
 
 /**
- * The share of the machine that is busy now, 0 to 1. If other work keeps the machine busy, pgbench gets more processor time than our store: pgbench
- * uses many backend processes, and the store runs in one process.
+ * Share of the machine that is busy now, 0 to 1. Other work on the machine makes the ratio worse: pgbench uses many processes, and the store only
+ * one.
  */
 const othersShare = async (): Promise<number> => {
   const times = () =>
@@ -153,7 +155,7 @@ const run = async (directory: string): Promise<boolean> => {
         others = Math.max(others, await othersShare());
       };
       await settle();
-      // Our run is between two runs of pgbench, so that a machine that slows down favours neither.
+      // Run between two runs of pgbench. If the machine slows down, both sides are affected.
       const before = await pgbench(postgres.url, pool, { clients: CLIENTS[0], seconds: options.seconds });
       await settle();
       const ours = await appendFor(store, options.writers, options.seconds);

@@ -1,6 +1,6 @@
 /**
  * Measures hosted checkout: pages rendered per second on one core, the size of a page, and paint and layout shifts in a browser. Then 200 payers go
- * through the whole checkout over HTTP at the same time. The benchmark checks that each of them was charged once.
+ * through the checkout over HTTP at the same time. At the end, the benchmark checks that each payer was charged once.
  */
 import { execFileSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
@@ -13,8 +13,8 @@ import { startService } from './service.js';
 const RENDER_SECONDS = 3;
 const PAYERS = 200;
 /**
- * `within`: all payers arrive within this many seconds, and each takes up to that long to read and type. So they are in the checkout at the same
- * time. With 0 all requests are sent at the same instant. The figure then shows a queue of 200 requests on this machine, which also runs the clients.
+ * `within`: the payers arrive within this many seconds. Each payer takes up to this long to read and type. With 0, all requests are sent at the same
+ * instant. The figure then shows a queue of 200 requests.
  */
 const ROUNDS = [{ within: 10 }, { within: 10 }, { within: 0 }] as const;
 const PAINTS = 5;

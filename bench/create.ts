@@ -1,12 +1,12 @@
 /**
  * Measures `POST /payments` over HTTP with all its parts: authentication, validation, key, two durable appends, and a processor without delay.
  *
- * - Throughput, as a ratio to durable single-row inserts by pgbench. The rounds alternate, on the same Postgres.
+ * - Throughput, as a ratio to durable single-row inserts by pgbench. Runs of both alternate on the same Postgres.
  * - Latency at half of the peak rate and at an ordinary rate, with an open loop.
  * - Processor time of a create at each rate, by process.
  * - Each part alone. Together they give an upper bound for any service made of these parts.
  *
- * At the end the stored payments are counted.
+ * At the end, the benchmark counts the stored payments.
  */
 import { type Answered, closedLoop, type LoadResult, openLoop, percentile } from './load.js';
 import { pgbenchBest, pgbenchTogether, printSettings, refuseWithoutFsync } from './pgbench.js';
@@ -19,7 +19,7 @@ const ROUND_SECONDS = 10;
 const LATENCY_SECONDS = 20;
 const ORDINARY_RATE = 100;
 const PART_SECONDS = 5;
-/** Rows that a create writes durably: intent and outcome in the log, claim and answer of the key. */
+/** Rows that a create writes durably: two events in the log, and the claim and the answer of the key. */
 const ROWS_PER_CREATE = 4;
 /** The test portal charges principal and fee as two transactions. */
 const CHARGES_PER_CREATE = 2;
@@ -97,7 +97,7 @@ try {
   }
   console.log(`memory of API and worker after warm-up ${idle.toFixed(0)} MiB, now ${(await memory()).toFixed(0)} MiB`);
 
-  // Two parts alone: the same request, refused for its credentials, and the same charges, sent to the processor without our service.
+  // Two parts alone: the same request with wrong credentials, and the same charges sent directly to the processor.
   const { host } = service.simulatorUrl;
   const instrument = { number: '4242424242424242', expiryMonth: 12, expiryYear: 2030, cvv: '123' };
   const charges = (number: number): string => {

@@ -1,6 +1,6 @@
 /**
- * Measures costs as the log grows: `npm run bench -- growth --events 10000,100000,1000000`. At each size it measures a create, a GET, the first and
- * the last page of the list, and the rebuild of the list per thousand events. If a cost does not grow, its line in `reports/growth.svg` is flat.
+ * Measures how costs grow with the log: `npm run bench -- growth --events 10000,100000,1000000`. At each size, it measures a create, a GET, the first
+ * and last page of the list, and the rebuild of the list per thousand events. In `reports/growth.svg`, a cost that does not grow is a flat line.
  */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -17,7 +17,7 @@ const sizes = values.events.split(',').map(Number);
 
 interface Costs {
   readonly events: number;
-  /** Milliseconds by name: the median with {@link CONNECTIONS} clients at the same time. For the rebuild: milliseconds per thousand events. */
+  /** Milliseconds by name: the median with {@link CONNECTIONS} clients at the same time. For the rebuild, milliseconds per thousand events. */
   readonly costs: Readonly<Record<string, number>>;
 }
 
@@ -33,7 +33,7 @@ const measure = async (service: BenchService, run: string): Promise<Record<strin
   const first = (await (await fetch(`${service.url.origin}${list}`, { headers: { authorization: `ApiKey ${service.apiKey}` } })).json()) as {
     data: { payments: { id: string }[] };
   };
-  // The last page holds the oldest payments. It is requested by a time window, not by paging through the whole list.
+  // The last page holds the oldest payments. A time window selects it directly.
   const last = `${list}&to=2026-01-01T00:00:00.100Z`;
   const one = getRequest(service, `/api/partner/v1/payments/${first.data.payments[0]!.id}`);
   return {
@@ -65,7 +65,7 @@ try {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The plot. Both axes are logarithmic, so a cost that grows with the log is a slope.
+// The plot. Both axes are logarithmic.
 
 const WIDTH = 760;
 const HEIGHT = 420;
@@ -89,7 +89,7 @@ const plot = (measured: readonly Costs[]): string => {
     ({ events }) => `<text x="${x(events).toFixed(1)}" y="${HEIGHT - MARGIN.bottom + 20}" text-anchor="middle">${events.toLocaleString('en')}</text>`,
   );
   const last = measured.at(-1)!;
-  // Each name stands at the end of its line. Names of lines that end close together stand one below the other.
+  // Each name stands at the end of its line. If two names would overlap, the lower one is moved down.
   const heights = new Map<string, number>();
   let above = -LABEL_HEIGHT;
   for (const name of names.toSorted((a, b) => last.costs[b]! - last.costs[a]!)) {

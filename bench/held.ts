@@ -1,6 +1,6 @@
 /**
- * Measures latency under a steady load: 250 creates per second with an open loop, and a processor that takes 50 ms for each of the two legs. This is
- * the load of a city's busy day. `npm run bench -- held [--rate 250] [--seconds 60]`.
+ * Measures latency under a steady load: 250 creates per second with an open loop. The processor takes 50 ms for each of the two legs. A city has this
+ * load on a busy day. `npm run bench -- held [--rate 250] [--seconds 60]`.
  */
 import { parseArgs } from 'node:util';
 import { openLoop, percentile } from './load.js';

@@ -5,7 +5,7 @@ import { type BenchService, rssMib } from './service.js';
 
 const OPERATOR = fileURLToPath(new URL('../apps/operator/main.js', import.meta.url));
 
-/** Copies the two events of the newest payment `count` times, under new ids and a millisecond apart. Then it moves the head of the log. */
+/** Copies the two events of the newest payment `count` times, with new ids and one millisecond apart. Then moves the head of the log. */
 export const multiply = async ({ pool }: BenchService, count: number): Promise<void> => {
   await pool.query('set jit = off');
   await pool.query(
@@ -22,7 +22,7 @@ export const multiply = async ({ pool }: BenchService, count: number): Promise<v
   await pool.query('analyze es.events');
 };
 
-/** Waits until every projection has applied the new events, so that none of them disturbs the measurement. */
+/** Waits until every projection has applied all events. Otherwise the projections would disturb the measurement. */
 export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
   for (;;) {
     const { rows } = await pool.query<{ done: boolean }>(
@@ -33,7 +33,7 @@ export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
   }
 };
 
-/** Runs the rebuild of the command line as a process, and samples its memory. */
+/** Runs `payfold projections rebuild` as a process and samples its memory. */
 export const rebuild = async (service: BenchService): Promise<{ seconds: number; events: number; peakMib: number }> => {
   const started = performance.now();
   const child = spawn(process.execPath, [OPERATOR, '--json', 'projections', 'rebuild', 'payment-list'], {

@@ -7,8 +7,8 @@
  * - an export, and its memory;
  * - the drift check.
  *
- * Everything runs in one process with one Postgres. The history is one real payment, multiplied. `--as-of` ends after the first part, which needs
- * only the log.
+ * Everything runs in one process with one Postgres. The history consists of copies of one real payment. `--as-of` ends after the first part, which
+ * needs only the log.
  */
 import { spawnSync } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
@@ -44,7 +44,7 @@ const RUN_MS = 60 * 60_000;
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '250000' }, 'as-of': { type: 'boolean', default: false } } });
 const payments = Number(values.payments);
 
-/** Ids as the service draws them (UUID v7), in the order of the times at which these payments were made. */
+/** Payment ids of the same form as the service makes (UUID v7), ascending with the time of the payment. */
 const TIMELY_ID = `encode(substring(int8send(1767225600000 + n * 10) from 3) || set_byte(set_byte(substring(uuid_send(gen_random_uuid()) from 7), 0, 112), 2, 128), 'hex')::uuid`;
 
 /** The events of one real payment, charged and settled, as rows. */
@@ -75,7 +75,7 @@ try {
   await migrate(pool, MIGRATIONS);
   await prepareReadModels(pool, READ_MODELS, store);
   await refuseWithoutFsync(pool);
-  // Each payment gets its own references and transaction ids, since the register and settlement find it by them.
+  // Each payment gets its own references and transaction ids. The register and settlement find a payment by them.
   const names = [
     ...new Set(model.flatMap(({ data }) => [...data.matchAll(/"(?:charge|reversal|transactionId)":"([^"]+)"/g)].map(([, name]) => name!))),
   ];
@@ -112,7 +112,7 @@ try {
     return projectModel(model);
   };
 
-  // The payments are spread over the whole log, so the database has most of them in no cache.
+  // Choose payments from the whole log. Most of them are then in no cache of the database.
   const { rows: some } = await pool.query<{ payment_id: string }>(
     `select substr(stream_id, 9) as payment_id from es.events where position in (select 1 + floor(random() * $1)::bigint from generate_series(1, $2::int))`,
     [events, READS],
@@ -125,7 +125,7 @@ try {
   );
 
   const measureBooks = async () => {
-    // The list is measured before and after the journal, so that other work on the machine affects both figures.
+    // Measure the list before and after the journal. Other work on the machine then affects both figures.
     const first = await projectModel(paymentListModel);
     const journal = await projectModel(journalModel);
     const second = await again(paymentListModel);
@@ -135,7 +135,7 @@ try {
     );
 
     await projectModel(paymentRegisterModel);
-    // This history has no settlement streams, so the column that their events would fill is filled here.
+    // This history has no settlement streams. Fill the column that their events would fill.
     await pool.query(
       `update gateway_transaction g set settled_batch_id = m.data->>'batchId' from model m where m.type = 'PaymentSettled' and m.data->>'leg' = g.leg`,
     );

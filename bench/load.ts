@@ -1,7 +1,8 @@
 /**
- * Makes load over HTTP/1.1 on bare sockets. The client must cost little, since it shares the machine with the service that it measures. A closed loop
- * measures throughput. An open loop measures latency: each request has a due time, and its latency counts from that time, even if the request is sent
- * later.
+ * Makes load over HTTP/1.1 on bare sockets. The client must cost little, since it runs on the same machine as the service.
+ *
+ * A closed loop measures throughput. An open loop measures latency: each request has a due time, and its latency counts from that time, even if the
+ * request is sent later.
  */
 import { connect, type Socket } from 'node:net';
 
@@ -9,14 +10,14 @@ export interface Load {
   readonly host: string;
   readonly port: number;
   readonly connections: number;
-  /** The request as bytes; `number` counts up. */
+  /** The request as text. `number` counts the requests. */
   readonly request: (number: number) => string;
 }
 
 export interface LoadResult {
   readonly seconds: number;
   readonly answered: number;
-  /** Answers by status. */
+  /** Number of answers by HTTP status. */
   readonly statuses: ReadonlyMap<number, number>;
   /** Milliseconds, sorted. */
   readonly latencies: Float64Array;
@@ -26,7 +27,7 @@ export interface LoadResult {
 export const percentile = (sorted: Float64Array, share: number): number =>
   sorted.length === 0 ? Number.NaN : sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]!;
 
-/** Sends as many requests as the connections can carry, for `seconds`. */
+/** Sends requests for `seconds`. Each connection sends its next request when the last one is answered. */
 export const closedLoop = async (load: Load, seconds: number): Promise<LoadResult> => {
   const clients = await openClients(load);
   const recorder = new Recorder();
@@ -45,7 +46,7 @@ export const closedLoop = async (load: Load, seconds: number): Promise<LoadResul
   return recorder.result((performance.now() - started) / 1_000);
 };
 
-/** A request of an open loop: its number, its due time, and the time of its answer. Times are milliseconds since 1970. */
+/** A request of an open loop. Times are milliseconds since 1970. */
 export interface Answered {
   readonly number: number;
   readonly dueMs: number;
@@ -101,7 +102,7 @@ class Recorder {
 const openClients = async ({ host, port, connections }: Load): Promise<Client[]> =>
   Promise.all(Array.from({ length: connections }, () => Client.open(host, port)));
 
-/** One connection, one request at a time. */
+/** One connection with one request at a time. */
 class Client {
   private buffer: Buffer = Buffer.alloc(0);
   private answer: { resolve: (status: number) => void; reject: (error: Error) => void } | null = null;
@@ -133,7 +134,7 @@ class Client {
     });
   }
 
-  /** Sends a request over the same connection, or over a new one if the service asked to close the last one. */
+  /** Sends a request. If the service asked to close the last connection, opens a new one. */
   async ask(request: string): Promise<number> {
     const socket = (this.socket ??= await this.connected());
     return new Promise((resolve, reject) => {

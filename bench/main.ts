@@ -1,13 +1,13 @@
 /**
- * `npm run bench [-- name … --option value …]` runs the named benchmarks one after the other, each as a process of its own. Without names it runs all
- * but the long ones. The output of each benchmark also becomes a line of `reports/bench.ndjson`.
+ * `npm run bench [-- name … --option value …]` runs the named benchmarks one after the other, each in its own process. Without names, it runs all
+ * benchmarks except the long ones. Each benchmark adds a line to `reports/bench.ndjson`.
  */
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage'];
-/** Options decide how long these benchmarks take. They run only if they are named. */
+/** Benchmarks whose options set their duration. They run only if they are named. */
 const LONG = ['soak', 'memory'];
 
 const [, , ...given] = process.argv;

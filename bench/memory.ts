@@ -1,7 +1,7 @@
 /**
- * Measures whether the memory of supervisor, API and worker grows with their work. Samples of resident memory: idle after the start, after every
- * 10,000 creates at an even rate, and idle at the end. The first sample also includes the simulated processor. Then the rebuild of the list of all
- * these payments is measured.
+ * Measures whether the memory of supervisor, API and worker grows with their work. Resident memory is sampled when idle after the start, after every
+ * 10,000 creates at an even rate, and when idle at the end. The first sample includes the simulated processor. Then the benchmark measures the
+ * rebuild of the list of all these payments.
  *
  * `npm run bench -- memory [--payments 200000] [--rate 300]`.
  */
@@ -13,10 +13,10 @@ import { createRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 32;
 const STEP = 10_000;
-/** V8 gives memory back only after some time without work. */
+/** V8 returns memory to the system only after some time without work. */
 const IDLE_MS = 60_000;
 const CEILING_IDLE_MIB = 350;
-/** Share of the creates after which caches are full and the code is compiled. */
+/** After this share of the creates, caches are full and the code is compiled. */
 const WARM_UP_SHARE = 0.25;
 
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '200000' }, rate: { type: 'string', default: '300' } } });

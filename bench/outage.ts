@@ -1,6 +1,6 @@
 /**
- * Measures how long payments stay open after an outage of the processor has ended. During the outage, which lasts some minutes, charges lose their
- * answers and cannot be looked up. The result is the time from the processor's return until each of these payments is resolved.
+ * Measures how long payments stay open after an outage of the processor. During the outage, charges get no answer and cannot be looked up. The result
+ * is the time from the processor's return until each of these payments is resolved.
  *
  * `npm run bench -- outage [--minutes 4] [--rate 5]`.
  */
@@ -11,7 +11,7 @@ import { createRequest, startService } from './service.js';
 
 const CONNECTIONS = 64;
 const CEILING_P99_MS = 180_000;
-/** The longest time that the benchmark waits for the last payment. */
+/** Maximum wait for the last payment. */
 const PATIENCE_MS = 1_200_000;
 
 const { values } = parseArgs({ options: { minutes: { type: 'string', default: '4' }, rate: { type: 'string', default: '5' } } });

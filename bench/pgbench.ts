@@ -9,9 +9,7 @@ import { join } from 'node:path';
 import type { NewEvent } from '#eventstore';
 import type { Pool } from '#platform';
 
-/**
- * pgbench runs with both numbers of clients, and the better result counts. Up to some number of clients, more clients than cores make pgbench faster.
- */
+/** pgbench runs with each of these numbers of clients, and the better result counts. Often pgbench is faster with more clients than cores. */
 export const CLIENTS = [16, 64] as const;
 const BATCHES_AT_ONCE = 2;
 const SECONDS = 5;
@@ -48,7 +46,7 @@ export interface Yardstick {
   readonly perSecond: number;
 }
 
-/** Without fsync the figures would mean nothing. */
+/** Throws if Postgres does not fsync. Its figures would mean nothing. */
 export const refuseWithoutFsync = async (pool: Pool): Promise<void> => {
   const { rows } = await pool.query<{ fsync: string; commit: string }>(
     `select current_setting('fsync') as fsync, current_setting('synchronous_commit') as commit`,
@@ -64,7 +62,7 @@ export const printSettings = async (pool: Pool): Promise<void> => {
   console.log(`Postgres ${version}, fsync ${fsync}, synchronous_commit ${commit}, ${events} events stored, Node ${process.version}\n`);
 };
 
-/** The better result of 16 and 64 clients, with one row per commit. If pgbench is missing, prints a line and resolves to null. */
+/** The better result of 16 and 64 clients, with one row per commit. null if pgbench is missing. */
 export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yardstick | null> => {
   let best: Yardstick | null = null;
   for (const clients of CLIENTS) {
@@ -78,13 +76,13 @@ export const pgbenchBest = async (databaseUrl: string, pool: Pool): Promise<Yard
   return best;
 };
 
-/** Rows per second if each commit holds `rows` rows, as in a batch of appends or claims. null if pgbench is missing. */
+/** Rows per second with `rows` rows per commit, as in a batch of appends or claims. null if pgbench is missing. */
 export const pgbenchTogether = (databaseUrl: string, pool: Pool, rows: number): Promise<number | null> =>
   pgbench(databaseUrl, pool, { clients: BATCHES_AT_ONCE, rowsPerCommit: rows });
 
 /**
- * Rows per second, or null if pgbench is missing. The rows have the columns, the indexes and the size of an event. Their position comes from a
- * sequence, the cheapest source that Postgres has.
+ * Rows per second. null if pgbench is missing. A row has the columns, indexes and size of an event. Its position comes from a sequence, the cheapest
+ * source in Postgres.
  */
 export const pgbench = async (
   databaseUrl: string,
@@ -98,7 +96,7 @@ export const pgbench = async (
   const folder = mkdtempSync(join(tmpdir(), 'payfold-pgbench-'));
   try {
     const script = join(folder, 'insert.sql');
-    // pgbench reads a colon as the start of a variable only before a letter. In this script a digit, a quote or a bracket follows each colon.
+    // pgbench reads a colon before a letter as the start of a variable. This script has no colon before a letter.
     writeFileSync(
       script,
       `insert into public.bench_insert (stream_id, revision, event_id, type, data, meta) select 'payment-' || gen_random_uuid(), 0, gen_random_uuid(), 'PaymentInitiated', '${JSON.stringify(SAMPLE.data)}', '${META}' from generate_series(1, ${rowsPerCommit});\n`,

@@ -1,7 +1,7 @@
 /**
- * Measures the payment list and its rebuild with many payments (`--payments N`, default 1,000,000). The history is one real payment, multiplied in
- * the database. The product's own rebuild of the list is compared with one `create table as` over the same events. Then every page is fetched over
- * HTTP. The last pages should take no more than twice the time of the first ones.
+ * Measures the payment list and its rebuild with many payments (`--payments N`, default 1,000,000). The history consists of copies of one real
+ * payment. The rebuild of the list is compared with one `create table as` over the same events. Then every page is fetched over HTTP. The last pages
+ * should take at most twice the time of the first ones.
  */
 import { parseArgs } from 'node:util';
 import { caughtUp, multiply, rebuild } from './history.js';
@@ -15,10 +15,7 @@ const COMPARED_PAGES = 50;
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '1000000' } } });
 const payments = Number(values.payments);
 
-/**
- * One statement that makes the list's columns for this history, without indexes. It makes the state from the JSON of the events, so it must read
- * every event, as the rebuild does.
- */
+/** One statement that makes the list's columns for this history, without indexes. Like the rebuild, it must read the JSON of every event. */
 const SAME_COLUMNS = `
   select substr(intent.stream_id, 9)::uuid as payment_id, (intent.data ->> 'accountId')::uuid as account_id, (intent.data ->> 'portalId')::uuid as portal_id,
          (intent.meta ->> 'recordedAt')::timestamptz as created_at, 'succeeded' as status, null::uuid as open_attempt_id, null::timestamptz as open_since,
@@ -27,10 +24,10 @@ const SAME_COLUMNS = `
            'confirmationNumber', outcome.data ->> 'confirmationNumber', 'legs', outcome.data -> 'legs') as state
   from es.events intent join es.events outcome on outcome.stream_id = intent.stream_id and outcome.type = 'PaymentCreated'
   where intent.type = 'PaymentInitiated'`;
-/** The events of each stream as one text, without parsing. */
+/** The events of each stream as one text. Postgres does not parse the JSON. */
 const SAME_TEXT = 'select stream_id, count(*) as events, json_agg(data order by revision) as data from es.events group by stream_id';
 
-/** The seconds that a `create table as` takes: the better of two runs. */
+/** Seconds that a `create table as` takes. The better of two runs. */
 const ceiling = async ({ pool }: BenchService, select: string): Promise<number> => {
   let best = Number.POSITIVE_INFINITY;
   for (let round = 0; round < 2; round++) {

@@ -1,4 +1,4 @@
-/** The service under test: the real process tree of `npm start` in a data directory of its own, with an account and a portal. */
+/** The service under test: the process tree of `npm start` with its own data directory, an account and a portal. */
 import { spawn, type ChildProcess } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
@@ -21,7 +21,7 @@ export interface BenchService {
   readonly dataDir: string;
   readonly databaseUrl: string;
   readonly simulatorUrl: URL;
-  /** Controls the simulated processor, as its operator would. */
+  /** Controls the simulated processor. */
   readonly bank: SimulatorControl;
   readonly pool: Pool;
   readonly apiKey: string;
@@ -118,16 +118,15 @@ export const createRequest = ({ url, apiKey, portalId }: BenchService, run: stri
 export const getRequest = ({ url, apiKey }: BenchService, path: string): string =>
   `GET ${path} HTTP/1.1\r\nhost: ${url.host}\r\nauthorization: ApiKey ${apiKey}\r\n\r\n`;
 
-/** Resident memory of a process in MiB. */
 export const rssMib = async (pid: number): Promise<number> => Number(/VmRSS:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))![1]) / 1024;
 
-/** Resident memory of several processes of the service together, in MiB. */
+/** Sum of the resident memory of several processes, in MiB. */
 export const rssOf = async ({ pids }: BenchService, parts: readonly Part[]): Promise<number> =>
   (await Promise.all(parts.map((part) => rssMib(pids[part])))).reduce((sum, mib) => sum + mib, 0);
 
-/** Indexes of fields in `/proc/<pid>/stat`, counted after the process name, since the name may hold any characters. */
+/** Indexes of fields in `/proc/<pid>/stat` after the process name. The name may hold spaces, so the fields before it cannot be counted. */
 const STAT = { parent: 1, own: [11, 12], ofEnded: [13, 14] } as const;
-/** The unit of the kernel's counters. It is the same on every Linux that Node runs on. */
+/** The unit of the kernel's counters on Linux. */
 const TICK_MS = 10;
 
 interface Stat {
@@ -164,7 +163,7 @@ const pidsOf = (supervisor: number): Record<Part, number> => {
   };
 };
 
-/** Processor time of each part so far, in milliseconds. The time of Postgres includes its sessions that have ended. */
+/** Processor time of each part so far, in milliseconds. The time of Postgres includes ended sessions. */
 export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
   const ticks = (stats: readonly Stat[], at: readonly number[]) =>
     stats.reduce((sum, { fields }) => sum + at.reduce((own, field) => own + Number(fields[field]), 0), 0);

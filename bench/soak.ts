@@ -1,6 +1,6 @@
 /**
- * Runs an ordinary day for hours: charges, reads, lists and refunds at an even rate. Measures whether the memory of the processes grows. The growth
- * is the slope of a least-squares line through the resident memory of supervisor, API and worker after the warm-up, sampled every ten seconds.
+ * Runs charges, reads, lists and refunds at an even rate for hours, and measures whether the memory of the processes grows. The resident memory of
+ * supervisor, API and worker is sampled every ten seconds. The growth is the slope of a least-squares line through the samples after the warm-up.
  *
  * `npm run bench -- soak [--minutes 60] [--rate 50]`.
  */
@@ -11,7 +11,7 @@ import { createRequest, getRequest, rssOf, startService } from './service.js';
 
 const CONNECTIONS = 16;
 const SAMPLE_MS = 10_000;
-/** The warm-up is this share of the run, but at most `mostMs`. */
+/** The warm-up is this share of the run, at most `mostMs`. */
 const WARM_UP = { share: 0.25, mostMs: 20 * 60_000 } as const;
 const CEILING_MIB_PER_HOUR = 1;
 
@@ -40,7 +40,7 @@ try {
     const body = JSON.stringify({ amountCents: 100 });
     return `POST /api/partner/v1/payments/${id}/refund HTTP/1.1\r\nhost: ${service.url.host}\r\nauthorization: ApiKey ${service.apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
   };
-  // Of ten requests six are charges, two are reads, one is a list, and one refunds a payment that was just charged.
+  // Of ten requests, six are charges, two are reads, one is a list, and one is a refund of a recent payment.
   const day = (number: number): string => {
     const id = ids[number % ids.length]!;
     const kind = number % 10;

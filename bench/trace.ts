@@ -17,8 +17,7 @@ interface Moments {
 const STEPS = ['in, authenticated, key claimed', 'terms read, intent decided', 'intent written', 'intent committed, charged', 'outcome written', 'outcome committed, answered'] as const; // prettier-ignore
 
 /**
- * Prints the mean of each step in milliseconds, for creates around the median and for the slowest hundredth. `run`: the name that `createRequest`
- * got.
+ * Prints the mean of each step in milliseconds, for creates around the median and for the slowest 1 %. `run`: the run name passed to `createRequest`.
  */
 export const printTrace = async (pool: Pool, run: string, answered: readonly Answered[]): Promise<void> => {
   const ms = (column: string) => `extract(epoch from ${column})::float8 * 1000`;

@@ -1,6 +1,6 @@
 /**
- * Measures webhook delivery with one worker process, 20 endpoints and a Postgres that fsyncs. The receivers have real TLS and run in a process of
- * their own on the same machine.
+ * Measures webhook delivery with one worker process, 20 endpoints and a Postgres that fsyncs. The receivers use real TLS and run in another process
+ * on the same machine.
  *
  *     node dist/bench/webhooks.js [--deliveries 20000] [--rows 1000000] [--pending 100000]
  *
@@ -10,7 +10,7 @@
  * - A claim over a table of a million rows.
  * - Memory of the worker with 100,000 deliveries waiting.
  *
- * The exit code is 1 if a figure is worse than its limit.
+ * If a figure is worse than its limit, the exit code is 1.
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -45,7 +45,7 @@ const sleep = (ms: number) => new Promise((wake) => setTimeout(wake, ms));
 const quantile = (values: readonly number[], q: number) =>
   [...values].sort((a, b) => a - b)[Math.min(values.length - 1, Math.floor(values.length * q))]!;
 
-/** A receiver that answers every POST with 200, but never answers on `/hang`. Its name server knows every endpoint. */
+/** A receiver that answers every POST with status 200, except on `/hang`, where it never answers. Its name server knows every endpoint. */
 const receive = async (directory: string): Promise<void> => {
   const names = await startNameServer();
   for (let endpoint = 0; endpoint < CLAIM_ENDPOINTS; endpoint++) names.answer(hostOf(endpoint), { addresses: ['127.0.0.1'], ttl: 300 });
@@ -95,7 +95,7 @@ const stopped = async (process: ChildProcess): Promise<void> => {
   await exited;
 };
 
-/** Writes `count` events with one delivery each, as the outbox does. The deliveries are spread evenly over the endpoints. */
+/** Writes `count` events with one delivery each, as the outbox does, spread evenly over the endpoints. */
 const enqueue = async (pool: Pool, count: number, endpoints = ENDPOINTS): Promise<void> => {
   await pool.query(
     `with n as (select n, 'evt_' || encode(sha256(gen_random_uuid()::text::bytea), 'hex') as id from generate_series(1, $1::int) n),
@@ -210,7 +210,7 @@ const run = async (directory: string): Promise<boolean> => {
         .join(' ')}`,
     );
 
-    // Throughput, all healthy.
+    // Throughput with all endpoints healthy.
     let worker = await startWorker();
     await enqueue(pool, 2_000);
     await drained(pool);
@@ -220,7 +220,7 @@ const run = async (directory: string): Promise<boolean> => {
     const healthy = await rateOf(pool);
     figure('deliveries over TLS, one worker', healthy, BARS.perSecond, 'per second', true);
 
-    // One of 20 hangs.
+    // One of 20 endpoints hangs.
     await emptied(pool);
     await hang(pool, true);
     await enqueue(pool, deliveries);
@@ -228,7 +228,7 @@ const run = async (directory: string): Promise<boolean> => {
     const hanging = await rateOf(pool);
     figure(`share of it while 1 of ${ENDPOINTS} endpoints hangs (${hanging.toFixed(0)} per second)`, hanging / healthy, BARS.hangingShare, '', true);
 
-    // A steady rate beside the hanging one.
+    // A steady rate while one endpoint hangs.
     await stopped(worker);
     await emptied(pool);
     worker = await startWorker();
@@ -258,7 +258,7 @@ const run = async (directory: string): Promise<boolean> => {
     await drained(pool);
     figure('from the outbox to the POST while idle, p95', quantile(await firstAttempts(pool), 0.95), BARS.idleMs, 'ms');
 
-    // Memory of the worker with 5,000 deliveries waiting, and with many.
+    // Memory of the worker with 5,000 deliveries waiting, and with `--pending`.
     const mostMib = async (waiting: number): Promise<number> => {
       await emptied(pool);
       await enqueue(pool, waiting);

@@ -1,6 +1,5 @@
 /**
- * The rules of the architecture (docs/architecture.md): which lib may import which, that a lib is imported only through its index.ts, and which files
- * must stay pure.
+ * The rules of the architecture (docs/architecture.md): which lib may import which, imports only through index.ts, and which files must stay pure.
  */
 import { describe, expect, test } from '@jest/globals';
 import { readdirSync, readFileSync } from 'node:fs';
@@ -132,7 +131,7 @@ describe('imports from outside', () => {
 
   test('the environment is read in one place', () => {
     const wrong = filesBelow('libs').filter((file) => /process\.env/.test(readFileSync(join(ROOT, file), 'utf8')));
-    // The child process of the database inherits our environment.
+    // The embedded Postgres inherits our environment.
     expect(wrong.sort()).toEqual(['libs/platform/config.ts', 'libs/platform/postgres/embedded.ts']);
   });
 });
@@ -151,18 +150,18 @@ describe('pure files', () => {
         .filter(([, , file]) => PURE.includes(`libs/${lib}/${file}.ts`))
         .flatMap(([, names]) => names!.split(',').map((name) => name.replace('type ', '').trim())),
     );
-  /** An import of types is always allowed, since a type cannot do anything at run time. A value must come from a pure file. */
+  /** A type does nothing at run time, so its import is always allowed. A value must come from a pure file. */
   const takesOnlyPure = (file: string, specifier: string): boolean =>
     [...readFileSync(join(ROOT, file), 'utf8').matchAll(/import (type )?\{([^}]*)\} from '([^']+)'/g)]
       .filter(([, type, , from]) => from === specifier && type === undefined)
       .flatMap(([, , names]) => names!.split(',').map((name) => name.trim()))
       .filter((name) => name !== '' && !name.startsWith('type '))
       .every((name) => pureNamesOf(specifier.slice(1)).has(name));
-  /** The file of the gateway port is allowed too: pure files need its types. */
+  /** Allows the file of the gateway port too, because pure files need its types. */
   const isPure = (specifier: string, file: string) =>
     specifier === '#kernel' ||
     (/^#(payments|settlement)$/.test(specifier) && takesOnlyPure(file, specifier)) ||
-    // Pages (.tsx) may import `preact`: a page is a pure function of its properties.
+    // Pages (.tsx) may import `preact`. A page is a pure function of its properties.
     (specifier === 'preact' && file.endsWith('.tsx')) ||
     (specifier.startsWith('.') &&
       (['.ts', '.tsx'].some((ending) => PURE.includes(join(dirname(file), specifier.replace(/\.js$/, ending)))) ||

@@ -1,5 +1,6 @@
 /**
- * The sample verifiers of docs/checkout. Each runs if its interpreter is installed here, on the test vectors and on addresses that the service signs.
+ * The sample verifiers of docs/checkout, on the test vectors and on addresses that the service signs. A sample runs only if its interpreter is
+ * installed.
  */
 import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-/** Every citation leads to a place in this repository. The forms of citations: docs/contract.md#how-to-cite. */
+/** Every citation must lead to a place in this repository. The forms of citations: docs/contract.md#how-to-cite. */
 import { expect, test } from '@jest/globals';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, normalize } from 'node:path';
@@ -18,13 +18,13 @@ const CODE = [
 ];
 
 const CONTRACT = read('docs/contract.md');
-/** Numbers such as C42 and T7 that are defined in docs/contract.md or in docs/finance.md: in a heading, or in the first cell of a table row. */
+/** Numbers such as C42 and T7 from docs/contract.md and docs/finance.md. A number is defined in a heading or in the first cell of a table row. */
 const NUMBERS = new Set([
   ...[...CONTRACT.matchAll(/^#{2,3} (C\d+)$/gm)].map(([, number]) => number!),
   ...[...CONTRACT.matchAll(/^\| ([ESTAK]\d+) /gm)].map(([, number]) => number!),
   ...[...read('docs/finance.md').matchAll(/^\| (R\d+\b[^|]*)/gm)].flatMap(([, rules]) => [...rules!.matchAll(/R\d+/g)].map(([rule]) => rule)),
 ]);
-/** The headings of the rules of the specification. Each has the numbers of its list. */
+/** The headings of the rules of the specification, each with the numbers of its list. */
 const SPECIFICATION = new Map(
   CONTRACT.split('\n## Rules of the specification\n')[1]!
     .split('\n## ')[0]!
@@ -45,9 +45,9 @@ const anchorsOf = (text: string): string[] =>
 const leads = (path: string, anchor: string | undefined): boolean =>
   existsSync(join(ROOT, path)) && (anchor === undefined || !path.endsWith('.md') || anchorsOf(read(path)).includes(anchor));
 
-/** A number of the contract, or a range of them. A match inside a word, a path or an identifier does not count. */
+/** A number of the contract, or a range of numbers. A match inside a word, a path or an identifier does not count. */
 const NUMBER = /(?<![\w'"`#/.-])([CESTAKR])(\d{1,2})(?![\w'"`/-]|\.\d)/g;
-/** A rule of the specification, as in "specification, Authentication 3 and 4": the heading, then numbers of its list. */
+/** A rule of the specification, such as "specification, Authentication 3 and 4": the heading and numbers of its list. */
 const RULE = /\bspecification, ([A-Z][a-z]+(?: [a-z]+)?)((?: \d+)(?:(?:, | and )\d+)*)?/g;
 
 const faultsOf = (path: string, text: string): string[] => {
@@ -63,13 +63,13 @@ const faultsOf = (path: string, text: string): string[] => {
   return path.endsWith('.md') ? faults : [...faults, ...pathsOf(text)];
 };
 
-/** Paths of documents in a text that lead nowhere. A path may have an anchor. */
+/** The document paths in a text that lead nowhere. A path may have an anchor. */
 const pathsOf = (text: string): string[] =>
   [...text.matchAll(/(?<![\w/.-])((?:[\w.-]+\/)*[\w-]+\.md)(?:#([\p{L}\w-]+))?/gu)].flatMap(([cited, path, anchor]) =>
     leads(path!, anchor) ? [] : [cited],
   );
 
-/** The text of comments and of spec titles. A number elsewhere in the code is no citation. */
+/** The comments and spec titles of a source file. A number elsewhere in the code is no citation. */
 const proseOf = (source: string): string =>
   [
     ...[...source.matchAll(/\/\*.*?\*\/|\/\/[^\n]*/gs)].map(([text]) => text),
@@ -91,7 +91,7 @@ test.each(DOCS)('%s cites only existing passages', (path) => {
   expect(dead).toEqual([]);
 });
 
-/** The rulings that docs/contract.md must contain. A ruling is added to this list when it is built. */
+/** The rulings that docs/contract.md must contain. */
 const RULINGS = [...Array.from({ length: 71 }, (_, index) => `C${index + 1}`), 'C76'];
 
 test('each ruling that is built stands once, and each other number once', () => {

@@ -1,6 +1,6 @@
 /**
- * The Dockerfile and the compose file agree with the code. No container runs here: each name in these files is compared with its definition in the
- * code.
+ * The Dockerfile and the compose file must agree with the code. No container runs here. The spec compares each name in these files with its
+ * definition in the code.
  */
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -52,7 +52,7 @@ const one = (name: string): string => {
   expect(found).toHaveLength(1);
   return found[0]!.text;
 };
-/** The names of all settings that readConfig reads. They are collected from a real call. */
+/** The names of all settings that readConfig reads, collected from a real call. */
 const knownNames = (() => {
   const names = new Set<string>();
   readConfig(new Proxy({}, { get: (_, name) => (names.add(String(name)), undefined) }));
@@ -131,13 +131,13 @@ describe('the compose file', () => {
     expect(existsSync(join(ROOT, scriptOf(command!)))).toBe(true);
     expect(existsSync(join(ROOT, 'docker', build!.context, build!.dockerfile))).toBe(true);
     expect(Object.keys(environment!).filter((name) => !isKnown(name))).toEqual([]);
-    // YAML also has numbers and booleans. Environment values must be strings.
+    // YAML also has numbers and booleans, but environment values must be strings.
     for (const value of Object.values(environment!)) expect(typeof value).toBe('string');
     expect(() => readConfig({ ...imageEnvironment, ...environment })).not.toThrow();
   });
 
   test.each(ours)('%s: may take as long to stop as its requests and its own last resort', (_, { stop_grace_period }) => {
-    // The process ends itself after 50 s (lifecycle.ts).
+    // The process ends itself after at most 50 s (lifecycle.ts).
     expect(secondsOf(stop_grace_period!)).toBeGreaterThan(50);
   });
 

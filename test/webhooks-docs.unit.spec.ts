@@ -1,4 +1,4 @@
-/** Runs the code of docs/webhooks.md as written: each verifier accepts the request of the document and refuses requests that are not genuine. */
+/** Runs the code of docs/webhooks.md as written. Each verifier must accept the document's request and refuse requests that are not genuine. */
 import { spawn, spawnSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -19,7 +19,7 @@ const SIGNATURE = /^Service-Signature: (.*)$/m.exec(DOCUMENT)![1]!;
 const SECRET = 'whsec_test';
 const SIGNED_AT = 1_795_168_800;
 
-/** The requests that each verifier gets. `genuine`: the verifier must accept the request. */
+/** The requests for each verifier. `genuine`: the verifier must accept the request. */
 const CASES: readonly { name: string; body?: string; signature?: string; secrets?: string[]; now?: number; genuine: boolean }[] = [
   { name: 'the request of the document', genuine: true },
   { name: 'two secrets while one is being changed', secrets: ['whsec_new', SECRET], genuine: true },
@@ -86,7 +86,7 @@ print(json.dumps([genuine(c) for c in json.loads(sys.argv[1])]))`;
 });
 
 describe('openssl', () => {
-  // The openssl example has one secret and no clock. Its caller must check the age.
+  // The openssl example has one secret and no clock. Its user must check the age.
   const cases = CASES.filter(({ secrets = [SECRET], now }) => secrets.length === 1 && now === undefined);
   (present('openssl') ? test.each(cases) : test.skip.each(cases))('$name', ({ body = BODY, signature = SIGNATURE, secrets = [SECRET], genuine }) => {
     writeFileSync(join(folder, 'body.json'), body);

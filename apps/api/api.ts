@@ -1,7 +1,4 @@
-/**
- * The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health and the OpenAPI document. This file only puts these parts
- * together.
- */
+/** The HTTP service: Nest on Fastify with the partner endpoints, the payer's pages, health checks and the OpenAPI document. */
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { CommandBus, QueryBus } from '@nestjs/cqrs';
@@ -81,7 +78,7 @@ export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
   listen(port: number, host: string): Promise<string>;
-  /** Makes the readiness check fail, and then closes the server as {@link gracefulClose} does. */
+  /** Makes the readiness check fail, then closes the server with {@link gracefulClose}. */
   close(graceMs?: number): Promise<void>;
 }
 

@@ -35,8 +35,7 @@ export class HealthController {
 const RETRY_SECONDS = 2;
 
 /**
- * Until the read models are built, refuses all requests except those for health. A directory that is half built may not know a key, or may still
- * accept a revoked one. A load balancer that follows `/readyz` sends no requests until the read models are built.
+ * Refuses all requests except health checks until the read models are built. A half-built directory may lack a valid API key or accept a revoked one.
  */
 export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanActivate => ({
   canActivate: async (context: ExecutionContext) => {
@@ -45,7 +44,7 @@ export const untilBuilt = (readModels: { areBuilt(): Promise<boolean> }): CanAct
     try {
       if (await readModels.areBuilt()) return true;
     } catch (error) {
-      // The database cannot be reached. For a request with a key, a plain 500 would mean that the request may have begun (C16, C19).
+      // The database cannot be reached. For a request with a key, a plain 500 would mean that work may have begun (C16, C19).
       if (!keyed) throw error;
     }
     throw new ServiceError(

@@ -9,13 +9,13 @@ export interface HealthReport {
   readonly checks: Readonly<Record<string, string>>;
   /** Set only if webhooks may be sent to private addresses. */
   readonly webhookPrivateTargets?: true;
-  /** Set only while an incident of the event store is open. The process answers as C76 says, so it stays ready. */
+  /** Set only while an incident of the event store is open. The process then stays ready and answers by C76. */
   readonly storeIncident?: true;
-  /** Set only while claims are closed. Then requests with a new key get 503 (C76). */
+  /** Set only while claims are closed. Requests with a new key then get 503 (C76). */
   readonly claimsClosed?: true;
 }
 
-/** Each check resolves if all is well, and throws otherwise. */
+/** A check throws if payments cannot use the part that it checks. */
 export type ReadinessChecks = Readonly<Record<string, () => Promise<void>>>;
 
 const DRAINING: HealthReport = { ok: false, checks: { shutdown: 'draining' } };
@@ -36,7 +36,7 @@ export class Health {
     this.loop.enable();
   }
 
-  /** From now on the readiness check fails, so that a load balancer sends nothing new. */
+  /** Makes the readiness check fail from now on. */
   drain(): void {
     this.draining = true;
   }
@@ -56,7 +56,7 @@ export class Health {
           await within(this.clock, CHECK_TIMEOUT_MS, check(), () => new Error('no answer'));
           return [name, 'ok'];
         } catch (error) {
-          // Anybody may read this report. It does not repeat the driver's message, which may name hosts and users.
+          // This report is public. The driver's message may name hosts and users, so the report leaves it out.
           return [name, error instanceof Error && error.message === 'no answer' ? 'no answer' : 'failing'];
         }
       }),

@@ -1,7 +1,4 @@
-/**
- * `/audit/v1/*`: the read-only API of finance tools, reconciliation jobs and auditors. Every answer names the log position up to which it is
- * complete.
- */
+/** `/audit/v1/*`: the read-only API for finance tools and auditors. Every answer names the log position up to which it is complete. */
 import {
   type CanActivate,
   Controller,
@@ -88,7 +85,7 @@ const DEFAULT_ROWS = 100;
 
 type Values = Readonly<Record<string, unknown>>;
 
-/** The parameters of a request as text. Refuses unknown parameters, and a parameter that is given twice. */
+/** Returns the parameters as text. Refuses unknown parameters and parameters that are given twice. */
 const known = <Name extends string>(query: Values, ...names: readonly Name[]): Partial<Record<Name, string>> => {
   const faults = Object.entries(query).flatMap(([field, value]) => {
     if (!names.includes(field as Name)) return [{ field, message: 'is no parameter here' }];
@@ -136,7 +133,7 @@ export class AuditController {
   async payment(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
-    // The payment is folded from its own stream, so the answer never lags.
+    // The payment is folded from its own stream, so the answer has no lag.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
     sendAnswer(reply, successAnswer(await paymentAsOf(this.services.store, paymentIdOf(id), until)));
@@ -285,7 +282,7 @@ export class AuditController {
     const position = await this.standing(reply, projection);
     const { store, pool } = this.services;
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
-    // Read the first piece before the status is sent. A fault in the query shows here, and the status can still report it.
+    // Read the first piece before the status is sent. If the query fails here, the status can still report the fault.
     const first = await pieces.next();
     const headers = reply.getHeaders() as Record<string, string>;
     reply.hijack();
@@ -305,19 +302,19 @@ export class AuditController {
       raw.end();
     } catch (error) {
       this.services.log.error({ err: error, report }, 'an export broke off');
-      // End the connection without the last chunk and the trailer. So the client knows that the file is incomplete.
+      // End the connection without the last chunk and the trailer. The client then knows that the file is incomplete.
       raw.destroy();
     } finally {
       await pieces.return();
     }
   }
 
-  /** Sets the headers of an answer that is read from the event streams. Such an answer never lags. */
+  /** Sets the headers of an answer that is read from event streams and has no lag. */
   private async complete(reply: FastifyReply): Promise<void> {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
-  /** Sets the headers to the position and the lag of a read model. Call this right before the answer is read from it. Returns the position. */
+  /** Sets the headers to the position and lag of a read model. Call this right before the read model is queried. Returns the position. */
   private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
     const { store, pool } = this.services;
     const { position, head, lagEvents } = await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)));

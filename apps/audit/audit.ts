@@ -1,7 +1,4 @@
-/**
- * The audit listener: `/audit/v1` on its own port, for finance tools and auditors, with its own OpenAPI document. This file only puts the parts
- * together.
- */
+/** The audit listener: `/audit/v1` on its own port, for finance tools and auditors, with its own OpenAPI document. */
 import { type DynamicModule, Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
@@ -26,7 +23,7 @@ class AuditModule {
 export interface Audit {
   readonly app: NestFastifyApplication;
   listen(port: number, host: string): Promise<string>;
-  /** Closes the server as {@link gracefulClose} does. An export that has begun is completed. */
+  /** Closes the server with {@link gracefulClose}. An export that has begun is completed. */
   close(graceMs?: number): Promise<void>;
 }
 

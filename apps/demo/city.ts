@@ -1,9 +1,6 @@
-/**
- * The bills of a mid-size city: payers, cards, amounts, and later cancellations and refunds. All of them are drawn from a seed, so a run can be
- * repeated.
- */
+/** The bills of a mid-size city: payers, cards, amounts, and later voids and refunds. A seed decides all of them, so a run can be repeated. */
 
-/** The generator mulberry32. It is small, good enough for a demo, and gives the same numbers everywhere. */
+/** The generator mulberry32. It is small, and the same seed gives the same numbers everywhere. */
 export class Random {
   constructor(private state: number) {}
 
@@ -35,13 +32,12 @@ interface Service {
     readonly chargeMode?: 'separate' | 'combined';
   };
   readonly lines: { readonly from: number; readonly to: number };
-  /** A line: its reference, description and cents. */
   line(random: Random, index: number): { referenceId: string; description: string; amountCents: number };
 }
 
 const streets = ['Mill Road', 'Harbor Street', 'Oak Avenue', 'Station Lane', 'Bridge Street', 'Elm Court'];
 
-/** Each service gets a portal of its own. The three fee schedules differ, so both charge modes and a flat fee occur. */
+/** Each service gets its own portal. The fee schedules cover both charge modes and a flat fee. */
 export const SERVICES: readonly Service[] = [
   {
     name: 'water',
@@ -75,7 +71,7 @@ export const SERVICES: readonly Service[] = [
   },
 ];
 
-/** Cards and tokens of the sandbox, the statuses that they should give, and how many of 10,000 payments use each. */
+/** Sandbox cards and tokens, the statuses that they should give, and their share of 10,000 payments. */
 const CARDS: readonly {
   readonly scenario: string;
   readonly share: number;
@@ -111,7 +107,7 @@ export interface Plan {
   readonly expected: readonly number[];
   readonly amountCents: number;
   readonly body: unknown;
-  /** True if the request is sent again under the same key, as after a broken connection. */
+  /** True if the request is sent twice under the same key, as after a broken connection. */
   readonly sentTwice: boolean;
   readonly afterwards: { readonly operation: 'refund' | 'void'; readonly body: unknown; readonly mayFail: readonly string[] } | null;
 }
@@ -172,11 +168,11 @@ const draw = (random: Random): (typeof CARDS)[number] => {
   return CARDS[0]!;
 };
 
-/** What happens to a bill after its payment: some are cancelled on the same day, and some are refunded. */
+/** The void or refund that follows the payment. null: none. */
 const afterwards = (random: Random, scenario: string, amountCents: number): Plan['afterwards'] => {
   if (!scenario.startsWith('approved')) return null;
   const ticket = random.next();
-  // If the charge has settled already, its void fails with this code.
+  // A charge may have settled already. Then its void fails with this code.
   const mayFail = scenario.includes('settles') || scenario.includes('void rejected') ? ['VOID_FAILED'] : [];
   if (ticket < 0.02) return { operation: 'void', body: { reason: 'billed twice' }, mayFail };
   if (scenario.includes('fee refund')) return null;

@@ -1,6 +1,6 @@
 /**
- * `npm run demo`: a mid-size city's back office (water bills, parking citations, permits). It uses the running service over HTTP like any partner,
- * and keeps its own books. At the end it reads the whole list page by page and compares it with its books to the cent. Exit code 1 on any difference.
+ * `npm run demo`: a mid-size city's back office (water bills, parking citations, permits). Like any partner, it uses the running service over HTTP.
+ * At the end it compares the whole payment list with its own books, to the cent. Exit code 1 on any difference.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -17,8 +17,8 @@ const DEFAULT_PAYMENTS = 1_000;
 const MAX_PAYMENTS = 1_000_000;
 const DEFAULT_CONCURRENCY = 16;
 /**
- * How long a request is tried again, since the service may be killed and started again during the demo. If the service left a key in progress, the
- * key can be taken over after a minute.
+ * How long a request is tried again. The service may be killed and started again during the demo. A key that it left in progress can be taken over
+ * after a minute.
  */
 const PATIENCE_MS = 180_000;
 const LOOK_AGAIN_MS = 1_000;
@@ -32,7 +32,7 @@ interface Book {
   readonly serviceFeeCents: number;
   readonly capturedCents: number;
   refundedCents: number;
-  /** True if the outcome is unknown. Then the service may undo the charge during the comparison. */
+  /** True if the outcome is unknown. The service may then void the charge during the comparison. */
   readonly unknown: boolean;
   voided: boolean;
 }
@@ -71,7 +71,7 @@ const whole = (name: string, text: string | undefined, otherwise: number, most: 
   return value;
 };
 
-/** Sets up the city's account and one portal for each kind of bill, like an operator. Everything after that goes over HTTP. */
+/** Sets up the city's account and one portal for each kind of bill, like an operator. */
 const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: string[] }> => {
   const context = await openContext();
   try {
@@ -96,7 +96,7 @@ const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: st
   }
 };
 
-/** After these codes the same request may be sent again under its key. Either nothing had begun (C19), or the next answer has the outcome. */
+/** After these codes, the demo sends the same request again under its key. Either nothing had begun (C19), or the next answer has the outcome. */
 const SEND_AGAIN = ['IDEMPOTENCY_UNAVAILABLE', 'INTERNAL_ERROR'];
 const RECONCILE = 'IDEMPOTENCY_RECONCILIATION_REQUIRED';
 
@@ -109,7 +109,7 @@ const pay = async (partner: Partner, plan: Plan, faults: string[]): Promise<Book
     const reserved = (answer.status >= 500 || answer.code === RECONCILE) && again.code === RECONCILE;
     if (!replayed && !reserved) faults.push(`${plan.key}: sent twice, answered ${answer.status} and then ${again.status} ${again.code ?? ''}`);
   }
-  // The first answer was lost, and a second request under this key never charges. If the first request has begun a payment, read that payment.
+  // The first answer was lost, and a second request under this key never charges. If the first request began a payment, read that payment.
   if (answer.repeated && answer.code === RECONCILE) return answer.paymentId === null ? book : { ...book, ...(await look(partner, answer.paymentId)) };
   if (!plan.expected.includes(answer.status)) faults.push(`${plan.key}: ${plan.scenario} answered ${answer.status} ${answer.code ?? ''}`);
   if (answer.status === 200) {
@@ -126,7 +126,7 @@ const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'se
   for (;;) {
     const { status, serviceFeeCents, capturedAmountCents } = (await partner.get(`payments/${id}`)).data as unknown as Partial<PaymentView>;
     if (status === 'succeeded') return { id, serviceFeeCents: serviceFeeCents!, capturedCents: capturedAmountCents!, unknown: false };
-    // A `pending` payment may still succeed. No other status becomes `succeeded` by itself. If there is no status, the answer was an error.
+    // A `pending` payment may still succeed. No other status becomes `succeeded` later. An answer without a status was an error.
     const isDecided = status !== undefined && status !== 'pending';
     if (isDecided || performance.now() > until) return { id, serviceFeeCents: 0, capturedCents: 0, unknown: true };
     await sleep(LOOK_AGAIN_MS);
@@ -136,7 +136,7 @@ const look = async (partner: Partner, id: string): Promise<Pick<Book, 'id' | 'se
 const reverse = async (partner: Partner, book: Book, faults: string[]): Promise<void> => {
   const { plan, id } = book;
   const { operation, body } = plan.afterwards!;
-  // Unlike the key of a create, the key of a reversal continues the same attempt, even if the first request failed (C17).
+  // Unlike a create, a repeated reversal continues the same attempt, even if the first request failed (C17).
   const answer = await partner.post(`payments/${id}/${operation}`, body, `${plan.key}-${operation}`, [...SEND_AGAIN, 'PAYMENT_TIMEOUT']);
   if (answer.status === 200) {
     book.refundedCents += Number(answer.data.amountCents);
@@ -164,7 +164,7 @@ const listAll = async (partner: Partner, expected: number): Promise<Map<string, 
   return listed;
 };
 
-/** Checks that each payment of our books is in the list with our figures, and that the list has no other payment. Returns the differences. */
+/** Returns the differences between our books and the list: wrong figures, missing payments and unknown payments. */
 const reconcile = (books: readonly Book[], listed: ReadonlyMap<string, PaymentView>): string[] => {
   const faults: string[] = [];
   const known = new Set<string>();

@@ -1,6 +1,6 @@
 /**
- * A partner's HTTP client. It keeps connections, and waits while a key is in progress (`IDEMPOTENCY_IN_PROGRESS`). If an answer was lost, it sends
- * the request again under its key (docs/api.md, "After a create").
+ * A partner's HTTP client. While a key is in progress (`IDEMPOTENCY_IN_PROGRESS`), it waits. If an answer was lost, it sends the request again under
+ * its key (docs/api.md, "After a create").
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -13,11 +13,11 @@ export interface Reply {
   readonly code: string | null;
   /** `details.id` of an error. null: there is none. */
   readonly paymentId: string | null;
-  /** True if an earlier try of the request got no answer, or an answer without its outcome. */
+  /** True if an earlier try of the request got no answer, or an answer without an outcome. */
   readonly repeated: boolean;
 }
 
-/** Thrown if no answer arrived, or only a part of it. The request may have been executed. */
+/** Thrown if no complete answer arrived. The request may have been executed. */
 class AnswerLost extends Error {}
 
 const PAUSE_MS = 1_000;
@@ -30,7 +30,7 @@ export class Partner {
   constructor(
     private readonly base: string,
     private readonly apiKey: string,
-    /** How long a request is tried again if it got no answer, or if its key is in progress. With the default, a lost answer is an error at once. */
+    /** How long a request is tried again after a lost answer, or while its key is in progress. With 0, a lost answer throws at once. */
     private readonly patienceMs = 0,
   ) {}
 
@@ -38,7 +38,7 @@ export class Partner {
     return this.sendPatiently('GET', path, null, null);
   }
 
-  /** Sends a POST. `again`: further error codes after which the request is sent again under its key. */
+  /** Sends a POST. `again`: further error codes after which the request is sent again. */
   async post(path: string, body: unknown, idempotencyKey: string, again: readonly string[] = []): Promise<Reply> {
     const maxWaits = Math.max(MAX_WAITS, this.patienceMs / PAUSE_MS);
     let repeated = false;
@@ -51,7 +51,7 @@ export class Partner {
     }
   }
 
-  /** Sends the same request with the same key until it is answered, or until the time for this is over. The service may be starting again. */
+  /** Sends the same request until it is answered or `patienceMs` have passed. The service may be restarting. */
   private async sendPatiently(method: string, path: string, body: string | null, idempotencyKey: string | null): Promise<Reply> {
     const since = performance.now();
     for (let repeated = false; ; repeated = true) {

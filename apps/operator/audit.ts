@@ -12,8 +12,8 @@ import { anyText, inForceOrShown, moment, loginName, print, progressBar, table, 
 /** How long to wait for the seal and the read models. At their first run they read the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
 /**
- * Default of `--timeout-seconds`. `audit verify` gives its verdict even if the seal or a read model cannot reach the end of the log. A worker
- * normally keeps both at the end, so the wait is short.
+ * Default of `--timeout-seconds`. The wait is short, because a worker normally keeps the seal and the read models at the end of the log. `audit
+ * verify` gives its verdict even if one of them does not reach the end.
  */
 const VERIFY_WAIT_SECONDS = 300;
 
@@ -249,10 +249,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
 };
 
 const KEY_MS = 30_000;
-/**
- * The names of `REPORTS`, listed a second time so that help and wrong usage need not load the ledger. The spec of the command line compares both
- * lists.
- */
+/** The names of `REPORTS`. A second list lets help and wrong usage answer without loading the ledger. A spec compares both lists. */
 const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
 
 interface ExportOptions {
@@ -264,7 +261,6 @@ interface ExportOptions {
   readonly digest?: boolean;
 }
 
-/** The read models from which reports are made. */
 const reportModels = async (): Promise<readonly ReadModel[]> => {
   const { paymentListModel } = await import('#payments');
   const { exceptionModel, paymentRegisterModel } = await import('#settlement');
@@ -279,13 +275,13 @@ const allCaughtUp = async ({ store, readModels }: Services): Promise<string | nu
   return head;
 };
 
-/** A read model that is not at the end of the log, so that its rows cannot be compared in full. */
+/** A read model that is not at the end of the log. Its rows cannot be compared in full. */
 interface NotLevel {
   readonly name: string;
   readonly reason: string;
 }
 
-/** Brings read models up to the end of the log. Returns those that did not reach it in time, that failed, or whose checkpoint lies beyond the end. */
+/** Brings read models up to the end of the log. Returns those that failed, were too slow, or have a checkpoint beyond the end. */
 const notLevel = async ({ store, pool, readModels }: Services, models: readonly ReadModel[], timeoutMs: number): Promise<NotLevel[]> => {
   const { checkpointOf, postgresCheckpoint, ProjectionFailed, projectionPlace, Unavailable } = await import('#eventstore');
   const head = await store.head();
@@ -304,7 +300,7 @@ const notLevel = async ({ store, pool, readModels }: Services, models: readonly 
   return (await Promise.all(looked)).flat();
 };
 
-/** Compares the read models with the log, without bringing them up to date first. */
+/** Compares the read models with the log. Does not bring them up to date first. */
 const driftOf = async (all: Services, streams: number | null): Promise<DriftReport> => {
   const { findDrift } = await import('#audit');
   const { journalPayments } = await import('#ledger');
@@ -316,7 +312,7 @@ const driftOf = async (all: Services, streams: number | null): Promise<DriftRepo
   }
 };
 
-/** `audit verify` shows at most this many differences of each check. `audit drift` lists more. */
+/** `audit verify` shows at most this many differences of each check. */
 const SHOWN_DIFFERENCES = 5;
 const inWords = ({ paymentId, position, message }: Difference): string =>
   `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;
@@ -330,8 +326,8 @@ const readHead = (file: string): string => {
 };
 
 /**
- * Brings the seal up to the end of the log. If the log cannot be sealed further, this returns a failed check and does not throw. The part that was
- * sealed before can still be verified.
+ * Brings the seal up to the end of the log. If this fails, returns a failed check and does not throw. The part that is already sealed can still be
+ * verified.
  */
 const sealed = async ({ store, reactors }: Services, timeoutMs = CATCH_UP_MS): Promise<Check[]> => {
   const head = await store.head();

@@ -1,4 +1,4 @@
-/** `payfold cases`: an agency's decisions about single cases. A case is named by the `referenceId` of the payment. */
+/** `payfold cases`: an agency's decisions about its cases. The `referenceId` of a payment names its case. */
 import type { Command } from 'commander';
 import type { CaseChange } from '#accounts';
 import { fields, loginName, moment, type Terminal, UsageError, uuid } from './terminal.js';
@@ -30,7 +30,7 @@ export const addCases = (program: Command, { action }: Terminal): void => {
         action(async ({ administration, inForce }, { portal: portalId, reference: referenceId, until, reason }: CaseOptions) => {
           if (kind === 'allow' && until !== undefined) throw new UsageError('--until does not go with allow: hold the case until then instead');
           const change = { portalId, referenceId, kind, until: until ?? null, reason: reason ?? null };
-          // The actor is `staff` and not `operator`, since an agency decides here about payments and not about the installation.
+          // The actor is `staff`: an agency decides here about payments. An `operator` decides about the installation.
           const { state, position } = await administration.as({ type: 'staff', id: loginName() }).restrictCase(change);
           await inForce(position);
           const { kind: restriction = 'none', until: end = null, reason: why = null } = state.restriction ?? {};

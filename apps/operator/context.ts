@@ -1,8 +1,8 @@
 /**
- * Opens the stores for one command and closes them after it, whether the service runs or not.
+ * Opens the stores for one command and closes them after it, even if no service runs.
  *
- * `DATABASE_URL` names the database. Without it, the command uses the database of the running service. If no service runs, the embedded Postgres is
- * started until the command ends. A lock on `DATA_DIR` keeps two processes from starting it at the same time.
+ * `DATABASE_URL` names the database. Without it, the command uses the database of the running service. If no service runs, the command starts the
+ * embedded Postgres and stops it at its end. A lock on `DATA_DIR` prevents a second start at the same time.
  */
 import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
@@ -42,12 +42,12 @@ import type { Services } from '../services.js';
 import { onInterrupt } from './interrupt.js';
 import { loginName } from './terminal.js';
 
-/** How long a command waits for a service or another command that is starting or stopping in the same `DATA_DIR`. */
+/** How long a command waits for another process that is starting or stopping in the same `DATA_DIR`. */
 const DATA_DIR_WAIT_MS = 60_000;
 const DATA_DIR_POLL_MS = 200;
 /** How long a command waits until its change counts in every process. */
 const PROJECT_TIMEOUT_MS = 30_000;
-/** Number of tries to read the key ring. Another process may be writing it, which takes milliseconds. */
+/** Number of tries to read the key ring, because another process may be writing it. */
 const KEY_RING_TRIES = 20;
 const KEY_RING_RETRY_MS = 50;
 
@@ -63,39 +63,36 @@ export interface Context {
   /** The service that runs on the same `DATA_DIR`. null: none runs, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
-  /** If the database lacks one of these migrations, applies all migrations of the release. */
+  /** Applies all migrations of the release if the database lacks one of these. */
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
-  /**
-   * Waits until an event of this command counts for the next request in every process. For this it brings the directory (the read model of accounts,
-   * keys and portals) up to the event. null: the change was recorded by an earlier command.
-   */
+  /** Waits until an event of this command counts for the next request in every process. null: an earlier command recorded the change. */
   readonly inForce: (position: Position | null) => Promise<void>;
   /** Brings the directory (the read model of accounts, keys and portals) up to the end of the log. */
   readonly caughtUp: () => Promise<void>;
   /**
-   * Opens the modules of the whole service, for the commands that need them. Loading them takes most of a second. `withGateway`: opens the sandbox
-   * processor too. If none runs, one is started until the command ends.
+   * Opens the modules of the whole service. Loading them takes most of a second. `withGateway`: opens the sandbox processor too. If no processor
+   * runs, one is started until the command ends.
    */
   readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
-  /** For a command that runs until it is stopped: from now on Ctrl-C and SIGTERM abort this signal, and the command ends by itself. */
+  /** For a command that runs until it is stopped. From this call on, Ctrl-C and SIGTERM only abort the signal, and the command must end by itself. */
   readonly untilInterrupted: () => AbortSignal;
   readonly close: () => Promise<void>;
 }
 
-/** Opens the stores. If a store cannot be opened, throws ConfigError or an error with one clear line, and leaves nothing open. */
+/** Opens the stores. If this fails, throws ConfigError or an error with a one-line message, and leaves nothing open. */
 export const openContext = async (env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
   const config = readConfig(env);
   const logger = createLogger(config.logLevel, 'operator');
   const closers: Closers = [];
   let closing: Promise<void> | null = null;
-  // Close the last resource first. If one cannot be closed, continue with the next.
+  // Close the last resource first. If a resource fails to close, continue with the next.
   const close = () =>
     (closing ??= (async () => {
       for (const closer of closers.reverse()) await closer().catch((error: unknown) => logger.warn({ err: error }, 'could not close'));
     })());
 
-  // An interrupted command stops everything that it started, including a resource that is still starting.
+  // An interrupted command stops everything that it started, even a resource that is still starting.
   const { signal: stop, untilInterrupted, ignore } = onInterrupt(() => opening.then(close, close));
   closers.push(async () => ignore());
   const opening = open(config, logger, closers, stop);
@@ -141,7 +138,7 @@ const openStores = async (
     process: { id: ids.uuid(), name: 'command', pid: process.pid },
     log: logger,
     reportsIncident: false,
-    // Load the audit's code only here, since only a log of release 0.1.0 needs it.
+    // Only a log of release 0.1.0 needs the audit's code, so load it only here.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
     prepare: () => prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]),
     stop,
@@ -192,8 +189,8 @@ const openStores = async (
 };
 
 /**
- * If the database lacks migrations that this command needs, applies all migrations. Otherwise the list of all migrations is not loaded: it comes with
- * all libs and would make each command a second slower. Each process of the service checks the whole list at its start.
+ * Applies all migrations if the database lacks one that this command needs. With MIGRATE=prepare, throws instead. If none is missing, the list of all
+ * migrations is not loaded, which saves a second.
  */
 const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: readonly Migration[], stop: AbortSignal) => {
   const missing = await missingMigrations(pool, needed);
@@ -204,8 +201,8 @@ const prepareSchema = async (pool: Pool, { migrate: when }: Config, needed: read
 };
 
 /**
- * Opens the key ring. At the very first use of a sandbox, the command or the service creates it. If the log holds data already, this throws, since
- * the data needs the ring under which it was written.
+ * Opens the key ring. At the first use of a sandbox, the command or the service creates it. Throws if the log already holds data, because that data
+ * needs the ring that wrote it.
  */
 const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, store: OwnLog): Promise<KeyRing> => {
   if (!masterKeyMayBeCreated) return readKeyRing(masterKeyFile);
@@ -218,23 +215,20 @@ const openKeyRing = async ({ masterKeyFile, masterKeyMayBeCreated }: Config, sto
     try {
       return readOrCreateKeyRing(masterKeyFile);
     } catch (error) {
-      // Another process may be writing the key ring at this moment.
+      // Another process may be writing the key ring now.
       if (existed || tries >= KEY_RING_TRIES) throw error;
       await systemClock.sleep(KEY_RING_RETRY_MS);
     }
   }
 };
 
-/** False for a log that is empty, or that holds only the event of its own installation. */
+/** False for a log that is empty or holds only the event of its installation. */
 const holdsData = async (store: OwnLog): Promise<boolean> => {
   for await (const events of store.readAll(null, { max: 2 })) if (events.some(({ stream }) => stream !== INSTALLATION_STREAM)) return true;
   return false;
 };
 
-/**
- * Throws if the key ring does not belong to this database. The API would never accept a key that was issued under the wrong ring. A clear error here
- * is better than a 401 later.
- */
+/** Throws if the key ring does not belong to this database. The API would refuse every key that is issued under the wrong ring. */
 const requireRightKeyRing = async ({ masterKeyFile }: Config, keys: KeyRing, directory: Directory) => {
   const portal = (await directory.portals()).at(-1);
   if (!portal) return;
@@ -251,7 +245,7 @@ interface FoundDatabase {
   readonly release: () => Promise<unknown>;
 }
 
-/** Finds the database of this configuration. If no service runs, the database is started until the command ends. */
+/** Finds the database of this configuration. If no service runs, starts the database until the command ends. */
 export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>, stop: AbortSignal): Promise<FoundDatabase> => {
   if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
   const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;
@@ -277,7 +271,7 @@ const startDatabase = async (dataDir: string, unlock: () => void, stop: AbortSig
   }
 };
 
-/** Address of the simulator that runs on the same `DATA_DIR`. If none runs, one is started until the command ends. */
+/** The address of the simulator on the same `DATA_DIR`. If none runs, starts one until the command ends. */
 const startSimulator = async ({ dataDir, simulatorPort, logLevel }: Config, closers: Closers, stop: AbortSignal): Promise<string> => {
   const { findSimulator } = await import('../simulator/server.js');
   const running = await findSimulator(join(dataDir, 'simulator'));

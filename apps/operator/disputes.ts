@@ -1,4 +1,4 @@
-/** `payfold disputes`: disputes of cardholders, recorded by staff. Each change of status or stage is one event and one webhook to the partner. */
+/** `payfold disputes`: disputes of cardholders, recorded by staff. Each change of status or stage is one event and one webhook. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { Dispute, DisputeStatus, Leg } from '#payments';
@@ -24,7 +24,6 @@ interface UpdateOptions {
   readonly by?: string;
 }
 
-/** The statuses of the specification. The decider checks them again. */
 const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
 
 export const addDisputes = (program: Command, { action }: Terminal): void => {

@@ -1,7 +1,7 @@
-/** Handles Ctrl-C and SIGTERM: the command ends at once, whatever it waits for, and stops everything that it started. */
+/** Handles Ctrl-C and SIGTERM. A command stops everything that it started and ends, unless it has called `untilInterrupted`. */
 
 const EXIT_CODES = { SIGINT: 130, SIGTERM: 143 } as const;
-/** After this time the process exits, even if a resource has not closed, such as a pool with a running statement. */
+/** The process exits after this time, even if a resource is not closed, such as a pool with a running statement. */
 const CLOSE_MS = 10_000;
 
 export class Interrupted extends Error {
@@ -14,9 +14,12 @@ export class Interrupted extends Error {
 export interface Interruption {
   /** Aborts with {@link Interrupted}. */
   readonly signal: AbortSignal;
-  /** After this call, the command itself must end when the signal aborts. Without this call, an interrupt calls `close` and then ends the process. */
+  /**
+   * After this call, an interrupt only aborts the signal, and the command must end by itself. Without this call, an interrupt calls `close` and ends
+   * the process.
+   */
   readonly untilInterrupted: () => AbortSignal;
-  /** Removes the listeners, so that Ctrl-C and SIGTERM have their default effect again. */
+  /** Removes the listeners. Ctrl-C and SIGTERM then have their default effect. */
   readonly ignore: () => void;
 }
 

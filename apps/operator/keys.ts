@@ -1,4 +1,4 @@
-/** `payfold keys`: API keys, each of which is shown once, when it is made. Also restores idempotency keys that the database lost. */
+/** `payfold keys`: API keys, each shown once when it is made. Also restores idempotency keys that the database lost. */
 import type { Command } from 'commander';
 import { lastKeyUses, type NewKey } from '#accounts';
 import { type Answer, fields, inForceOrShown, table, type Terminal, uuid, wholeNumber } from './terminal.js';

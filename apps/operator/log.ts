@@ -1,4 +1,4 @@
-/** `payfold log`: checks whether the event store is the log of this installation, and whether it is whole. What to do first: docs/operations.md. */
+/** `payfold log`: checks whether the event store is the log of this installation, and whether it is whole. First steps: docs/operations.md. */
 import type { Command } from 'commander';
 import { gatewaysOfAllTime } from '#accounts';
 import {
@@ -26,8 +26,8 @@ interface ResumeOptions {
 }
 
 /**
- * `stores` opens the stores without a check, since the log may be one that other commands refuse. `terminal` is for the command that needs the whole
- * service.
+ * `stores` opens the stores without checking the log, because the commands here must also work on a wrong log. `terminal` opens the whole service for
+ * one command.
  */
 export const addLog = (program: Command, stores: Terminal<UpgradeContext>, terminal: Terminal): void => {
   const log = program.command('log').description('the event store: whether it is ours, and whole');

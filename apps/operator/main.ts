@@ -1,4 +1,4 @@
-/** The `payfold` command line: nouns and verbs on the configured stores. Each noun has its own file, and one line here. */
+/** The `payfold` command line: nouns and verbs on the configured stores. Each noun has its own file. */
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { addAccounts } from './accounts.js';
@@ -24,11 +24,11 @@ const program = new Command('payfold')
   .option('--json', 'print exactly one JSON value')
   .option('--yes', 'do not ask before destructive changes')
   .configureHelp({ showGlobalOptions: true })
-  // Keep each error of commander on one line, including its suggestion.
+  // Print each error of commander on one line, with its suggestion.
   .configureOutput({ outputError: (text, write) => write(text.replace(/\n(?=\()/g, ' ')) })
   .exitOverride();
 
-// The stores' code is loaded only when a command needs it, so that help and wrong usage are answered at once.
+// Load the stores' code only when a command needs it. Help and wrong usage are then answered at once.
 const terminal = new Terminal(async () => (await import('./context.js')).openContext());
 addAccounts(program, terminal);
 addKeys(program, terminal);
@@ -46,13 +46,13 @@ const stores = new Terminal(async () => (await import('./upgrade-context.js')).o
 addUpgrade(program, stores);
 addLog(program, stores, terminal);
 
-// Each write reports its own error. Without this listener, a closed pipe would end the process in the middle of its work.
+// Each write reports its own error. Without this listener, a closed pipe would end the process during its work.
 process.stdout.on('error', () => undefined);
 
 try {
   await program.parseAsync();
 } catch (error) {
-  // Set the exit code instead of exiting at once, so that text reaches a pipe before the process ends.
+  // Set the exit code instead of exiting at once. Otherwise text could be lost before it reaches a pipe.
   if (error instanceof CommanderError) await refuseUsage(error, wantsJson(process.argv));
   else await refuse(error, wantsJson(process.argv));
 }

@@ -29,7 +29,7 @@ interface ResolveOptions {
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
-/** Reads one `leg=transaction` and adds it to those before. */
+/** Parses one `leg=transaction` and adds it to the earlier ones. */
 const legTransaction = (text: string, before: ResolveRequest['transactions'] = {}): ResolveRequest['transactions'] => {
   const [, leg, transactionId] = /^(\w+)=([0-9A-Za-z_-]{1,64})$/.exec(text) ?? [];
   if (transactionId === undefined || !LEGS.includes(leg as Leg)) throw new InvalidArgumentError(`It must read ${LEGS.join('|')}=ID.`);
@@ -171,7 +171,7 @@ const idempotencyKey = (text: string): string => {
   return text;
 };
 
-/** Executes a refund or a void by staff. The answer is the view of the partner API. A refusal has the form of that API too, with exit code 1. */
+/** Executes a refund or a void by staff. The answer and a refusal have the form of the partner API. A refusal has exit code 1. */
 const reverse = async (
   { services }: Context,
   { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },

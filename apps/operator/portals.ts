@@ -251,9 +251,9 @@ const withSecret = ({ json, text }: Answer, signingSecret: string): Answer => ({
   text: `${text}\n${fields([['staged secret', signingSecret]])}\n\nThe staged secret cannot be shown again.`,
 });
 
-/** Says for each address whether an intake would accept it. Exit code 1 if the intake would refuse one. */
+/** Shows for each address whether an intake would accept it. Exit code 1 if one is refused. */
 const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly string[]): Promise<Answer> => {
-  // Loaded only here, since it loads the checkout's pages, which no other command needs.
+  // Only this command needs the checkout's pages, so load them only here.
   const { vetAddress } = await import('#checkout');
   const rows = addresses.map((address) => {
     const vetted = vetAddress(address, checkout.allow);
@@ -281,7 +281,7 @@ const withFeeOptions = (command: Command): Command =>
 const toFee = ({ feeFlatCents, feePercentBps, feeMinCents, feeMaxCents, chargeMode }: FeeOptions): Partial<FeeConfig> =>
   named({ flatCents: feeFlatCents, percentBps: feePercentBps, minCents: feeMinCents, maxCents: withoutNone(feeMaxCents), chargeMode });
 
-/** Only the settings that were given. An `undefined` must not overwrite a present value. */
+/** Only the settings that were given. An `undefined` would overwrite the present value. */
 const named = <T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } =>
   Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as { [K in keyof T]?: Exclude<T[K], undefined> };
 
@@ -292,7 +292,7 @@ const brandList = (text: string): RuleBrand[] =>
     return brand;
   });
 
-/** The public settings of a portal: everything but the signing secret. */
+/** The settings of a portal without its signing secret. */
 const toRow = (portal: Portal) => {
   const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, checkout } = portal;
   const accounts = Object.entries(access).map(([accountId, state]) => ({ accountId, access: state }));

@@ -1,4 +1,4 @@
-/** `payfold projections`: the progress of the read models, and a rebuild from the log beside the live ones. */
+/** `payfold projections`: the progress of the read models, and their rebuild from the log while the service runs. */
 import type { Command } from 'commander';
 import { rebuild } from '#eventstore';
 import { createPool } from '#platform';
@@ -46,14 +46,14 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
         const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);
-        // Statements of this pool have no time limit, since they load whole tables and build indexes.
+        // Statements of this pool have no time limit, because they load whole tables and build indexes.
         const pool = createPool(context.databaseUrl, { name: 'rebuild', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0 });
         const reports = [];
         try {
           for (const model of readModels.models) {
             if (!all && model.name !== name) continue;
             let bar: ReturnType<typeof progressBar> | undefined;
-            // On Postgres, positions count events. Those of KurrentDB do not, so only the events read so far can be shown.
+            // Positions of Postgres count events. Positions of KurrentDB do not, so show only the number of events read so far.
             const onProgress = ({ events, position, total }: { events: number; position: string; total: number | null }) =>
               (bar ??= progressBar(model.name, total)).update(total === null ? events : Number(position));
             try {

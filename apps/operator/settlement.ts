@@ -1,4 +1,4 @@
-/** `payfold settlement`: batches of the processor, and the exceptions of their lines. */
+/** `payfold settlement`: batches of the processor, and exceptions of their lines. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import { collect } from '#platform';
@@ -125,7 +125,8 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
 
   const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
     const all = await context.services();
-    // First bring exceptions up to date. If a corrected file has removed the cause of this exception, it is superseded and the change is refused.
+    // First bring exceptions up to date. A corrected file may have removed the cause of this exception. Then the exception is superseded and the
+    // change is refused.
     await all.settlement.register.caughtUp();
     await all.openExceptions();
     const { ChangeException } = await import('#settlement/module');

@@ -1,6 +1,6 @@
 /**
  * The output of a command: one JSON value or text on stdout, everything else on stderr, and an exit code. 0: done. 1: refused, or a difference was
- * found. 2: wrong usage. A command returns an {@link Answer}, and this file prints it.
+ * found. 2: wrong usage.
  */
 import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
@@ -29,7 +29,7 @@ export interface Answer {
   readonly printed?: boolean;
 }
 
-/** Wrong usage that is found only after parsing. */
+/** Wrong usage that commander does not detect. */
 export class UsageError extends Error {}
 
 /** The operator answered no. */
@@ -44,8 +44,8 @@ export class Terminal<Of extends Opened = Context> {
   constructor(private readonly openContext: () => Promise<Of>) {}
 
   /**
-   * Makes commander's action of `work`. `work` gets the context, and then the arguments and options from commander. `asks` returns a sentence that
-   * names what will be lost. The operator must agree to it first, unless `--yes` was given.
+   * Makes an action for commander from `work`, which gets the context and then commander's arguments and options. `asks` returns a sentence that
+   * names what will be lost. Without `--yes`, the operator must first agree to it.
    */
   readonly action =
     <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
@@ -61,7 +61,7 @@ export class Terminal<Of extends Opened = Context> {
           await context.close();
         }
       } catch (error) {
-        // The program that reads our output has closed the pipe (`| head`).
+        // The reader of our output has closed the pipe (`| head`).
         if ((error as NodeJS.ErrnoException).code === 'EPIPE') return;
         await refuse(error, json ?? false);
         if (error instanceof Interrupted) process.exitCode = error.exitCode;
@@ -69,7 +69,7 @@ export class Terminal<Of extends Opened = Context> {
     };
 }
 
-/** Writes a piece of a long output to stdout. Resolves when there is room for more. */
+/** Writes a piece of a long output to stdout. Resolves when stdout can take more. */
 export const print = (text: string): Promise<void> => write(process.stdout, text);
 
 const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
@@ -80,7 +80,7 @@ const say = async ({ json, text, exitCode = 0, printed = false }: Answer, asJson
   process.exitCode = exitCode;
 };
 
-/** Reports an error: a line on stderr, with `--json` also the error envelope on stdout, and the exit code. */
+/** Reports an error: a line on stderr, and the exit code. With `--json` also the error envelope on stdout. */
 export const refuse = async (error: unknown, asJson: boolean): Promise<void> => {
   const usage = error instanceof UsageError || error instanceof ConfigError;
   process.exitCode = usage ? 2 : 1;
@@ -100,8 +100,8 @@ const described = (error: unknown): { code: string; message: string; details?: R
 };
 
 /**
- * Waits until a new key is in force. If a process still reads the old state, this throws, although the key is recorded. Then the error's message
- * shows the key, since it is shown nowhere else.
+ * Waits until a new key is in force. If a process still uses the old state, throws an error that shows the key. The key is recorded, but can never be
+ * shown again.
  */
 export const inForceOrShown = async (inForce: Promise<void>, name: string, key: string, keyId: string): Promise<void> => {
   try {
@@ -113,10 +113,10 @@ export const inForceOrShown = async (inForce: Promise<void>, name: string, key: 
   }
 };
 
-/** True if the command line asks for JSON, for errors that come before commander has parsed it. */
+/** True if the command line asks for JSON. For errors that come before commander has parsed it. */
 export const wantsJson = (argv: readonly string[]): boolean => argv.includes('--json');
 
-/** Handles errors of commander, which has already written its line on stderr. Help is no error. Everything else is wrong usage. */
+/** Handles errors of commander, which has already printed them on stderr. Help is no error. Everything else is wrong usage. */
 export const refuseUsage = async (error: CommanderError, asJson: boolean): Promise<void> => {
   if (error.exitCode === 0) return;
   process.exitCode = 2;
@@ -136,28 +136,28 @@ const confirm = async (question: string) => {
   }
 };
 
-// Parsers for values of arguments and options. Each refuses with one line, to which commander adds the name of the option.
+// Parsers for arguments and options. Each refuses with one line, to which commander adds the option's name.
 
-/** A UUID in lower case, since ids are parts of stream names. */
+/** A UUID in lower case, because ids are parts of stream names. */
 export const uuid = (text: string): string => {
   if (!isUuid(text)) throw new InvalidArgumentError('It must be a UUID.');
   return text.toLowerCase();
 };
 
-/** An option that may be given several times. */
+/** For an option that may be given several times. */
 export const each =
   <T>(parse: (text: string) => T) =>
   (text: string, before: readonly T[] | undefined): T[] => [...(before ?? []), parse(text)];
 
 export const anyText = (text: string): string => text;
 
-/** A whole number from 0. The decider checks the bounds, so they are the same for all interfaces. */
+/** A whole number from 0. The decider checks its bounds for all interfaces. */
 export const wholeNumber = (text: string): number => {
   if (!/^\d{1,15}$/.test(text)) throw new InvalidArgumentError('It must be a whole number, 0 or more.');
   return Number(text);
 };
 
-/** The word `none` removes a bound. It stays a word until {@link withoutNone}, because commander takes a null for a missing value. */
+/** The word `none` removes a bound. Commander takes a null for a missing value, so the word stays until {@link withoutNone}. */
 export const orNone =
   <T>(parse: (text: string) => T) =>
   (text: string): T | 'none' =>
@@ -171,13 +171,13 @@ const MOMENT = /^(\d{4}-\d{2}-\d{2})(?:[Tt]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(
 export const moment = (text: string): string => {
   const day = MOMENT.exec(text)?.[1];
   const epochMs = day === undefined ? Number.NaN : Date.parse(text.toUpperCase());
-  // `Date.parse` reads 30 February as a day of March. Such a day is refused.
+  // `Date.parse` reads 30 February as a day of March. Refuse such a day.
   const real = day !== undefined && !Number.isNaN(Date.parse(day)) && new Date(Date.parse(day)).toISOString().startsWith(day);
   if (!real || Number.isNaN(epochMs)) throw new InvalidArgumentError('It must be a time like 2026-01-31T12:00:00Z, or a day like 2026-01-31.');
   return new Date(epochMs).toISOString();
 };
 
-/** The name under which actions are recorded: the user's login name, or the user's number if the system has no name for it (containers). */
+/** The user's login name, under which actions are recorded. In a container without a name for the user, the user's number. */
 export const loginName = (): string => {
   try {
     return userInfo().username;
@@ -188,7 +188,7 @@ export const loginName = (): string => {
 
 // Text for people.
 
-/** Columns padded to their widest cell, under their headings. */
+/** Text columns under headings, padded to the widest cell. */
 export const table = (headings: readonly string[], rows: readonly (readonly string[])[]): string => {
   if (rows.length === 0) return 'none';
   const widths = headings.map((heading, column) => Math.max(heading.length, ...rows.map((row) => row[column]!.length)));
@@ -208,7 +208,7 @@ export const fields = (values: readonly (readonly [name: string, value: string])
   return values.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
 };
 
-/** A progress bar on a terminal, nothing elsewhere. `total` null: only the work done so far is shown. */
+/** A progress bar on a terminal, and nothing elsewhere. `total` null: shows only the work done so far. */
 export const progressBar = (name: string, total: number | null): { update(done: number): void; stop(): void } => {
   if (!process.stderr.isTTY) return { update: () => undefined, stop: () => undefined };
   const format = total === null ? `${name} {value}` : `${name} {bar} {percentage} % | {value}/{total} | {eta_formatted} left`;

@@ -1,4 +1,4 @@
-/** The stores of `payfold upgrade`: the database and the event store. Any release may have used them last. Opening them changes nothing. */
+/** The stores of `payfold upgrade`: the database and the event store, as any release may have left them. Opening them changes nothing. */
 import { mkdir } from 'node:fs/promises';
 import { sealedEnd } from '#audit';
 import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf, storeAddress, withAddress } from '#eventstore';
@@ -15,16 +15,16 @@ const CONNECTIONS = 7;
 export interface UpgradeContext extends Opened {
   readonly config: Config;
   readonly databaseUrl: string;
-  /** Where the event store is: the variable that names it, and its hosts. */
+  /** The variable that names the event store, and the store's hosts. */
   readonly where: string;
   readonly pool: Pool;
   readonly store: EventStore;
   readonly readModels: ReadModels;
-  /** Makes `readModels` over a guarded log, so that nothing is built from events that are not ours. */
+  /** Makes read models that read the log through its guard. */
   readonly guardedReadModels: (guard: OwnLog) => ReadModels;
   /**
-   * Opens the log. If it does not belong to the database, or is not whole, throws an error whose message is one line. `prepare`: brings the schema up
-   * to this release.
+   * Opens the log. If it does not belong to the database, or is not whole, throws an error with a one-line message. `prepare` brings the schema up to
+   * this release.
    */
   readonly ownLog: (prepare?: () => Promise<void>) => Promise<OwnLog>;
   /** As in `Context`. */
@@ -73,7 +73,7 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
         newId: () => ids.uuid(),
         process: { id: ids.uuid(), name: 'upgrade', pid: process.pid },
         log: logger,
-        // The command reports the incident in its own line.
+        // The command itself reports the incident.
         reportsIncident: false,
         sealedEnd,
         prepare,

@@ -1,4 +1,4 @@
-/** `payfold upgrade`: from one release to the next without a stop. The order of steps: docs/operations.md. */
+/** `payfold upgrade`: upgrades to the next release without a stop. The order of steps: docs/operations.md. */
 import type { Command } from 'commander';
 import { ServiceError, systemClock } from '#kernel';
 import { compareReleases, livingProcesses, migrate, missingMigrations, RELEASE, systemIds } from '#platform';
@@ -81,12 +81,12 @@ interface UpgradeStatus {
     readonly ofThisRelease: boolean;
     readonly built: boolean;
     readonly position: string | null;
-    /** Number of events of all streams between the read model's position and the head. null: positions do not count events. */
+    /** Number of events between the read model's position and the head. null: positions of this store do not count events. */
     readonly lagEvents: number | null;
   }[];
-  /** What `prepare` must still do: names of migrations, and of read models whose shape is absent or not built. */
+  /** Remaining work of `prepare`: names of migrations, and of read models whose shape is absent or not built. */
   readonly missing: readonly string[];
-  /** What `finish` must still do: names of migrations. */
+  /** Remaining work of `finish`: names of migrations. */
   readonly unfinished: readonly string[];
 }
 

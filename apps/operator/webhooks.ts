@@ -1,6 +1,6 @@
 /**
- * `payfold webhooks`: endpoints of partners, the state of each delivery, and forwarding to a server under development. Endpoints are notified of
- * refunds by staff and of disputes.
+ * `payfold webhooks`: endpoints of partners, the state of deliveries, and forwarding to a development server. Endpoints get refunds by staff and
+ * disputes.
  */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { ServiceError } from '#kernel';
@@ -24,7 +24,7 @@ const DEFAULT_ROWS = 50;
 const MAX_ROWS = 1_000;
 const STATES: readonly DeliveryState[] = ['pending', 'in_flight', 'delivered', 'held', 'canceled'];
 
-/** Loads the lib of webhooks when a command needs it. If its tables are missing after an upgrade, the first command makes them. */
+/** Loads the lib of webhooks for a command. Makes its tables if they are missing after an upgrade. */
 const open = async (context: Context, by?: string): Promise<typeof import('#webhooks') & { deps: StaffDeps; endpoints: Endpoints }> => {
   const webhooks = await import('#webhooks');
   const { pool, store, clock, ids, keys, config } = context;
@@ -236,10 +236,10 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
         const { listenTo, listenSecretOf } = await open(context);
         await administration.account(account);
         const signal = untilInterrupted();
-        // If no worker runs, the outbox runs here. If a worker runs, this outbox is on standby.
+        // If no worker runs, this outbox writes the notifications. If a worker runs, this outbox is on standby.
         const { reactors } = await services();
         reactors.webhookOutbox.start();
-        // With `--json`, the one JSON value comes at the end on stdout. The lines before it are for people, so they go to stderr.
+        // With `--json`, stdout gets only one JSON value at the end. The lines before it are for people, so they go to stderr.
         const output = wantsJson(process.argv) ? process.stderr : process.stdout;
         const counts = { forwarded: 0, failed: 0 };
         try {
@@ -311,7 +311,7 @@ const deliveryName = (text: string): string => {
   return text;
 };
 
-/** Accepts only addresses of this machine, because the body is sent unencrypted. */
+/** Accepts only addresses of this machine: the body is sent unencrypted. */
 const localUrl = (text: string): URL => {
   const url = URL.canParse(text) ? new URL(text) : null;
   if (url?.protocol !== 'http:' || !/^(localhost|\[::1\]|127\.\d+\.\d+\.\d+)$/.test(url.hostname))

@@ -3,9 +3,9 @@ import { spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 
-/** The simulator reads its whole journal when it starts. A million records take some seconds. */
+/** The simulator reads its whole journal at its start. A million records take some seconds. */
 const START_TIMEOUT_MS = 60_000;
-/** This is longer than the 2 s for which the simulator itself waits for answers in flight. */
+/** Longer than the 2 s for which a stopping simulator waits for answers in flight. */
 const STOP_TIMEOUT_MS = 10_000;
 
 export interface SimulatorProcess {
@@ -24,24 +24,24 @@ export interface SimulatorProcessOptions {
   /** 0 or omitted: any free port. */
   readonly port?: number;
   readonly logLevel?: string;
-  /** The time of day, in UTC, at which the simulator closes its batches. null: never by itself. */
+  /** The time of day, in UTC, at which the simulator closes its batches. null: batches close only on request. */
   readonly closeBatchesAt?: string | null;
   /** Called with each line of the simulator's log. */
   readonly onLog?: (line: string) => void;
   /** Ends a start that is under way. */
   readonly stop?: AbortSignal | undefined;
-  /** Path of the built `main.js`. It is needed only if this file runs without a build. */
+  /** Path of the built `main.js`. Needed only if this file runs without a build. */
   readonly entry?: string;
 }
 
 /**
- * Starts the simulator and waits until it listens. If it does not start, throws an error with the lines of its stderr. The simulator ends with this
- * process, however this process ends.
+ * Starts the simulator and waits until it listens. If this fails, throws an error with the simulator's stderr. The simulator also ends if this
+ * process is killed.
  */
 export const startSimulatorProcess = async (options: SimulatorProcessOptions): Promise<SimulatorProcess> => {
   const { dataDir, port = 0, logLevel = 'info', closeBatchesAt = null, onLog = () => undefined } = options;
   const entry = options.entry ?? fileURLToPath(new URL('./main.js', import.meta.url));
-  // The child gets only these variables: it needs none of our addresses and secrets.
+  // The child gets only these variables. It needs none of our addresses and secrets.
   const env = { DATA_DIR: dataDir, SIMULATOR_PORT: String(port), SIMULATOR_BATCH_CLOSE: closeBatchesAt ?? 'off', LOG_LEVEL: logLevel };
   const child = spawn(process.execPath, ['--enable-source-maps', entry], { env, stdio: ['ignore', 'pipe', 'pipe', 'ipc'] });
   const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>((resolve) => {

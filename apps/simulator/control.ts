@@ -1,4 +1,4 @@
-/** Controls a running simulator, for tests, chaos runs and proofs: it arms faults, closes batches, and reads the true state. */
+/** Controls a running simulator for tests and chaos runs: arms faults, closes batches, and reads the true state. */
 import type { Fault, FaultMatch } from './faults.js';
 import type { Dispute, Truth } from './processor.js';
 
@@ -13,12 +13,14 @@ export interface ClosedBatchSummary {
 }
 
 export interface SimulatorControl {
-  /** Arms a fault for matching calls. The defaults do no harm (`times` 1, `effect` true). Returns the fault's number. */
+  /**
+   * Arms a fault for matching calls. A fault without settings hits one call and does no harm (`times` 1, `effect` true). Returns the fault's number.
+   */
   arm(fault: Partial<Omit<Fault, 'match'>> & { readonly match?: FaultMatch }): Promise<number>;
   clearFaults(): Promise<void>;
   /** Number of calls that a fault has hit since the simulator started. */
   harmedCalls(): Promise<number>;
-  /** If `enabled` is false, every merchant call is refused clearly and nothing is executed. */
+  /** False: every merchant call gets a clear refusal, and nothing is executed. */
   setProcessing(enabled: boolean): Promise<void>;
   /** All executed operations and tombstones, oldest first, from number `from` on. */
   truth(from?: number): Promise<Truth[]>;

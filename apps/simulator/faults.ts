@@ -1,6 +1,6 @@
 /**
- * Faults on demand, for tests and chaos runs. The next matching calls are delayed, or get no answer, a wrong answer or an unreadable one. A fault
- * also says whether the operation is executed. Faults are in memory only, so a restart removes them.
+ * Faults on demand, for tests and chaos runs. A fault delays the next matching calls or spoils their answers, and decides whether the operation is
+ * executed. Faults are only in memory, so a restart removes them.
  */
 import type { AskedBy, Leg } from './processor.js';
 
@@ -29,17 +29,17 @@ export type FaultMatch = Partial<CallFacts>;
 
 export interface Fault {
   readonly match: FaultMatch;
-  /** Number of matching calls that the fault lets pass before it hits the first one. */
+  /** Number of matching calls that pass before the fault hits the first one. */
   readonly skip: number;
-  /** Number of matching calls that the fault hits. null: all, until faults are cleared. */
+  /** Number of matching calls that the fault hits. null: all calls until faults are cleared. */
   readonly times: number | null;
-  /** Chance, from 0 to 1, that a matching call counts. A call that does not count is not hit, and changes neither `skip` nor `times`. */
+  /** Chance, from 0 to 1, that a matching call counts. Other calls are not hit and change neither `skip` nor `times`. */
   readonly probability: number;
   /** Milliseconds before the operation is executed. */
   readonly delayBeforeMs: number;
   /** Milliseconds between the execution and its answer. */
   readonly delayAfterMs: number;
-  /** False: the operation is not executed. If no `answer` is given then, the connection is cut after the delays. */
+  /** False: the operation is not executed. If `answer` is null then, the connection is cut after the delays. */
   readonly effect: boolean;
   readonly answer: Misbehaviour | null;
 }
@@ -59,7 +59,7 @@ export class Faults {
     this.armed.length = 0;
   }
 
-  /** Returns the first armed fault that hits this call, and counts the call for this fault. null: no fault hits it. */
+  /** Returns the first armed fault that hits this call, and counts the hit. null: no fault hits it. */
   take(facts: CallFacts): Fault | null {
     for (const [index, armed] of this.armed.entries()) {
       const fits = Object.entries(armed.fault.match).every(([field, value]) => value === undefined || facts[field as keyof CallFacts] === value);

@@ -1,38 +1,38 @@
 /**
- * The sandbox cards and tokens, as data. Only these are approved: a real card must not work in a sandbox. Public test numbers keep their public
- * meaning. The other numbers are in the block 4000 0077 7, which belongs to no issuer.
+ * The sandbox cards and tokens. Only these are approved: a real card must not work in a sandbox. Public test numbers keep their public meaning. The
+ * other numbers are in the block 4000 0077 7, which no issuer owns.
  */
 import type { Check, DeclineCode, Leg } from './processor.js';
 
-/** A special behaviour of a charge. It is stored with the charge, so that a change of this table never changes charges that were made before. */
+/** A special behaviour of a charge. It is stored with the charge, so a change of this table does not affect earlier charges. */
 export type Quirk =
-  /** The answer to the charge lacks its fields. The charge was executed; finalize and look-up know it. */
+  /** The charge is executed, but its answer lacks fields. Finalize and look-up know the charge. */
   | 'answer_incomplete'
   /** Finalize and look-up always answer `cannot_tell`. */
   | 'cannot_tell'
-  /** The charge is captured at once: a void is rejected as settled, and a refund works before the batch closes. */
+  /** The charge is captured at once. A void is rejected as settled, and a refund works before the batch closes. */
   | 'void_rejected'
-  /** The first void that a void request asks for is not processed. */
+  /** The first void for a void request is not processed. */
   | 'first_void_fails'
-  /** The first void or refund that a refund request asks for is not processed. */
+  /** The first void or refund for a refund request is not processed. */
   | 'first_refund_reversal_fails'
   /** The charge settles at once, in a batch of its own. */
   | 'settles_at_once'
-  /** The charge's batch comes back with this charge rejected (C67). */
+  /** This charge is rejected when its batch settles (C67). */
   | 'settlement_rejected'
   /** When the charge settles, a dispute is opened. */
   | 'disputed_after_settlement';
 
 export interface Fixture {
-  /** A name that never changes, since it is written with every charge. It holds no digits of the card. */
+  /** A fixed name, because it is written with every charge. It holds no digits of the card. */
   readonly name: string;
   readonly result:
     | { readonly kind: 'approved' }
     | { readonly kind: 'declined'; readonly code: DeclineCode; readonly message: string; readonly avs?: Check; readonly cvv?: Check }
     | { readonly kind: 'not_processed'; readonly message: string }
-    /** The call is lost before it reaches the processor. Nothing happens, but the caller still gets an incomplete answer. */
+    /** The processor never gets the call, so nothing happens. The caller gets an incomplete answer. */
     | { readonly kind: 'never_reached' };
-  /** Legs that the fixture affects. Other legs are plainly approved. Omitted: all legs. */
+  /** Legs that the fixture affects. Omitted: all legs. Other legs are approved. */
   readonly legs?: readonly Leg[];
   readonly delayMs?: number;
   readonly quirks?: readonly Quirk[];
@@ -44,7 +44,7 @@ const SLOW_APPROVAL_MS = 5_000;
 const approved = { kind: 'approved' } as const;
 const declined = (code: DeclineCode, message: string, checks: { avs?: Check; cvv?: Check } = {}) =>
   ({ kind: 'declined', code, message, ...checks }) as const;
-/** With these legs, the behaviour happens once per payment and not once per leg. */
+/** With these legs, the behaviour happens once for each payment, and not once for each leg. */
 const NOT_FEE: readonly Leg[] = ['principal', 'combined'];
 
 /** By card number. */
@@ -91,7 +91,6 @@ export const TOKENS: Readonly<Record<string, Fixture>> = {
 const PLAIN: Fixture = { name: 'approved', result: approved };
 const FOREIGN: Fixture = { name: 'not_a_fixture', result: declined('generic_decline', 'not a sandbox fixture card') };
 
-/** The behaviour of a card or token on a leg. */
 export const fixtureFor = (instrument: { readonly number: string } | { readonly token: string }, leg: Leg): Fixture => {
   const [table, key] = 'number' in instrument ? [CARDS, instrument.number] : [TOKENS, instrument.token];
   const fixture = Object.hasOwn(table, key) ? table[key]! : FOREIGN;

@@ -166,7 +166,7 @@ describe('a damaged line refuses the start with one line', () => {
     );
     expect(error).toBeInstanceOf(JournalRefused);
     expect(error!.message).not.toContain('\n');
-    // The refused start has not changed the file.
+    // The refused start left the file as it was.
     expect(await readFile(file)).toEqual(before);
     return error!.message;
   };

@@ -1,9 +1,9 @@
 /**
- * The simulator's durable file. It is append-only, with one JSON line per record. A record is on disk before its answer is sent. Requests that arrive
- * together share one fsync.
+ * The simulator's durable file. It is append-only, with one JSON line for each record. A record is on disk before its answer is sent. Concurrent
+ * requests share one fsync.
  *
- * Each line holds its number and a checksum, so a changed, lost or inserted line is noticed on load. If the last line has no line feed, the process
- * was killed in the middle of a write. No caller got an answer for that record, so the line is cut off.
+ * Each line has a number and a checksum. So a changed, lost or inserted line is noticed on load. A last line without a line feed is from a write that
+ * was cut short. No caller got an answer for its record, so the line is cut off.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, open, stat, unlink, type FileHandle } from 'node:fs/promises';
@@ -14,16 +14,16 @@ import { crc32 } from 'node:zlib';
 
 const FORMAT_VERSION = 1;
 const READ_CHUNK_BYTES = 1024 * 1024;
-/** Records are far shorter than this. If a longer run of bytes has no line feed, the file is no journal. */
+/** Records are far shorter than this. A longer run of bytes without a line feed is no journal. */
 const MAX_LINE_BYTES = 1024 * 1024;
 const LINE_FEED = 10;
-/** `{"crc":"`, 8 hex digits and `",`: the text before the part that the checksum covers. */
+/** A line begins with `{"crc":"`, 8 hex digits and `",`. The checksum covers the rest. */
 const CRC_START = '{"crc":"';
 const CRC_DIGITS = 8;
 const CRC_END = '",';
 const COVERED_FROM = CRC_START.length + CRC_DIGITS + CRC_END.length;
 
-/** Thrown if the file is damaged, or if another process holds it. The message is one line that says what to do. */
+/** Thrown if the file is damaged or another process holds it. The message is one line with the next step. */
 export class JournalRefused extends Error {
   constructor(message: string) {
     super(message);
@@ -31,7 +31,7 @@ export class JournalRefused extends Error {
   }
 }
 
-/** Thrown after the disk refused a write. The end of the file is unknown until a restart reads it. */
+/** Thrown after a failed write. The end of the file is unknown until a restart reads it. */
 export class JournalFailed extends Error {
   constructor(message: string) {
     super(message);
@@ -40,16 +40,11 @@ export class JournalFailed extends Error {
 }
 
 export interface Journal<Record> {
-  /**
-   * Appends a record. Its place in the order is fixed at once, and it is on disk when {@link durable} resolves. After a failed write this throws,
-   * since the end of the file is unknown then.
-   */
+  /** Appends a record. Its place in the order is fixed at once. It is on disk when {@link durable} resolves. Throws after a failed write. */
   append(record: Record): void;
-  /**
-   * Resolves when all records appended so far are on disk. Rejects if the disk refused a write. An answer that depends on a record waits for this.
-   */
+  /** Resolves when all records appended so far are on disk. Rejects if a write failed. An answer that depends on a record waits for this promise. */
   durable(): Promise<void>;
-  /** Waits for appended records, then closes the file and releases the lock. */
+  /** Waits until appended records are on disk, then closes the file and releases the lock. */
   close(): Promise<void>;
 }
 
@@ -60,7 +55,7 @@ const encode = (number: number, record: unknown): string => {
   return `${CRC_START}${checksum(covered)}${CRC_END}${covered}\n`;
 };
 
-/** Reads a line. Returns its record, or its fault. */
+/** Returns the record of a line, or the line's fault. */
 const decode = (line: Buffer, number: number): { record: unknown } | { fault: string } => {
   const covered = line.subarray(COVERED_FROM);
   if (line.subarray(0, COVERED_FROM).toString('latin1') !== `${CRC_START}${checksum(covered)}${CRC_END}`) return { fault: 'its checksum differs' };
@@ -70,8 +65,8 @@ const decode = (line: Buffer, number: number): { record: unknown } | { fault: st
 };
 
 /**
- * Locks a directory for one process, by a listening socket that is named after the directory. The kernel removes the socket with the process. So
- * after `kill -9` no stale lock remains, unlike with a file that holds a process id. Throws {@link JournalRefused} if another process holds the lock.
+ * Locks a directory for one process, by a listening socket named after the directory. The lock ends with its process, so `kill -9` leaves no stale
+ * lock. Throws {@link JournalRefused} if another process holds the lock.
  */
 const hold = async (directory: string): Promise<() => Promise<void>> => {
   const { dev, ino } = await stat(directory);
@@ -94,7 +89,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
     if (!isTaken(error)) throw error;
     if (process.platform === 'linux' || process.platform === 'win32') throw held;
   }
-  // On other systems the socket's file remains after its process was killed. If nothing answers on the socket, its process is gone.
+  // On other systems, the socket's file remains after `kill -9`. If nothing answers on the socket, its process is gone.
   const answered = await new Promise<boolean>((resolve) => {
     const probe = connect(path, () => resolve(true)).once('error', () => resolve(false));
     probe.once('close', () => probe.destroy());
@@ -108,7 +103,7 @@ const hold = async (directory: string): Promise<() => Promise<void>> => {
   );
 };
 
-/** Passes each whole line to `onLine`. Returns the number of bytes in whole lines (`whole`) and after the last line feed (`torn`). */
+/** Passes each whole line to `onLine`. Returns the number of bytes in whole lines (`whole`) and after them (`torn`). */
 const readLines = async (
   handle: FileHandle,
   file: string,
@@ -134,7 +129,7 @@ const readLines = async (
 };
 
 const syncDirectory = async (directory: string): Promise<void> => {
-  // Windows cannot open a directory, and does not need this sync.
+  // Windows cannot open a directory and does not need this sync.
   if (process.platform === 'win32') return;
   const handle = await open(directory, 'r');
   await handle.sync().finally(() => handle.close());
@@ -142,7 +137,7 @@ const syncDirectory = async (directory: string): Promise<void> => {
 
 /**
  * Opens or creates the journal in `file`, and passes every record to `onRecord` in order. Throws {@link JournalRefused} if another process holds the
- * directory, or if a line is damaged. A torn last line is not damage.
+ * directory or a line is damaged. A torn last line is not damage.
  */
 export const openJournal = async <Record>(
   file: string,
@@ -154,7 +149,7 @@ export const openJournal = async <Record>(
   const release = await hold(directory);
   let handle: FileHandle | undefined;
   try {
-    // Do not open with 'a': each write names its position, so that it follows the last whole line.
+    // Do not open with 'a': each write names its position, right after the last whole line.
     handle = await open(file, 'r+').catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOENT') throw error;
       return open(file, 'wx+', 0o600);
@@ -211,7 +206,7 @@ class OpenJournal<Record> implements Journal<Record> {
     this.pending.push(encode(this.appended++, record));
     if (this.flushing) return;
     this.flushing = true;
-    // Flush in the next turn of the event loop, so that requests that were read together are written together.
+    // Flush in the next turn of the event loop. Requests that were read together then share one write.
     setImmediate(() => void this.flush());
   }
 
@@ -247,8 +242,8 @@ class OpenJournal<Record> implements Journal<Record> {
       }
       this.flushing = false;
     } catch (error) {
-      // After a failed write or fsync, the content of the disk is unknown, and a second try could report success for lost pages. So all later calls
-      // fail, until a restart reads the file again.
+      // After a failed write or fsync, the content of the disk is unknown. A second try could report success for lost pages. So all later calls fail
+      // until a restart reads the file again.
       this.failure = new JournalFailed(`the journal cannot be written (${(error as NodeJS.ErrnoException).code ?? 'unknown'})`);
       for (const { reject } of this.waiting.splice(0)) reject(this.failure);
     }

@@ -1,4 +1,4 @@
-/** The role `simulator`: the sandbox card processor in its own process. Prints one JSON line when it listens. */
+/** The role `simulator`: the sandbox card processor as a process. Prints one JSON line when it listens. */
 import { join } from 'node:path';
 import { ConfigError, createLogger, readConfig } from '#platform';
 import { JournalRefused } from './journal.js';
@@ -14,13 +14,13 @@ const run = async (): Promise<void> => {
     closeBatchesAt: config.simulatorBatchClose,
     controls: config.environment === 'sandbox',
     onLog: (line) => logger.info(line),
-    // After a failed write, the process must end: only a restart reads the file again.
+    // After a failed write the process must end. Only a restart reads the file again.
     onFailure: () => process.exit(1),
   });
   const stop = () => void simulator.close().then(() => process.exit(0));
   process.on('SIGTERM', stop);
-  // If there is a parent process (an IPC channel), the simulator ends when the parent ends. Then it ignores Ctrl-C and a closed terminal, since the
-  // parent still has calls to make.
+  // With a parent process (an IPC channel), the simulator ends when the parent ends. It then ignores Ctrl-C and a closed terminal, because the parent
+  // still has calls to make.
   process.on('disconnect', stop);
   for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);

@@ -1,11 +1,11 @@
 /**
- * The books of the sandbox card processor: charges, voids, refunds, settlements, and references that can never be executed any more.
+ * The books of the sandbox card processor: charges, voids, refunds, settlements, and references that can no longer be executed.
  *
- * Each operation is decided at once on the state in memory, and written as one record. Then the record is folded into the state. The records alone
- * rebuild the state. Nothing here reads a clock, a socket or a file.
+ * Each operation is decided on the state in memory and written as one record. Then the record is folded into the state. The records alone rebuild the
+ * state. This file uses no clock, socket or file.
  *
- * The processor is another company, so its words are those of its own protocol and not those of the gateway port. It keeps no card data, not even
- * hashed: brand, last four digits and the fixture's name are enough to tell its cards apart.
+ * The processor plays another company, so it uses the words of its own protocol and not those of the gateway port. It keeps no card data, not even
+ * hashed. Brand, last four digits and the fixture's name are enough.
  */
 import { canonicalJson } from '#kernel';
 import { fixtureFor, type Fixture, type Quirk } from './fixtures.js';
@@ -41,7 +41,7 @@ export interface ReversalAsked {
   readonly askedBy: AskedBy;
 }
 
-/** The result of an operation, stored under the operation's reference. Later calls with this reference and the same fields get it again. */
+/** The result of an operation, stored under its reference. A repeated call with the same fields gets the same result. */
 export type Result =
   | {
       readonly kind: 'approved';
@@ -63,7 +63,7 @@ export type Result =
   | { readonly kind: 'rejected'; readonly why: Rejection; readonly message: string }
   | { readonly kind: 'not_processed'; readonly message: string };
 
-/** The processor's fee for each sale. It is part of the batch's record, so that a new tariff does not change old batches. */
+/** The processor's fee for each sale. It is stored with the batch, so a new tariff does not change old batches. */
 export interface Tariff {
   readonly flatCents: number;
   readonly percentBps: number;
@@ -136,7 +136,7 @@ export interface SettlementLine {
   readonly transactionId: string;
   readonly ref: string;
   readonly type: 'sale' | 'refund';
-  /** False: the batch came back with this sale rejected. Then gross is the amount that was presented, and fee and net are 0. */
+  /** False: this sale was rejected at settlement. Gross is then the presented amount, and fee and net are 0. */
   readonly accepted: boolean;
   readonly grossCents: number;
   readonly feeCents: number;
@@ -147,7 +147,7 @@ export interface Batch {
   readonly batchId: string;
   readonly merchantAccount: string;
   readonly closedAt: string;
-  /** The next weekday after the close. It is announced with the batch. */
+  /** The next weekday after the close. */
   readonly fundedOn: string;
   readonly lines: readonly SettlementLine[];
 }
@@ -195,13 +195,13 @@ export type Found =
       readonly found: true;
       readonly state: ChargeState | 'declined';
       readonly transactionId: string;
-      /** The amount that was approved or declined. Later voids do not change it. */
+      /** The amount that was approved or declined, before any void. */
       readonly amountCents: number;
       readonly batchId?: string;
       readonly authCode?: string;
     };
 
-/** One executed operation or tombstone, with its later state. Proofs compare the ledger with this true state. */
+/** One executed operation or tombstone, with its later state. Proofs compare the ledger with it. */
 export interface Truth {
   readonly number: number;
   readonly at: string;
@@ -224,7 +224,7 @@ export interface Truth {
 }
 
 export interface ProcessorOptions {
-  /** True if a part of an unsettled charge can be voided. Then the rest settles. */
+  /** True if a part of an unsettled charge can be voided. The rest then settles. */
   readonly partialVoid: boolean;
   /** True if a charge can be refunded before it has settled. */
   readonly refundUnsettled: boolean;
@@ -259,7 +259,7 @@ const rejected = (why: Rejection, message: string): Result => ({ kind: 'rejected
 
 export class Processor {
   private readonly accounts = new Map<string, Account>();
-  /** Operations and tombstones in the order in which they happened. */
+  /** Operations and tombstones in order. */
   private readonly history: (OperationRecord | TombstoneRecord)[] = [];
   private readonly disputes = new Map<string, Dispute>();
   private batchCount = 0;
@@ -274,7 +274,7 @@ export class Processor {
     private readonly draw: (prefix: string) => string,
   ) {}
 
-  /** True if a call with this reference has an answer already: a stored result, or the refusal of a finalised reference. */
+  /** True if a call with this reference already has an answer: a stored result, or the refusal of a finalised reference. */
   isAnswered(merchantAccount: string, ref: string): boolean {
     return this.account(merchantAccount).refs.has(ref);
   }
@@ -317,7 +317,7 @@ export class Processor {
     return this.book({ type: 'operation', at, merchantAccount, ref, asked, result, ...(usedUp && { usedUp }) });
   }
 
-  /** Says whether the operation was executed. If it was not, a tombstone is written, which refuses every later call with this reference. */
+  /** Reports whether the operation was executed. If not, writes a tombstone, which refuses every later call with this reference. */
   finalize(merchantAccount: string, at: string, ref: string, op: Operation): Finalized {
     const record = this.account(merchantAccount).refs.get(ref);
     if (!record) {
@@ -325,7 +325,7 @@ export class Processor {
       return { kind: 'never' };
     }
     if (record.type === 'tombstone') return { kind: 'never' };
-    // If the reference belongs to another operation, the caller has mixed up the two. Then neither `executed` nor `never` would be true.
+    // If the reference belongs to another operation, the caller has mixed up the two. Neither `executed` nor `never` would be true.
     if (record.asked.op !== op || record.quirks?.includes('cannot_tell')) return { kind: 'cannot_tell' };
     return { kind: 'executed', result: record.result };
   }
@@ -358,7 +358,7 @@ export class Processor {
     return account.batches.at(-1)!;
   }
 
-  /** Closed batches after the batch `batchId`, oldest first. null: this account has no such batch. */
+  /** Closed batches after `batchId`, oldest first. null: this account has no such batch. */
   batchesAfter(merchantAccount: string, batchId: string | null): readonly Batch[] | null {
     const { batches, batchIndex } = this.account(merchantAccount);
     if (batchId === null) return batches;
@@ -399,12 +399,11 @@ export class Processor {
     return this.account(merchantAccount).charges.get(chargeTransactionId)?.asked.card ?? null;
   }
 
-  /** Executed operations and tombstones from number `from` on, oldest first. */
   truth(from: number, limit: number): Truth[] {
     return this.history.slice(from, from + limit).map((record, index) => this.truthOf(record, from + index));
   }
 
-  /** Folds one record into the state. No other code changes the state. */
+  /** Folds one record into the state. Only this function changes the state. */
   apply(record: ProcessorRecord): void {
     const account = this.account(record.merchantAccount);
     switch (record.type) {
@@ -429,7 +428,7 @@ export class Processor {
   }
 
   private take(record: ProcessorRecord): void {
-    // Write the record first: if the journal refuses it, the state in memory must not change.
+    // Write the record first. If the journal refuses it, the state in memory must not change.
     this.write(record);
     this.apply(record);
   }
@@ -478,7 +477,7 @@ export class Processor {
   private refundResult(charge: Charge, asked: ReversalAsked): Result {
     if (charge.rejected) return rejected('settlement_rejected', 'the settlement of this charge was rejected');
     const remaining = remainingOf(charge);
-    // Check first whether anything remains. A voided charge will never settle, so "not settled" would invite the caller to wait.
+    // Check this first. A voided charge never settles, so "not settled" would make the caller wait in vain.
     if (remaining === 0) return rejected('already_reversed', 'nothing remains of this charge');
     const refundable = charge.batchId !== null || charge.record.quirks?.includes('void_rejected') || this.options.refundUnsettled;
     if (!refundable) return rejected('not_settled', 'this charge has not settled');
@@ -506,7 +505,7 @@ export class Processor {
     const { transactionId, amountCents } = result;
     if (asked.op === 'void') {
       charge!.voidedCents += amountCents;
-      // If the whole charge was voided, the batch has no line for it.
+      // A fully voided charge has no line in the batch.
       if (charge!.voidedCents === charge!.asked.amountCents) account.open.delete(charge!);
       return;
     }

@@ -1,10 +1,10 @@
 /**
- * The sandbox card processor over HTTP. It stands for a bank and has its own durable file. So if Payfold's processes die or lose data, the processor
- * still knows what truly happened to the money.
+ * The sandbox card processor over HTTP. It stands for a bank and has its own durable file. If Payfold's processes lose data, this file still shows
+ * what happened to the money.
  *
  * Merchant calls (`/v1/…`) carry `Authorization: Sandbox <merchant account>:<sandbox key>`. The key of a merchant account is
- * `sk_sandbox_<merchant account>`. The operator's controls (`/control/…`) need the name `operator` and the key `sk_sandbox_operator`. Bodies are JSON.
- * An operation is executed at most once for each merchant account and reference.
+ * `sk_sandbox_<merchant account>`. The operator's controls (`/control/…`) need the name `operator` and the key `sk_sandbox_operator`.
+ * Bodies are JSON. An operation is executed at most once for each merchant account and reference.
  *
  * | merchant call | does |
  * |---|---|
@@ -49,15 +49,12 @@ import {
 } from './processor.js';
 
 const MAX_BODY_BYTES = 16 * 1024;
-/**
- * Clients drop idle connections long before this time (after 15 s). So the server never closes a connection on which a client is just writing a
- * request.
- */
+/** Clients drop idle connections after 15 s, long before this time. So the server never closes a connection on which a client starts a request. */
 const KEEP_ALIVE_MS = 65_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 /** How long a stop waits for answers in flight. */
 const STOP_GRACE_MS = 2_000;
-/** With these limits, pages stay below the 64 KiB that a client reads of one answer. */
+/** With these limits, a page is smaller than 64 KiB, the most that a client reads of one answer. */
 const BATCHES_PER_PAGE = 100;
 const LINES_PER_PAGE = 200;
 const TRUTH_PER_PAGE = 1_000;
@@ -71,7 +68,7 @@ const RANDOM_ID_CHARACTERS = 16;
 const STATUS_OF_RESULT = { approved: 200, declined: 402, rejected: 422, not_processed: 502 } as const satisfies Record<Result['kind'], number>;
 
 export interface SimulatorOptions {
-  /** The directory of the journal. It is created if it is missing. Only one simulator at a time can use it. */
+  /** The directory of the journal, created if missing. Only one simulator at a time can use it. */
   readonly directory: string;
   readonly host?: string;
   /** 0 or omitted: any free port. */
@@ -82,21 +79,21 @@ export interface SimulatorOptions {
   readonly partialVoid?: boolean;
   /** Default false. */
   readonly refundUnsettled?: boolean;
-  /** Time of day in UTC (`HH:MM` or `HH:MM:SS`) at which every open batch is closed. null or omitted: batches are closed only on request. */
+  /** Time of day in UTC (`HH:MM` or `HH:MM:SS`) at which every open batch is closed. null or omitted: batches close only on request. */
   readonly closeBatchesAt?: string | null;
-  /** True: the operator's endpoints are served. Default true. */
+  /** Whether the operator's endpoints are served. Default true. */
   readonly controls?: boolean;
-  /** Called when the journal can no longer be written. Then the process should end and start again. */
+  /** Called when the journal can no longer be written. The process should then end and start again. */
   readonly onFailure?: (error: Error) => void;
 }
 
 export interface Simulator {
   readonly url: string;
-  /** Stops accepting requests, waits for answers in flight, drops calls that still wait, and closes the file. */
+  /** Stops accepting requests, waits for answers in flight, drops delayed calls, and closes the file. */
   close(): Promise<void>;
 }
 
-/** A call that is refused. Nothing was executed or stored. */
+/** A refused call. Nothing was executed or stored. */
 class Refusal extends Error {
   constructor(
     readonly status: number,
@@ -111,7 +108,7 @@ const invalid = (message: string) => new Refusal(400, 'invalid_request', message
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** The answer of a handler. null: the handler has answered itself, or has cut the connection. */
+/** The answer of a handler. null: the handler has sent it, or has cut the connection. */
 type Reply = { readonly status: number; readonly body: unknown } | null;
 
 interface Request {
@@ -163,7 +160,7 @@ const instrumentOf = (value: unknown): { instrument: { number: string } | { toke
     return { instrument: { token }, card: Object.hasOwn(TOKENS, token) ? { brand: 'visa', last4: '4242' } : { brand: 'unknown', last4: '0000' } };
   }
   const number = text('instrument.number', instrument.number, /^\d{12,19}$/);
-  // Only the fixtures decide about a card. But a card without its required fields is a malformed request.
+  // The fixtures decide about a card. A card without its required fields is a malformed request.
   integer('instrument.expiryMonth', instrument.expiryMonth ?? 0, 1, 12, 0);
   integer('instrument.expiryYear', instrument.expiryYear ?? 0, 2000, 2099, 0);
   text('instrument.cvv', instrument.cvv, /^\d{3,4}$/);
@@ -219,7 +216,7 @@ const readBody = async (request: IncomingMessage): Promise<Fields> => {
   try {
     value = JSON.parse(Buffer.concat(chunks).toString('utf8'));
   } catch {
-    // Do not pass on the parser's message: it repeats the text, which may hold a card number.
+    // Do not pass on the parser's message. It repeats text that may hold a card number.
     throw invalid('the body is not JSON');
   }
   return fields('the body', value);
@@ -246,7 +243,7 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
-/** Milliseconds until this time of day in UTC comes next. At exactly this time, the result is a whole day. */
+/** Milliseconds until the next occurrence of this time of day in UTC. At exactly this time, a whole day. */
 const untilTimeOfDay = (timeOfDay: string, now: number): number => {
   const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
@@ -260,7 +257,7 @@ const JOURNAL_FILE = 'journal.ndjson';
 const ADDRESS_FILE = 'address.json';
 
 /**
- * Starts the processor on its directory. Throws `JournalRefused` if another simulator holds the directory or its file is damaged, and the system's
+ * Starts the processor on its directory. Throws `JournalRefused` if another simulator holds the directory or the file is damaged. Throws the system's
  * error if the port is taken.
  */
 export const startSimulator = async (options: SimulatorOptions): Promise<Simulator> => {
@@ -290,7 +287,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const now = () => timestamp(clock.now());
   const wait = async (ms: number): Promise<void> => {
     if (ms > 0) await clock.sleep(ms, stopping.signal);
-    // If the simulator was stopped while a call waited, the call is dropped before it changes anything.
+    // If the simulator stops while a call waits, the call is dropped before it changes anything.
     if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
   };
 
@@ -310,7 +307,10 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
   };
 
-  /** Executes a call, with a fault if one hits it. `execute` changes the state without waiting. Its record is durable before the answer is sent. */
+  /**
+   * Executes a call, with the fault that hits it, if any. `execute` changes the state without waiting. Its record is on disk before the answer is
+   * sent.
+   */
   const perform = async (
     response: ServerResponse,
     facts: CallFacts,
@@ -322,7 +322,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     if (fault?.answer === 'disabled') throw new Refusal(503, 'disabled', 'processing is disabled');
     await wait(delayMs + (fault?.delayBeforeMs ?? 0));
     const reply = fault?.effect === false ? { status: 200, body: { ref: facts.ref, outcome: { kind: 'approved' } } } : execute();
-    // Wait for the disk even if the answer is a repeated one, since the first answer's record may not be on disk yet.
+    // Wait for the disk even for a repeated answer. The record of the first answer may not be on disk yet.
     await journal.durable();
     if (!fault) return reply;
     await wait(fault.delayAfterMs);
@@ -439,7 +439,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     return { batchId, lines: batch.lines.slice(from, from + LINES_PER_PAGE), more: batch.lines.length > from + LINES_PER_PAGE };
   });
 
-  /** Makes a handler for the operator only. Its answer waits for the disk like any other. */
+  /** Makes a handler for the operator only. */
   const control =
     (execute: (request: Request) => unknown): Handler =>
     async (request) => {
@@ -530,7 +530,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     } catch (error) {
       if (error instanceof Refusal && error.code !== 'stopping')
         return send(response, error.status, { error: { code: error.code, message: error.message } });
-      // If the outcome is uncertain, send no answer and cut the connection.
+      // The outcome is uncertain. Send no answer and cut the connection.
       response.socket?.destroy();
       if (error instanceof Refusal || request.errored) return;
       onLog(`a call failed: ${error instanceof Error ? (error.stack ?? error.message) : 'unknown'}`);

@@ -1,4 +1,4 @@
-/** Starts a child process again whenever it ends. While no child runs, calls to it fail or wait, as each caller has decided. */
+/** Starts a child process again whenever it ends. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Logger } from '#platform';
 
@@ -6,7 +6,7 @@ export interface Child {
   readonly pid: number;
   /** Resolves when the process is gone. */
   readonly exited: Promise<unknown>;
-  /** Ends the process. Resolves when it is gone, or at once if it has ended before. */
+  /** Ends the process. Resolves when it is gone. */
   stop(): Promise<void>;
 }
 
@@ -18,13 +18,12 @@ export interface Kept<C extends Child> {
 }
 
 const BACKOFF_MS = { first: 100, most: 5_000 } as const;
-/** If a child ran for this long, the next restart begins with the shortest pause again. */
+/** After a child has run for this long, the next restart uses the shortest pause again. */
 const WELL_AFTER_MS = 30_000;
 
 /**
- * Starts a child, and starts it again whenever it ends. `start` gets the child that ended (null at first), so that the new child can take its
- * address. Rejects if the first start fails; later starts are repeated without limit. The signal that `start` gets ends a start that is under way:
- * `stop` ends the first start, and {@link Kept.stop} ends later ones.
+ * Starts a child, and starts it again whenever it ends. `start` gets the ended child (null at first), because a new child takes its address. Rejects
+ * if the first start fails. Later starts are repeated without limit. `stop` ends the first start, and {@link Kept.stop} ends later ones.
  */
 export const keepRunning = async <C extends Child>(
   name: string,

@@ -1,12 +1,11 @@
 /**
- * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes of their own, and does no other
- * work.
+ * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes.
  *
- * Start: Postgres and the processor start first, then the API and the worker. The API and the worker bring the schema up to date under a lock, so
- * only the first of them does the work. When both are ready, the worker makes the sandbox's first account. The first start of each process must
- * succeed. Later, a child that ends is started again at the same address.
+ * Start: Postgres and the processor start first, then the API and the worker. The first of these two brings the schema up to date under a lock. When
+ * both are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started
+ * again at the same address.
  *
- * If a stop is requested during the start, the supervisor ends the children that are starting, then everything that it has started.
+ * A stop during the start ends the children that are starting, then everything that was started.
  *
  * End: first the API drains, then the worker ends, then the processor and Postgres. If the supervisor itself is killed, the API and the worker drain
  * by themselves. The processor ends within 2 s, and Postgres after the last process that needs it.
@@ -31,17 +30,17 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
   const stops: Stops = [];
   const stop = async () => {
     const failures: unknown[] = [];
-    // If one child cannot be stopped, the others must still be stopped.
+    // If one child cannot be stopped, still stop the others.
     for (const one of stops.splice(0).reverse()) await one().catch((error: unknown) => failures.push(error));
     if (failures.length > 0) throw failures[0];
   };
   try {
-    // Postgres may run as another user, which must be able to pass through this folder.
+    // Postgres may run as another user, who must be able to pass through this folder.
     await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
     const lock = tryLockDataDir(config.dataDir);
     if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
     stops.push(async () => lock.release());
-    // The key file is checked before anything is started, so that a wrong key file leaves no half-made data directory.
+    // Check the key file before anything starts. A wrong key file then leaves no half-made data directory.
     refuseHalfDirectory(config);
     openKeys(config);
 
@@ -57,8 +56,8 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
       ...process.env,
       DATABASE_URL: databaseUrl,
       ...(simulatorUrl !== null && { SIMULATOR_URL: simulatorUrl }),
-      // With MASTER_KEY_FILE set, a role never replaces a lost key by a new one. PUBLIC_URL is set here, since its default would change with the PORT
-      // that a new child gets below.
+      // With MASTER_KEY_FILE set, a role never replaces a lost key by a new one. The default of PUBLIC_URL depends on PORT, which differs for a new
+      // child.
       MASTER_KEY_FILE: config.masterKeyFile,
       PUBLIC_URL: config.publicUrl,
     };
@@ -70,7 +69,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
     await untilReady(url, log, stopStart);
-    // The API key is shown only once. So the account is made only after all processes have started.
+    // The API key is shown only once, so make the account after all processes have started.
     const first = config.environment === 'sandbox' ? await orStopped(worker.current().ask('firstAccount'), stopStart) : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
@@ -88,8 +87,8 @@ const READY_WAIT_MS = 30_000;
 const READY_POLL_MS = 50;
 
 /**
- * Waits until the API is ready, at most {@link READY_WAIT_MS}. After an upgrade the worker may still build read models. If that takes longer, the
- * build continues and /readyz reports it.
+ * Waits until the API is ready, at most {@link READY_WAIT_MS}. After an upgrade, the worker may still build read models. A longer build continues,
+ * and /readyz reports it.
  */
 const untilReady = async (url: string, log: Logger, stop: AbortSignal): Promise<void> => {
   for (const until = performance.now() + READY_WAIT_MS; performance.now() < until;) {
@@ -99,27 +98,27 @@ const untilReady = async (url: string, log: Logger, stop: AbortSignal): Promise<
   log.warn('the service is not ready yet; /readyz names the check that fails');
 };
 
-/** Waits for both, even if one fails, so that everything that was started can be stopped. Then throws the first error. */
+/** Waits for both, even if one fails. Everything that was started can then be stopped. Throws the first error. */
 const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A, B]> => {
   const settled = await Promise.allSettled([a, b]);
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
   return Promise.all([a, b]);
 };
 
-/** The variables that make a new child listen at the ports of the child before it. */
+/** The variables that give a new child the ports of the child before it. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {
   const { url, auditUrl } = before?.addresses ?? {};
   return url && auditUrl ? { PORT: new URL(url).port, AUDIT_PORT: new URL(auditUrl).port } : {};
 };
 
-/** Metrics of all processes. Figures of the processes are added up. Figures of the database come from the worker only. */
+/** Metrics of all processes. The figures of processes are added up. Figures of the database come only from the worker. */
 const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
   if (!api || !worker) throw new Error('not ready');
   const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
   return client.AggregatorRegistry.aggregate(await Promise.all(parts));
 };
 
-/** The metrics of all processes are added up. A sum of start times makes no sense, so only the supervisor's start time is reported. */
+/** The supervisor's own metrics. A sum of start times makes no sense, so only the supervisor reports its start time. */
 const ours = new client.Registry();
 countMaskedLines(ours);
 new client.Gauge({
@@ -129,7 +128,7 @@ new client.Gauge({
   registers: [ours],
 }).set(Math.round(performance.timeOrigin / 1_000));
 
-/** Throws if the data directory holds data but no key file. The data cannot be used without its key, and a new key would hide the loss. */
+/** Throws if the data directory holds data but no key file. The data needs its key, and a new key would hide the loss. */
 const refuseHalfDirectory = (config: Config): void => {
   if (
     !config.databaseUrl &&
@@ -152,9 +151,9 @@ const embedded = async (
   const postgres = await keepRunning('postgres', log, stop, (before: EmbeddedPostgres | null, stopped) =>
     startEmbeddedPostgres(cluster, {
       stop: stopped,
-      // Other processes know this port, so a new Postgres must use the same one.
+      // Other processes know this port, so a new Postgres must use it too.
       ...(before && { port: before.port }),
-      // A Ctrl-C must not reach Postgres, since the requests in flight still need it.
+      // A Ctrl-C must not reach Postgres, because requests in flight still need it.
       ownSession: true,
       onSpawn: watch,
       onLog: (line) => log.debug({ line }, 'postgres'),
@@ -183,10 +182,7 @@ const simulator = async (config: Config, log: Logger, stops: Stops, stop: AbortS
   return child.first.url;
 };
 
-/**
- * If a supervisor was killed, its simulator holds the journal until that simulator ends, which takes some seconds. So the start of a new simulator is
- * tried again for this long.
- */
+/** The simulator of a killed supervisor holds the journal for some seconds. The start of a new simulator is tried again for this long. */
 const PREDECESSOR_MS = 10_000;
 const PREDECESSOR_POLL_MS = 250;
 const afterItsPredecessor = async <T>(stop: AbortSignal, begin: () => Promise<T>): Promise<T> => {

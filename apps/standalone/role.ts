@@ -15,13 +15,13 @@ const SUPERVISOR_ID = randomUUID();
 
 export interface RoleProcess extends Child {
   readonly addresses: Partial<Addresses>;
-  /** Rejects if the process fails to answer, or ends. */
+  /** Rejects if the process ends or cannot answer. */
   ask<Name extends keyof Answers>(name: Name): Promise<Answers[Name]>;
 }
 
 /**
- * Starts the role and waits until it is ready. If it does not start, throws the role's error line. The child keeps `lifeline` open as long as it
- * lives. `stop` ends a start that is under way.
+ * Starts the role and waits until it is ready. If it does not start, throws the role's error line. The child holds `lifeline` open while it lives.
+ * `stop` ends a start that is under way.
  */
 export const startRole = async (
   role: 'api' | 'worker',
@@ -37,7 +37,7 @@ export const startRole = async (
     stdio: ['ignore', 'inherit', 'inherit', 'ipc', lifeline],
   });
   const kill = () => child.kill('SIGKILL');
-  // If this process exits without stopping the child first, the child must end, too.
+  // If this process exits first, the child must end too.
   process.once('exit', kill);
   const exited = new Promise<string>((resolve) => {
     child.on('exit', (code, signal) => resolve(signal ?? `code ${code}`)).on('error', (error) => resolve(error.message));

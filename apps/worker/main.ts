@@ -1,4 +1,4 @@
-/** The role `worker`: runs the projections, the background loops and the dispatcher of webhooks, on the configured stores. */
+/** The role `worker`: runs the projections, the background loops and the webhook dispatcher. */
 import { Administration, createSandboxDefaults, directoryModel } from '#accounts';
 import { openKeys } from '#platform';
 import { type FirstAccount, runRole } from '../lifecycle.js';
@@ -6,10 +6,10 @@ import { createMetrics } from '../metrics.js';
 import { openServices, requirePlaces, type Services } from '../services.js';
 import { startWorker } from './worker.js';
 
-/** How long the first account may take to be visible to requests. */
+/** How long to wait until requests can use the first account. */
 const FIRST_ACCOUNT_MS = 10_000;
 
-/** Makes the first account if there is none. Requests can use the account when the promise resolves. */
+/** Makes the first account if there is none. Resolves when requests can use it. */
 const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Services): Promise<FirstAccount | null> => {
   const administration = new Administration({
     store,
@@ -26,8 +26,8 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
 };
 
 runRole('worker', async (config, log, { supervisor, stop }) => {
-  // A supervisor has one worker at a time, so the leases are in the supervisor's name. If a worker is killed, the next one continues with these
-  // leases immediately.
+  // A supervisor has one worker at a time, so leases are in the supervisor's name. After a killed worker, the next one continues with its leases
+  // immediately.
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, {
     role: 'worker',
     stop,

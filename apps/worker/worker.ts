@@ -1,6 +1,6 @@
 /**
- * The worker runs the subscribers that follow the log, the loops that run at fixed intervals, and the dispatcher of webhooks. Several workers may run
- * at the same time: every piece of work is guarded against a second worker.
+ * The worker runs the subscribers that follow the log, the loops with fixed intervals, and the webhook dispatcher. Several workers may run at the
+ * same time.
  */
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
@@ -14,15 +14,12 @@ import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
-/** Batches close once a day, so one round every 20 s is frequent enough. */
+/** Batches close once a day, so a round every 20 s is enough. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
-/** Time between two signed heads. If only events after the newest signed head are lost, no signed head shows the loss. */
+/** Time between two signed heads. A loss of events after the newest signed head is not visible in any head. */
 const HEAD_EVERY_MS = 60_000;
-/**
- * Each round checks some hundred payments, with a pause after every few of them. So the check of a million payments takes a few hours and little of a
- * core.
- */
+/** Each round checks some hundred payments, with pauses between them. A million payments take a few hours and little CPU time. */
 const DRIFT_EVERY_MS = 5_000;
 const DRIFT_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
@@ -42,7 +39,7 @@ export interface Worker {
   stop(): Promise<void>;
 }
 
-/** Runs one round of a loop. In an incident it does nothing, since the round might act on events that are lost (C76). */
+/** Runs one round of a loop. Does nothing in an incident: the round might act on events that are lost (C76). */
 export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>, log: Pick<Logger, 'warn'>): Promise<void> => {
   if (ownLog.incident) return;
   await round.run().catch((error: unknown) => log.warn({ err: error, loop: round.name }, 'a loop of the worker failed; it goes on'));
@@ -56,7 +53,7 @@ export const startWorker = (services: Services): Worker => {
   setMaxListeners(0, stop.signal);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
-    // Exceptions are opened even if recording failed, since some batches may have been recorded before the failure.
+    // Open exceptions even if recording failed. Some batches may have been recorded before the failure.
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
@@ -86,7 +83,7 @@ export const startWorker = (services: Services): Worker => {
   ];
 
   for (const reactor of Object.values(reactors)) reactor.start();
-  // A worker serves no requests. But its key sweeper finishes keys, so the database of the keys must be compared here, too.
+  // A worker serves no requests, but its key sweeper finishes keys. So the worker must compare the keys in the database with the log, too.
   void payments.claims.begun();
   const following = readModels.follow(stop.signal);
   webhooks.dispatcher.start();
@@ -104,7 +101,7 @@ export const startWorker = (services: Services): Worker => {
   };
 };
 
-/** Signs the log. If the log does not begin with the part that was signed before, logs an error as an alarm and signs nothing. */
+/** Signs the log. If the log no longer begins with the signed part, logs an error as an alarm and signs nothing. */
 const signHeads = async ({ seal, log }: Services): Promise<void> => {
   try {
     await signLog(seal);
@@ -114,7 +111,7 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
   }
 };
 
-/** Compares payments in read models with their events, and logs each difference. A difference is a fault of ours, or tampering. */
+/** Compares payments in read models with their events, and logs each difference as a fault or as tampering. */
 const lookForDrift = async ({ seal: { store, db, now }, clock, log }: Services, stop: AbortSignal): Promise<void> => {
   const found = await sweepDrift({ store, db, now }, () => clock.sleep(DRIFT_PAUSE_MS, stop));
   for (const { paymentId, kind, position, message } of found ?? [])

@@ -1,7 +1,6 @@
 /**
- * API keys and access tokens (specification, Authentication; C50–C52), without a framework. The guard and the token endpoint call these functions. An
- * access token is a JWT under one pinned algorithm. Its signing key is derived from the master key ring: no second secret has to be kept, and every
- * replica with the ring can issue and check tokens.
+ * API keys and access tokens (specification, Authentication; C50–C52). An access token is a JWT under one pinned algorithm. Its signing key is
+ * derived from the master key ring, so every replica with the ring can issue and check tokens.
  */
 import { createPrivateKey, createPublicKey, type KeyObject } from 'node:crypto';
 import { compactVerify, SignJWT } from 'jose';
@@ -14,12 +13,12 @@ import type { KeyUse } from './key-use.js';
 
 /** One hour (specification, Limits). */
 export const ACCESS_TOKEN_SECONDS = 3_600;
-/** Clocks of replicas may differ by this much. `exp` gets no tolerance. */
+/** Clocks of replicas may differ by this much. Not applied to `exp`. */
 export const CLOCK_SKEW_SECONDS = 5;
 /** Longest token that is parsed, in characters. */
 export const MAX_TOKEN_LENGTH = 2_048;
 
-/** Access tokens are valid for `/api/partner/v1/*` only (specification, Authentication 2). */
+/** Access tokens are valid only for `/api/partner/v1/*` (specification, Authentication 2). */
 const AUDIENCE = 'payfold:partner-v1';
 const ALGORITHM = 'EdDSA';
 const TYPE = 'at+jwt';
@@ -27,7 +26,7 @@ const TYPE = 'at+jwt';
 /** Prefix of an Ed25519 private key in PKCS #8. The 32 bytes of the seed follow it (RFC 8410). */
 const PKCS8_ED25519 = Buffer.from('302e020100300506032b657004220420', 'hex');
 
-/** Issues and checks access tokens. A process has one instance, because it keeps the imported keys. */
+/** Issues and checks access tokens. A process needs only one instance, which keeps the imported keys. */
 export class AccessTokens {
   private readonly signing: KeyObject;
   private readonly verifying: ReadonlyMap<string, KeyObject>;
@@ -60,13 +59,13 @@ export class AccessTokens {
     return { accessToken, expiresAt: timestamp(expires * 1_000) };
   }
 
-  /** Returns the account that a token was issued to. Throws 401 for a token that this service did not issue, or that is not valid now. */
+  /** Returns the id of the account that a token was issued to. Throws 401 for a token that this service did not issue, or that is not valid now. */
   async verify(token: string): Promise<string> {
     if (token.length > MAX_TOKEN_LENGTH) throw badToken();
     const parts = token.split('.');
     if (parts.length !== 3 || !parts.every(isCanonicalBase64url)) throw badToken();
     const header = jsonObject(parts[0]!);
-    // The header must have exactly these three fields. Extra fields (`crit`, `jku`, `x5u`, `jwk`) could change which key is used.
+    // Only these three fields may be present. Others (`crit`, `jku`, `x5u`, `jwk`) could select another key.
     if (!header || Object.keys(header).length !== 3 || header.alg !== ALGORITHM || header.typ !== TYPE || typeof header.kid !== 'string')
       throw badToken();
     const key = this.verifying.get(header.kid);
@@ -98,9 +97,7 @@ export class AccessTokens {
 
 const isSeconds = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
 
-/**
- * True if the text is the one canonical spelling of its bytes. Lenient decoders also accept white space, padding and stray bits after the last byte.
- */
+/** True if the text is the canonical base64url of its bytes. Decoders also accept white space, padding and stray bits after the last byte. */
 const isCanonicalBase64url = (text: string) => text.length > 0 && Buffer.from(text, 'base64url').toString('base64url') === text;
 
 const jsonObject = (part: string): Readonly<Record<string, unknown>> | null => {
@@ -123,7 +120,7 @@ export interface AuthenticationDeps {
   readonly keyUse?: KeyUse;
 }
 
-/** The authenticated caller. `keyId` is set only for API keys, because an access token stays valid after its key was rotated. */
+/** The authenticated caller. `keyId` is set only for API keys. */
 export interface Caller {
   readonly accountId: string;
   readonly via: 'api_key' | 'access_token';
@@ -134,29 +131,29 @@ type Credential = { readonly kind: 'api_key'; readonly text: string } | { readon
 
 const SCHEME = /^(\S+) +(\S+)$/;
 
-/** Reads the `Authorization` line. Throws 401 unless it is exactly one line of the form `ApiKey pc_…`, `pc_…` or `Bearer <token>`. */
+/** Reads the credential. Throws 401 unless there is exactly one line of the form `ApiKey pc_…`, `pc_…` or `Bearer <token>`. */
 const credentialOf = (lines: readonly string[]): Credential => {
-  // The caller passes the raw header lines, because Node joins or drops duplicates of this header (C14). A request with two identities is refused.
+  // These are the raw header lines, because Node joins or drops duplicates of this header (C14).
   if (lines.length !== 1)
     throw new AuthenticationError(401, lines.length === 0 ? 'An Authorization header is required.' : 'Send one Authorization header.');
   const line = lines[0]!.trim();
   if (line.startsWith('pc_')) return { kind: 'api_key', text: line };
   const [, scheme, text] = SCHEME.exec(line) ?? [];
   if (scheme?.toLowerCase() === 'apikey') return { kind: 'api_key', text: text! };
-  // An API key that is sent as Bearer is refused later, by {@link AccessTokens.verify}, like any other text that is not a token.
+  // {@link AccessTokens.verify} refuses an API key that is sent as Bearer.
   if (scheme?.toLowerCase() === 'bearer') return { kind: 'access_token', text: text! };
   throw new AuthenticationError(401, 'Send an API key as "ApiKey pc_…" or an access token as "Bearer …".');
 };
 
 /**
- * Returns the caller that these `Authorization` lines identify. Throws AuthenticationError: 401 for a credential that is missing, malformed, unknown,
- * rotated, expired or of another environment; 403 for a valid credential of a deactivated account.
+ * Returns the caller that these `Authorization` lines identify. Throws AuthenticationError: 401 for a missing or invalid credential, 403 for a valid
+ * credential of a deactivated account.
  */
 export const authenticate = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<Caller> => {
   const credential = credentialOf(authorizationHeaderLines);
   if (credential.kind === 'api_key') return authenticateKey(credential.text, deps);
   const accountId = await deps.tokens.verify(credential.text);
-  // The account of the token is read on every request, so that the token is refused as soon as the account is deactivated (C52).
+  // The account is read on every request, so that its tokens are refused as soon as it is deactivated (C52).
   const found = await deps.directory.account(accountId);
   if (!found) throw badToken();
   requireActive(found.status);
@@ -183,10 +180,7 @@ export interface TokenGrant {
   readonly expiresAt: string;
 }
 
-/**
- * Exchanges an API key for an access token. Throws as {@link authenticate} does. Throws 403 for an access token, because it cannot obtain another
- * one.
- */
+/** Exchanges an API key for an access token. Throws as {@link authenticate} does, and 403 for an access token. */
 export const exchange = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<TokenGrant> => {
   const caller = await authenticate(authorizationHeaderLines, deps);
   if (caller.via === 'access_token') throw new AuthenticationError(403, 'An access token cannot obtain another one; send the API key.');
@@ -197,7 +191,6 @@ const requireActive = (status: AccountStatus) => {
   if (status !== 'active') throw new AuthenticationError(403, 'The account is deactivated.');
 };
 
-// One message for all bad keys and one for all bad tokens. The caller must not learn whether a key is unknown or rotated, or whether a token is
-// forged or malformed.
+// All bad keys get the same message, and so do all bad tokens. The caller must not learn whether a key is unknown or rotated.
 const badKey = () => new AuthenticationError(401, 'The API key is not valid.');
 const badToken = () => new AuthenticationError(401, 'The access token is not valid.');

@@ -12,7 +12,7 @@ import { MemoryDirectory } from './directory.js';
 const START = Date.parse('2026-01-05T10:00:00.000Z');
 const ring = (...kids: string[]) => new Ring(kids.at(-1)!, new Map(kids.map((kid) => [kid, Buffer.alloc(32, kid)])));
 
-/** Everything that authentication uses, with a clock that the test sets. */
+/** The dependencies of authentication, with a clock that the test sets. */
 const world = async (keys: KeyRing = ring('k1'), environment: 'sandbox' | 'production' = 'sandbox') => {
   const time = { ms: START };
   const clock: Clock = { ...systemClock, now: () => time.ms };
@@ -140,7 +140,7 @@ describe('API keys (C51)', () => {
     expect(await statusOf(w.apiKey.replace('pc_test_', 'pc_live_'))).toBe(401);
     const production = { ...w.deps, environment: 'production' as const };
     expect((await refused(authenticate([w.apiKey], production))).status).toBe(401);
-    // The production environment refuses the key even if a sandbox's rows were copied into it and the text of the key was changed to `pc_live_`.
+    // Production refuses the key even if it has the sandbox's rows and the text of the key begins with `pc_live_`.
     expect((await refused(authenticate([w.apiKey.replace('pc_test_', 'pc_live_')], production))).status).toBe(401);
   });
   test('outlive a rotation of the master key, and end when their master key leaves the ring', async () => {
@@ -199,7 +199,7 @@ describe('access tokens (C52)', () => {
   const now = () => Math.floor(w.time.ms / 1_000);
   const encode = (value: unknown) => Buffer.from(JSON.stringify(value)).toString('base64url');
 
-  /** A token with changed claims and header, signed with the right key. `undefined` removes a field. */
+  /** A token with changed claims and header, signed with the key `signWith`. `undefined` removes a field. */
   const forge = async (claims: Record<string, unknown> = {}, header: Record<string, unknown> = {}, keys: KeyRing = w.keys, signWith = 'k1') => {
     const payload = { iss: 'payfold:sandbox', aud: 'payfold:partner-v1', sub: w.accountId, iat: now(), exp: now() + 3_600, ...claims };
     const { sign } = await import('node:crypto');

@@ -1,4 +1,4 @@
-/** An API account. Its stream is `account-<accountId>`. For each key, the stream holds the look-up part and a keyed hash of the secret (C51). */
+/** An API account. Its stream is `account-<accountId>`. Of each key, the stream holds the look-up part and a keyed hash of the secret (C51). */
 import { type Decider, ServiceError, unreachable } from '#kernel';
 
 /** Longest name of an account, portal or agency, in UTF-16 units. */
@@ -24,7 +24,7 @@ export interface ApiKeyRecord {
 export type AccountEvent =
   | { readonly type: 'AccountCreated'; readonly data: { readonly accountId: string; readonly name: string } }
   | { readonly type: 'ApiKeyIssued'; readonly data: { readonly accountId: string; readonly key: ApiKeyRecord } }
-  /** One event ends the old keys and adds the new one. So the new key works from the moment at which the old ones end. */
+  /** One event ends the old keys and adds the new one, so that there is no time without a valid key. */
   | {
       readonly type: 'ApiKeysRotated';
       readonly data: { readonly accountId: string; readonly endedKeyIds: readonly string[]; readonly key: ApiKeyRecord };
@@ -40,7 +40,7 @@ export interface Account {
   readonly accountId: string;
   readonly name: string;
   readonly status: AccountStatus;
-  /** Every key ever issued, oldest first. A rotated key stays, marked as revoked, so that it can be recognised. */
+  /** Every key ever issued, oldest first. Rotated keys stay, marked as revoked. */
   readonly keys: readonly (ApiKeyRecord & { readonly revoked: boolean })[];
 }
 
@@ -89,7 +89,7 @@ const decide = (state: Account | null, command: AccountCommand): readonly Accoun
     if (state) throw new ServiceError('INVALID_STATE', 'The account already exists.');
     return [{ type: 'AccountCreated', data: { accountId: command.accountId, name: validName('name', command.name) } }];
   }
-  // A deactivated account may still get keys, so that a leaked key can be rotated before the account is reactivated.
+  // A deactivated account may get new keys, so that a leaked key can be rotated before the reactivation.
   const { accountId, status, keys } = existing(state);
   switch (command.type) {
     case 'IssueApiKey':
@@ -115,8 +115,8 @@ const existing = (state: Account | null): Account => {
 const CONTROL_OR_SURROGATE = /[\p{Cc}\p{Surrogate}]/u;
 
 /**
- * A text for one line: 1–`max` UTF-16 units, trimmed, no control characters. The message of VALIDATION_ERROR names the field and does not repeat the
- * value.
+ * Trims and checks a text of one line: 1–`max` UTF-16 units, no control characters, no lone surrogates. The VALIDATION_ERROR names the field and does
+ * not repeat the value.
  */
 export const validLine = (field: string, value: string, max: number): string => {
   const text = value.trim();

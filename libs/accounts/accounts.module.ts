@@ -9,7 +9,7 @@ import { postgresKeyUse } from './key-use.js';
 import { openSigningSecret } from './administration.js';
 
 export const DIRECTORY = Symbol('directory');
-/** The dependencies of `authenticate`, which checks the credentials of partners. */
+/** The dependencies of `authenticate`. */
 export const AUTHENTICATION = Symbol('authentication');
 
 @Global()
@@ -42,7 +42,6 @@ export class AccountsModule {}
 
 /**
  * Throws if the master key ring does not belong to this database. With another ring, every API key would be refused and no secret could be opened.
- * One clear line at the start is better than a 401 for each request.
  */
 const requireRightKeys = async ({ config: { masterKeyFile }, keys }: ProcessContext, directory: Directory): Promise<void> => {
   const portal = (await directory.portals()).at(-1);

@@ -1,4 +1,4 @@
-/** Commands of an operator on accounts, keys, portals and cases. The command line calls them, and so does the first start of a sandbox. */
+/** Commands of an operator on accounts, keys, portals and cases. */
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
 import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
 import { type Actor, change, type DecidedStreamType, type DomainEvent, type EventStore, load, type Position } from '#eventstore';
@@ -31,8 +31,8 @@ export interface AdministrationDeps {
 }
 
 /**
- * The state after a command. `position` is the position of the stream's last event: a read model that has reached it shows the change. null: the
- * stream has no event.
+ * The state after a command. `position`: the stream's last event; a read model that has reached this position shows the change. null: the stream has
+ * no event.
  */
 export interface Done<State> {
   readonly state: State;
@@ -46,7 +46,7 @@ export interface NewKey {
 }
 
 export interface NewPortal {
-  /** The first account owns the portal (C66). The others are granted access. */
+  /** The first account owns the portal (C66). The others get access. */
   readonly accountIds: readonly string[];
   readonly name: string;
   readonly gateway: 'simulator' | 'none';
@@ -63,14 +63,13 @@ export interface CaseChange {
 }
 
 /**
- * Every method throws the errors of the store. For a mistake of the operator it throws a ServiceError: 404 for an unknown account,
- * PORTAL_ACCESS_DENIED for an unknown portal, VALIDATION_ERROR for values out of range. A command that would change nothing, such as the second of
- * two deactivations, appends nothing and succeeds.
+ * Every method throws the errors of the store, and a ServiceError for a mistake of the operator: 404 for an unknown account, PORTAL_ACCESS_DENIED for
+ * an unknown portal, VALIDATION_ERROR for values out of range. A command that would change nothing appends nothing and succeeds.
  */
 export class Administration {
   constructor(private readonly deps: AdministrationDeps) {}
 
-  /** The same commands, recorded under another actor. */
+  /** The same commands with another actor. */
   as(actor: Actor): Administration {
     return new Administration({ ...this.deps, actor });
   }
@@ -102,9 +101,7 @@ export class Administration {
     return { ...(await this.changeAccount(accountId, { type: 'IssueApiKey', key: record })), keyId: record.keyId, apiKey };
   }
 
-  /**
-   * Ends every key of the account and issues a new one, in one event. Tokens that were issued before stay valid (specification, Authentication 3).
-   */
+  /** Ends every key of the account and issues a new one. Tokens that were issued before stay valid (specification, Authentication 3). */
   async rotateKeys(accountId: string): Promise<Done<Account> & NewKey> {
     const { apiKey, record } = this.drawKey();
     return { ...(await this.changeAccount(accountId, { type: 'RotateApiKeys', key: record })), keyId: record.keyId, apiKey };
@@ -157,8 +154,8 @@ export class Administration {
   }
 
   /**
-   * `signingSecret` is shown once. Links that are signed with the new secret are accepted from now on. Addresses that lead back to the partner are
-   * signed with the new secret only after {@link activateSigningSecret}.
+   * Adds a second signing secret, which is returned only here. Links that are signed with it are accepted from now on. Return addresses are signed
+   * with it only after {@link activateSigningSecret}.
    */
   async stageSigningSecret(portalId: string): Promise<Done<Portal> & { readonly signingSecret: string }> {
     const { signingSecret, sealed } = this.drawSigningSecret(portalId);
@@ -170,7 +167,7 @@ export class Administration {
     return this.changePortal(portalId, { type: 'ActivateSigningSecret' });
   }
 
-  /** Parts that `change` does not name stay as they are. A change of any part makes a new fee version. */
+  /** Fields that `change` lacks stay as they are. A changed field makes a new fee version. */
   changeFee(portalId: string, change: Partial<FeeConfig>): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'ChangeFee', change });
   }
@@ -184,12 +181,12 @@ export class Administration {
     return this.changePortal(portalId, { type: 'RevokeAccess', accountId });
   }
 
-  /** Sets all limits of one scope. Without `attempts` and `declines` the scope has no limit. */
+  /** Replaces all limits of one scope. With `attempts` and `declines` null, the scope has no limit. */
   setLimits(portalId: string, scope: LimitScope, limits: VelocityLimits): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'SetLimits', scope, limits });
   }
 
-  /** Rules that `change` does not name stay as they are. null removes a rule. */
+  /** Rules that `change` lacks stay as they are. null removes a rule. */
   setRules(portalId: string, change: Partial<PortalRules>): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'SetRules', change });
   }
@@ -241,8 +238,8 @@ export class Administration {
 }
 
 /**
- * The gateway of a new portal. The simulator accepts any merchant account, so each portal gets two of its own: one for the agency's money and one for
- * the fee. This keeps the batches and balances of portals apart.
+ * The gateway of a portal. At the simulator each portal gets two merchant accounts of its own, one for the agency's money and one for the fee. So
+ * batches and balances of portals stay separate.
  */
 const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGateway | null =>
   gateway === 'none'
@@ -257,17 +254,17 @@ const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGatew
 
 const signingSecretContext = (portalId: string) => `portal-${portalId}/signingSecret`;
 
-/** The portal's signing secret in clear text, for `sig` of hosted checkout (C60). Never log it. */
+/** The portal's signing secret in clear text, for `sig` of hosted checkout (C60). Never log this secret. */
 export const openSigningSecret = (keys: KeyRing, { portalId, signingSecret }: Pick<Portal, 'portalId' | 'signingSecret'>): string =>
   keys.open(signingSecret, signingSecretContext(portalId));
 
-/** Every secret that may sign a link or a signed intake: the active one and the staged one. Never log them. */
+/** Every secret that may sign a link or an intake: the active one and the staged one, in clear text. Never log these secrets. */
 export const openAcceptedSecrets = (keys: KeyRing, portal: Pick<Portal, 'portalId' | 'signingSecret' | 'stagedSecret'>): readonly string[] =>
   [portal.signingSecret, portal.stagedSecret]
     .filter((sealed) => sealed !== null)
     .map((sealed) => openSigningSecret(keys, { portalId: portal.portalId, signingSecret: sealed }));
 
-/** The account, portal and key that the first start of a sandbox shows. */
+/** The account, portal and key that the first start of a sandbox prints. */
 export interface SandboxDefaults extends NewKey {
   readonly accountId: string;
   readonly portalId: string;
@@ -279,8 +276,8 @@ export interface SandboxDefaults extends NewKey {
 export const SANDBOX_FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 250 };
 
 /**
- * Creates account, portal and key of a new sandbox. null: the account already has a key. The ids are fixed and the key is issued last. So if this
- * start is interrupted, the next start can complete the sandbox. `signingSecret` is null if an earlier start created the portal.
+ * Creates account, portal and key of a new sandbox. null: the account already has a key. Ids are fixed and the key is issued last, so the next start
+ * can complete the work of an interrupted start. `signingSecret` is null if an earlier start created the portal.
  */
 export const createSandboxDefaults = async (administration: Administration): Promise<SandboxDefaults | null> => {
   const accountId = hashedUuid('payfold', 'sandbox', 'account');

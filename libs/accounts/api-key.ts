@@ -5,7 +5,7 @@ import type { ApiKeyRecord, KeyEnvironment } from './account.js';
 import type { ApiKeyFacts } from './directory.js';
 
 const LOOKUP_LENGTH = 16;
-/** A secret is 32 random bytes in base62. It has 43 characters, because 62^43 is the first power of 62 above 2^256. */
+/** A secret is 32 random bytes in base62. 62^43 is the first power of 62 above 2^256. */
 const SECRET_BYTES = 32;
 const SECRET_LENGTH = 43;
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
@@ -27,7 +27,7 @@ const base62 = (bytes: Uint8Array, length: number): string => {
 /** 256 random bits as 43 base62 characters. */
 export const newSecret = (random: (bytes: number) => Uint8Array = randomBytes): string => base62(random(SECRET_BYTES), SECRET_LENGTH);
 
-/** Makes a random API key. `apiKey` is shown once and not stored. `record` goes into the account's stream. */
+/** Makes a random API key. `apiKey` is never stored. `record` goes into the account's stream. */
 export const newApiKey = (
   keyId: string,
   environment: KeyEnvironment,
@@ -55,11 +55,11 @@ export const parseApiKey = (text: string): ApiKeyText | null => {
 const NO_HASH = Buffer.alloc(32);
 
 /**
- * True if the presented key is the recorded one, not revoked, and of this environment. For an unknown id the same comparison runs against a dummy
- * hash, so that the response time does not reveal which look-up ids exist.
+ * True if the presented key is the recorded one, not revoked, and of this environment. An unknown key is compared with a dummy hash, so that the
+ * response time does not reveal which look-up ids exist.
  */
 export const isRightKey = (presented: ApiKeyText, found: ApiKeyFacts | null, environment: KeyEnvironment, keys: KeyRing): found is ApiKeyFacts => {
-  // If the master key of a hash has left the ring, the API key cannot be checked and is refused.
+  // If the master key of the hash is no longer in the ring, the API key is refused.
   const kid = found && keys.kids.includes(found.kid) ? found.kid : null;
   const hash = keys.mac('api-key', presented.secret, kid ?? keys.current);
   const equal = timingSafeEqual(hash, kid && found ? found.secretHash : NO_HASH);

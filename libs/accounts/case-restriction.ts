@@ -1,19 +1,18 @@
 /**
- * An agency's restriction of one case: payments for it are blocked, held for a while, or neither. A case is the payment-level `referenceId` of a
- * portal (specification, Errors 2). The stream is `case-<portalId>-<first 32 hex digits of SHA-256 of the reference id>`; its events carry both ids
- * in full.
+ * An agency's restriction of one case: its payments are blocked or held. A case is a `referenceId` of payments of a portal (specification, Errors 2).
+ * The stream is `case-<portalId>-<first 32 hex digits of SHA-256 of the reference id>`. Its events have both ids in full.
  */
 import { type Decider, ServiceError, unreachable } from '#kernel';
 
 /** Longest `referenceId` of a payment (specification, Limits), in UTF-16 units. */
 export const MAX_REFERENCE_LENGTH = 255;
-/** Longest reason of a restriction. Refunds and voids have the same limit. */
+/** Longest reason of a restriction, in UTF-16 units. */
 export const MAX_REASON_LENGTH = 1_000;
 
 export interface CaseRestriction {
   /** `blocked` → PAYMENT_BLOCKED, `held` → PAYMENT_HELD. */
   readonly kind: 'blocked' | 'held';
-  /** The first moment at which the restriction is no longer in force, RFC 3339. null: in force until it is removed. */
+  /** End of the restriction, RFC 3339, exclusive. null: in force until it is removed. */
   readonly until: string | null;
   readonly reason: string | null;
 }
@@ -53,7 +52,7 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
   }
 };
 
-/** The restriction in force at a moment (C53); null if there is none or it has ended. */
+/** The restriction that is in force at a moment (C53). null: there is none, or it has ended. */
 export const restrictionInForce = (restriction: CaseRestriction | null, epochMs: number): CaseRestriction | null =>
   restriction && (restriction.until === null || epochMs < Date.parse(restriction.until)) ? restriction : null;
 
@@ -79,7 +78,7 @@ const decide = (state: Case | null, command: CaseCommand): readonly CaseEvent[] 
 
 const UNSTORABLE = /[\0\p{Surrogate}]/u;
 
-/** Checks the rules for the `referenceId` of a payment (C8). No payment can name a case that breaks them, so such a case cannot be restricted. */
+/** Checks the rules for the `referenceId` of a payment (C8). */
 const validReference = (referenceId: string): string => {
   if (referenceId.length < 1 || referenceId.length > MAX_REFERENCE_LENGTH)
     throw new ServiceError('VALIDATION_ERROR', `referenceId must have 1 to ${MAX_REFERENCE_LENGTH} characters.`);

@@ -1,8 +1,8 @@
 /**
  * The directory: the read model of accounts, keys, portals and cases. Requests read its rows by primary key and never cache them. So a deactivation
- * or a rotated key has an effect as soon as its row is written (specification, Authentication 3 and 4).
+ * or a rotation takes effect as soon as its row is written (specification, Authentication 3 and 4).
  *
- * The `evolve` of each decider makes the rows. There are two implementations, Postgres and memory (for the simulation). Both pass one contract spec.
+ * The `evolve` of each decider makes the rows. The implementations on Postgres and in memory (for the simulation) pass the same contract spec.
  */
 import { isUuid, systemClock } from '#kernel';
 import { batched, type Queryable } from '#platform';
@@ -15,7 +15,7 @@ import { asNow, type Portal } from './portal.js';
 /** The streams that the directory folds. */
 export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-'] as const;
 
-/** A key and its account, read for authentication in one round trip. */
+/** A key and the status of its account, for authentication. */
 export interface ApiKeyFacts {
   readonly keyId: string;
   readonly accountId: string;
@@ -33,23 +33,21 @@ export interface AccountFacts {
   readonly status: AccountStatus;
 }
 
-/** `revoked`: the account had access before, so it may still read the payments of the portal (C46). null: it never had access. */
+/** `revoked`: the account had access before and may still read the payments of the portal (C46). null: the account never had access. */
 export type PortalAccess = 'granted' | 'revoked' | null;
 
-/** Everything that a charge or a quote depends on, read in one round trip. */
+/** The rows that a charge or a quote depends on, all of the same moment. */
 export interface ChargeTerms {
   /** null: no such account. */
   readonly accountStatus: AccountStatus | null;
   readonly access: PortalAccess;
   /** null: no such portal. */
   readonly portal: Portal | null;
-  /**
-   * The restriction as recorded; `restrictionInForce` decides whether it is in force at a moment. null: no restriction, or no reference id was given.
-   */
+  /** The recorded restriction, which may have ended ({@link restrictionInForce}). null: there is none, or no reference id was given. */
   readonly restriction: CaseRestriction | null;
 }
 
-/** Reads the present rows. An id that is not a UUID is treated as unknown. */
+/** Reads the present rows. An id that is not a UUID counts as unknown. */
 export interface Directory {
   /** Finds a key by the look-up part of its text. */
   findApiKey(lookupId: string): Promise<ApiKeyFacts | null>;
@@ -68,7 +66,7 @@ export interface Directory {
 
 interface Row<State> {
   readonly state: State;
-  /** Revision of the last event in the state. Each event is folded only once. A missing revision throws. */
+  /** Revision of the last event in the state. `advance` skips events up to this revision. */
   readonly revision: bigint;
 }
 
@@ -156,7 +154,7 @@ create table directory_case (
   primary key (portal_id, reference_id)
 )`;
 
-/** Folds a batch into the rows, in the transaction that moves the checkpoint. Skips events that the rows contain already. */
+/** Folds a batch into the rows. Skips events that the rows contain already. */
 export const applyDirectory = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
   const rows = noRows();
   const keys = { accounts: new Set<string>(), portals: new Set<string>(), cases: new Map<string, { portalId: string; referenceId: string }>() };
@@ -292,7 +290,7 @@ interface GrantColumns {
 
 const toAccess = ({ active, once_granted }: GrantColumns): PortalAccess => (active ? 'granted' : once_granted ? 'revoked' : null);
 
-/** Two statements of each kind may be in flight, so that one slow statement does not delay all requests. */
+/** Two statements of each kind may be in flight, so that a slow statement does not delay all requests. */
 const LOOKUPS = { maxItems: 200, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
 interface KeyRow {
@@ -329,8 +327,8 @@ interface TermsQuestion {
 }
 
 /**
- * Reads with one statement, so that grant, portal and restriction are of the same moment. If several requests of a batch name the same portal, its
- * row is sent only once, with the first of these requests.
+ * Reads with one statement, so that grant, portal and restriction are of the same moment. The row of a portal is sent only with the first question
+ * that names the portal.
  */
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
   const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
@@ -361,7 +359,6 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
   }));
 };
 
-/** The directory on Postgres. Statements have names, so that each connection plans each statement once. */
 export const postgresDirectory = (db: Queryable): Directory => {
   const findApiKey = batched((lookupIds: readonly string[]) => findApiKeys(db, lookupIds), LOOKUPS);
   const chargeTerms = batched((questions: readonly TermsQuestion[]) => findChargeTerms(db, questions), LOOKUPS);
@@ -424,7 +421,7 @@ export const postgresDirectory = (db: Queryable): Directory => {
   };
 };
 
-/** The directory in memory, for the simulation and unit specs. The caller passes the events of the log to `apply`. */
+/** The directory in memory, for the simulation and unit specs. The caller passes the log's events to `apply`. */
 export class MemoryDirectory implements Directory {
   private readonly rows = noRows();
   /** Account id by look-up id. A key never moves to another account. */

@@ -46,7 +46,7 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   decider: caseRestriction,
 };
 
-/** Every gateway that a portal has ever had, read from the log. A portal may have a new gateway now, but earlier charges belong to the old one. */
+/** Every gateway that any portal has ever had, read from the log. Earlier charges belong to a portal's earlier gateway. */
 export const gatewaysOfAllTime = async (store: Pick<EventStore, 'readAll'>): Promise<readonly PortalGateway[]> => {
   const found = new Map<string, PortalGateway>();
   for await (const events of store.readAll(null, { streamPrefixes: [PORTAL_STREAM.prefix] }))
@@ -55,6 +55,6 @@ export const gatewaysOfAllTime = async (store: Pick<EventStore, 'readAll'>): Pro
   return [...found.values()];
 };
 
-/** Id of a case's stream. The reference id is hashed, because it may be any text and the name of a stream may not. */
+/** Id of a case's stream. The reference id is hashed, because it may hold characters that the name of a stream must not hold. */
 export const caseStreamId = (portalId: string, referenceId: string): string =>
   `${portalId}-${createHash('sha256').update(referenceId, 'utf8').digest('hex').slice(0, 32)}`;

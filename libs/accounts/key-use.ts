@@ -1,11 +1,11 @@
 /**
- * The time at which each API key was last used, for operators who want to remove old keys. The time is not an event and is not exact: it is written
- * at most once a minute, and no request waits for the write.
+ * The time at which each API key was last used, for operators. The time is not exact: it is written at most once a minute, and no request waits for
+ * the write.
  */
 import type { Clock } from '#kernel';
 import type { Migration, Queryable } from '#platform';
 
-/** `if not exists`, because release 0.1.0 created this table together with the tables of the directory. */
+/** `if not exists`, because release 0.1.0 created this table in another migration. */
 export const apiKeyUseMigration: Migration = {
   name: '0021-api-key-use',
   sql: 'create table if not exists api_key_use (key_id uuid primary key, last_used_at timestamptz not null)',
@@ -14,12 +14,12 @@ export const apiKeyUseMigration: Migration = {
 /** The shortest time between two writes for one key. */
 export const KEY_USE_WRITE_MS = 60_000;
 
-/** Called after every successful authentication with an API key. Must not throw. The request does not wait for the write. */
+/** Called after every successful authentication with an API key. Must neither throw nor wait. */
 export interface KeyUse {
   used(keyId: string): void;
 }
 
-/** Writes to Postgres. The request does not wait for the write. A failed write goes to `onError` and is not repeated. */
+/** Writes to Postgres. A failed write is passed to `onError` and not repeated. */
 export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError: (error: Error) => void = () => undefined): KeyUse => {
   const written = new Map<string, number>();
   return {
@@ -27,7 +27,7 @@ export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError
       const now = clock.now();
       if (now - (written.get(keyId) ?? Number.NEGATIVE_INFINITY) < KEY_USE_WRITE_MS) return;
       written.set(keyId, now);
-      // For each key, `written` limits this replica to one write a minute. The `where` limits all replicas together to one write a minute.
+      // For each key, `written` limits this process to one write a minute. The `where` limits all processes together.
       db.query(
         `insert into api_key_use as k (key_id, last_used_at) values ($1::uuid, $2::timestamptz)
          on conflict (key_id) do update set last_used_at = excluded.last_used_at
@@ -38,7 +38,7 @@ export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError
   };
 };
 
-/** The last use of each key, RFC 3339, by key id. A key that was never used is missing. */
+/** The last use of each key, RFC 3339, by key id. Keys that were never used are missing. */
 export const lastKeyUses = async (db: Queryable, keyIds: readonly string[]): Promise<ReadonlyMap<string, string>> => {
   const { rows } = await db.query<{ key_id: string; last_used_at: Date }>(
     'select key_id, last_used_at from api_key_use where key_id = any ($1::uuid[])',

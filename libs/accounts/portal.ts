@@ -1,20 +1,16 @@
 /**
  * A portal: an agency's payment configuration, and the accounts that may use it. Stream `portal-<portalId>`.
  *
- * The configuration is kept as events, not as one row. The intent of a payment names the fee version that the payment was charged under, and this
- * stream can still show that version.
+ * The intent of a payment names its fee version, and this stream still holds that version.
  */
 import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
 
 /** 100 %. A higher percentage is probably a misplaced decimal point. */
 export const MAX_PERCENT_BPS = 10_000;
-/** 31 days: the longest window decides how long velocity rows are kept. */
+/** 31 days. The longest window determines how long velocity rows are kept. */
 export const MAX_WINDOW_SECONDS = 2_678_400;
-/**
- * Largest number of attempts or declines that a limit may have. A larger limit would have no effect in practice, and counting that many rows would be
- * slow.
- */
+/** Largest number of attempts or declines that a limit may have. To count more rows would be slow. */
 export const MAX_VELOCITY_COUNT = 10_000;
 export const MAX_ALLOWED_ADDRESSES = 50;
 export const MAX_ADDRESS_LENGTH = 2_048;
@@ -29,14 +25,14 @@ export interface FeeConfig {
   readonly minCents: Cents;
   /** null: no upper bound. */
   readonly maxCents: Cents | null;
-  /** Whether the fee is a charge of its own (C41). */
+  /** `separate`: the fee is a charge of its own (C41). */
   readonly chargeMode: ChargeMode;
 }
 
 /** Defaults of `portals create`. */
 export const NO_FEE: FeeConfig = { flatCents: 0, percentBps: 0, minCents: 0, maxCents: null, chargeMode: 'separate' };
 
-/** The gateway that a portal charges through, with the fields of `GatewayAccount`. The fee leg of a separate charge goes to `feeMerchantAccount`. */
+/** The gateway that a portal charges through, with the fields of `GatewayAccount`. The fee of a separate charge goes to `feeMerchantAccount`. */
 export interface PortalGateway {
   readonly gateway: string;
   readonly merchantAccount: string;
@@ -48,14 +44,14 @@ export interface PortalGateway {
 export const LIMIT_SCOPES = ['card', 'case'] as const;
 export type LimitScope = (typeof LIMIT_SCOPES)[number];
 
-/** C53, C70. Within the window, the given number of attempts (or declines) is allowed. The next attempt is refused. null: no limit. */
+/** C53, C70. After this number of attempts or declines within the window, the next attempt is refused. null: no limit. */
 export interface VelocityLimits {
   readonly attempts: number | null;
   readonly declines: number | null;
   readonly windowSeconds: number;
   /**
-   * Only for scope `card` with `declines`: for how long a card is refused with `DECLINE_BLOCKED`. null: the card is refused with `VELOCITY_LIMIT`
-   * until the oldest decline leaves the window.
+   * Seconds for which a card is refused with `DECLINE_BLOCKED`; only for scope `card` with `declines`. null: the card is refused with
+   * `VELOCITY_LIMIT` until the oldest decline leaves the window.
    */
   readonly blockSeconds: number | null;
 }
@@ -65,8 +61,8 @@ export const RULE_BRANDS = ['visa', 'mastercard', 'amex', 'discover', 'diners', 
 export type RuleBrand = (typeof RULE_BRANDS)[number];
 
 /**
- * Conditions on a payment. A payment that does not meet one is refused with `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. The bounds apply to
- * `amountCents`, inclusive.
+ * Rules for payments. A payment that breaks a rule is refused with `PAYMENT_NOT_ALLOWED` (C70). null: no such rule. `minCents` and `maxCents` are
+ * inclusive bounds of `amountCents`.
  */
 export interface PortalRules {
   readonly minCents: Cents | null;
@@ -74,17 +70,15 @@ export interface PortalRules {
   readonly brands: readonly RuleBrand[] | null;
 }
 
-/** Languages of the checkout pages. */
 export const CHECKOUT_LOCALES = ['en', 'es'] as const;
 export type CheckoutLocale = (typeof CHECKOUT_LOCALES)[number];
 
-/** Settings of hosted checkout. */
 export interface CheckoutConfig {
   readonly enabled: boolean;
-  /** `https://host[:port][/path-prefix]`, normalised, no trailing slash; the host may begin with `*.`. */
+  /** `https://host[:port][/path-prefix]`, normalised, without a trailing slash. The host may begin with `*.`. */
   readonly allow: readonly string[];
   readonly requireSignedIntake: boolean;
-  /** The heading of each page; null: the portal's own name. */
+  /** The heading of each page. null: the portal's own name. */
   readonly agencyName: string | null;
   /** Colour of the button and of the heading, `#rrggbb`, lower case. null: the default colour of the checkout pages. */
   readonly colour: string | null;
@@ -126,8 +120,8 @@ export type PortalEvent =
   | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
   | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } }
   /**
-   * A new signing secret was added. The active one stays active: addresses that lead back to the partner are signed with it. Links that are signed
-   * with one of the two secrets are accepted.
+   * A new signing secret was added. Links that are signed with the new or the active secret are accepted. Return addresses are still signed with the
+   * active secret.
    */
   | { readonly type: 'PortalSigningSecretStaged'; readonly data: { readonly portalId: string; readonly signingSecret: SealedSecret } }
   /** The staged secret replaced the active one, which is no longer accepted. */
@@ -162,7 +156,7 @@ export interface Portal {
   readonly signingSecret: SealedSecret;
   /** The next signing secret, between staging and activation. */
   readonly stagedSecret: SealedSecret | null;
-  /** Every account that ever had access, and whether it has access now. An account that lost access may still read the portal (C46, C47). */
+  /** Every account that ever had access, by id. An account with `revoked` may still read the portal (C46, C47). */
   readonly access: Readonly<Record<string, 'granted' | 'revoked'>>;
 }
 
@@ -205,7 +199,7 @@ const evolve = (state: Portal | null, event: PortalEvent): Portal => {
   }
 };
 
-// Commands. Parts that a change does not name stay as they are.
+// Commands. Fields that a `change` lacks stay as they are.
 
 export type PortalCommand =
   | {
@@ -222,12 +216,12 @@ export type PortalCommand =
   | { readonly type: 'ChangeFee'; readonly change: Partial<FeeConfig> }
   | { readonly type: 'GrantAccess'; readonly accountId: string }
   | { readonly type: 'RevokeAccess'; readonly accountId: string }
-  /** Sets all limits of one scope. Limits without `attempts` and `declines` turn the scope off. */
+  /** Replaces all limits of one scope. With `attempts` and `declines` null, the scope has no limit. */
   | { readonly type: 'SetLimits'; readonly scope: LimitScope; readonly limits: VelocityLimits }
   | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
   | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
   | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> }
-  /** Staging again replaces the staged secret, in case that secret was lost before the partner received it. */
+  /** Replaces an earlier staged secret, which may be lost. */
   | { readonly type: 'StageSigningSecret'; readonly signingSecret: SealedSecret }
   | { readonly type: 'ActivateSigningSecret' };
 
@@ -250,7 +244,7 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
     }
     case 'RevokeAccess': {
       const { accountId } = command;
-      // To revoke access that an account never had is probably a mistake of the operator.
+      // This is probably a mistake of the operator, so it is refused.
       if (!portal.access[accountId]) throw new ServiceError('INVALID_STATE', 'The account never had access to this portal.');
       return portal.access[accountId] === 'revoked' ? [] : [{ type: 'PortalAccessRevoked', data: { portalId, accountId } }];
     }
@@ -305,7 +299,7 @@ const centsFrom0 = (field: string, cents: Cents) => {
   if (!isWholeNumber(cents, 0, MAX_AMOUNT_CENTS)) refuse(`${field} must be whole cents, 0 to ${MAX_AMOUNT_CENTS}.`);
 };
 
-/** Checks the rules of C32: whole cents up to one payment's limit, at most 100 %, minimum not above maximum. */
+/** Checks the rules of C32: whole cents up to the limit of a payment, at most 100 %, minimum not above maximum. */
 export const validFee = (fee: FeeConfig): FeeConfig => {
   const { flatCents, percentBps, minCents, maxCents, chargeMode } = fee;
   centsFrom0('flatCents', flatCents);
@@ -331,7 +325,7 @@ const validLimits = (scope: LimitScope, limits: VelocityLimits): VelocityLimits 
     ['blockSeconds', blockSeconds ?? 1],
   ] as const)
     if (!isWholeNumber(seconds, 1, MAX_WINDOW_SECONDS)) refuse(`${field} must be a whole number of seconds, 1 to ${MAX_WINDOW_SECONDS}.`);
-  // C70 defines a block only for declines of a card. Elsewhere `blockSeconds` would have no effect, so it is refused.
+  // C70 defines a block only for declines of a card.
   if (blockSeconds !== null && (scope !== 'card' || declines === null)) refuse('blockSeconds applies to declines of scope card only.');
   return attempts === null && declines === null ? null : { attempts, declines, windowSeconds, blockSeconds };
 };
@@ -346,7 +340,7 @@ const validRules = (rules: PortalRules): PortalRules => {
   if (minCents !== null && maxCents !== null && maxCents < minCents) refuse('maxCents must not be below minCents.');
   if (rules.brands === null) return { minCents, maxCents, brands: null };
   for (const brand of rules.brands) if (!RULE_BRANDS.includes(brand)) refuse(`brands must be of ${RULE_BRANDS.join(', ')}.`);
-  // An empty list would refuse every card. To refuse every card, an operator can remove the gateway instead.
+  // An empty list would refuse every card.
   if (rules.brands.length === 0) refuse('brands must name at least one brand.');
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };
@@ -373,7 +367,7 @@ const WILDCARD_HOST = /^\*(?:\.[a-z0-9-]+){2,}$/;
 const PLAIN_HOST = /^[a-z0-9-]+(?:\.[a-z0-9-]+)*$/;
 const IPV4_LITERAL = /^\d{1,3}(?:\.\d{1,3}){3}$/;
 
-/** One entry of the allow-list in its normal form. Checkout compares addresses after parsing them, never by a string prefix. */
+/** One entry of the allow-list in its normal form. Checkout parses and compares addresses; a string prefix would not be safe. */
 const allowedAddress = (text: string): string => {
   const wrong = (): never =>
     refuse('An allowed address reads https://host[:port][/path-prefix], without user, query or fragment; the host is a name.');
@@ -391,7 +385,7 @@ const existing = (state: Portal | null): Portal => {
   return state;
 };
 
-/** A state that an older release stored, with defaults for the fields that were added later. */
+/** Adds defaults for the fields that a state of an older release lacks. */
 export const asNow = (stored: Portal): Portal => ({
   ...stored,
   checkout: { ...CHECKOUT_OFF, ...stored.checkout },

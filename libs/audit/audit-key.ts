@@ -1,8 +1,8 @@
 /**
  * Audit keys: read-only credentials of finance tools and auditors. They open only `/audit/v1/*`.
  *
- * Form: `pa_<test|live>_<16 base32>_<43 base62>`. Only a keyed hash of the secret is kept. Each key has its own event stream
- * (`staff-audit-key-<id>`), which records who issued and who revoked the key, and when.
+ * Form: `pa_<test|live>_<16 base32>_<43 base62>`. Only a keyed hash of the secret is stored. Each key has a stream `staff-audit-key-<id>`, which
+ * records who issued the key, who revoked it, and when.
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { keyEnvironment, newSecret } from '#accounts';
@@ -10,7 +10,7 @@ import { type Actor, change, type DecidedStreamType, defineEvents, type EventSto
 import { AuthenticationError, type Clock, type Ids, ServiceError } from '#kernel';
 import { crockford, type KeyRing, type Queryable } from '#platform';
 
-/** Both roles can only read. A finance key cannot read the reports on staff actions and on idempotency keys (`auditorsOnly`). */
+/** A finance key cannot read the reports that are marked `auditorsOnly`: staff actions and idempotency keys. */
 export const AUDIT_ROLES = ['finance', 'auditor'] as const;
 export type AuditRole = (typeof AUDIT_ROLES)[number];
 
@@ -43,7 +43,7 @@ type AuditKeyEvent =
         readonly role: AuditRole;
         readonly lookupId: string;
         readonly environment: string;
-        /** HMAC-SHA256 of the secret under the key ring, base64. */
+        /** Base64 of HMAC-SHA256 of the secret, with a key of the key ring. */
         readonly secretHash: string;
         readonly kid: string;
       };
@@ -104,14 +104,14 @@ const changeKey = async (ports: AuditKeyPorts, event: AuditKeyEvent, actor: Acto
   return position!;
 };
 
-/** A new key. Its text is stored nowhere. */
+/** `auditKey` is the key as text. It is stored nowhere. */
 export interface IssuedAuditKey {
   readonly keyId: string;
   readonly auditKey: string;
   readonly position: Position;
 }
 
-/** Issues a key. The result holds its text, which is stored nowhere. Invalid name → VALIDATION_ERROR. */
+/** Issues a key. Invalid name → VALIDATION_ERROR. */
 export const issueAuditKey = async (
   ports: AuditKeyPorts,
   { name, role }: { readonly name: string; readonly role: AuditRole },
@@ -129,8 +129,8 @@ export const issueAuditKey = async (
 };
 
 /**
- * Revokes a key. Revoking it again changes nothing. Unknown key → 404. Returns the log position of the revocation: the key is refused as soon as the
- * read model has passed this position.
+ * Revokes a key. If the key is revoked already, nothing changes. Unknown key → 404. Returns a log position. The key is refused as soon as the read
+ * model has passed this position.
  */
 export const revokeAuditKey = (ports: AuditKeyPorts, keyId: string, actor: Actor): Promise<Position> =>
   changeKey(ports, { type: 'AuditKeyRevoked', data: { keyId } }, actor);
@@ -148,7 +148,6 @@ export const listAuditKeys = async (db: Queryable): Promise<AuditKeyRow[]> => {
   }));
 };
 
-/** The audit key of a request. */
 export interface AuditCaller {
   readonly keyId: string;
   readonly role: AuditRole;
@@ -157,8 +156,8 @@ export interface AuditCaller {
 const NO_HASH = Buffer.alloc(32);
 
 /**
- * Finds the audit key of a credential. A credential that is missing, malformed, unknown, revoked, a partner's, or of the other environment → 401. An
- * unknown key id takes the same path as a wrong secret, with a comparison in constant time (C51).
+ * Finds the audit key of a credential. A missing, malformed, unknown or revoked credential → 401. So does a partner's key, or a key of the other
+ * environment. An unknown key id costs the same time as a wrong secret (C51).
  */
 export const authenticateAudit = async (
   authorization: readonly string[],

@@ -8,13 +8,13 @@ import { commandHandler, ProcessContext } from '#platform/module';
 import { type AuditKeyPorts, type AuditRole, type IssuedAuditKey, issueAuditKey, revokeAuditKey } from './audit-key.js';
 import { headFolder, logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
 
-/** Token of the ports of the sealed log ({@link ProvePorts}): event store, database, key ring, and the folder of signed heads. */
+/** Token of {@link ProvePorts}: event store, database, key ring, and the folder of signed heads. */
 export const SEAL = Symbol('seal');
 /** Token of the subscriber that seals the log. */
 export const SEALER = Symbol('sealer');
 export const AUDIT_KEY_PORTS = Symbol('audit key ports');
 
-/** Signs a head over all sealed events. null: there is nothing to sign. */
+/** Signs a head over all sealed events. null: no head was signed (see {@link signLog}). */
 export class SignLog extends Command<SignedLog | null> {}
 
 export class IssueAuditKey extends Command<IssuedAuditKey> {

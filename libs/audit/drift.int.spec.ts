@@ -1,4 +1,4 @@
-/** If the database fails during a drift check, the caller gets one error. No other rejection may stay unhandled, since it would end the worker. */
+/** If the database fails during a drift check, the caller gets one error. A second, unhandled rejection would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { type EventStore, memoryEventStore, openEventStore, prepareReadModels, readStreams, type Recorded, searchPathOf } from '#eventstore';
 import type { Json } from '#kernel';
@@ -27,7 +27,7 @@ test('of several reads at once that all fail, none is left unhandled', async () 
   await pool.query('drop table payment_list, journal_payment, journal_entry, gateway_transaction cascade');
   const ids = ['01890000-0000-7000-8000-000000000000'];
   await expect(checkPayments({ store: memoryEventStore(), db: pool, now: () => Date.now() }, ids)).rejects.toThrow('does not exist');
-  // Jest fails a test on an unhandled rejection. The other reads fail shortly after the first one, so wait for them here.
+  // Jest fails a test on an unhandled rejection. Wait until the other reads have failed too.
   for (let turn = 0; turn < 3; turn++) await pool.query('select pg_sleep(0.02)');
 });
 
@@ -41,7 +41,7 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
   const db = {
     query: async (query: string | { name: string }, values?: unknown[]) => {
       const result = (await pool.query(query as string, values)) as unknown;
-      // Book the payment after its `journal_payment` row was read and before its entries are read.
+      // Book the payment between the read of its `journal_payment` row and the read of its entries.
       if (typeof query !== 'string' && query.name === read && !booked) {
         booked = true;
         await transaction(pool, (client) => journalModel.apply(client, events));
@@ -102,7 +102,6 @@ test('all findings of the sweep are shown', async () => {
   ]);
 });
 
-/** Appends a charged payment to the store and returns its id. */
 const charged = async (store: EventStore): Promise<string> => {
   const ids = systemIds(() => Date.now());
   const [paymentId, attemptId] = [ids.uuid(), ids.uuid()];

@@ -1,9 +1,9 @@
 /**
  * Drift: a difference between the events and the rows of the read models.
  *
- * For every payment four sources are compared: the replay of its stream, its row in the list, its entries in the journal, and the settlement records
- * of its charges. Each row is compared with the events up to the row's own revision. So a row that is only a little behind is no difference, and the
- * check can run while the service runs. If a read model's checkpoint has passed events that a row does not show, that row is a difference.
+ * Each payment is replayed from its stream. The result is compared with its row in the list, its entries in the journal, and the settlement records
+ * of its charges. A row is compared with the events up to the row's own revision, so the check can run while the service runs. A row that misses
+ * events is a difference only if the read model's checkpoint has passed them.
  */
 import { createHash } from 'node:crypto';
 import { checkpointOf, type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
@@ -35,18 +35,18 @@ export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books';
 export interface Difference {
   readonly kind: DriftKind;
   readonly paymentId: string | null;
-  /** Log position of the event at which rows and events differ. null: the difference belongs to no single event, for example a sum. */
+  /** Log position of the event at which rows and events differ. null: no single event, for example a sum. */
   readonly position: string | null;
   readonly message: string;
 }
 
 export interface DriftReport {
   readonly payments: number;
-  /** Checkpoint of the journal when the comparison began: its entries up to here were compared. null: the journal has read no event. */
+  /** Checkpoint of the journal when the check began. Entries up to here were counted. null: the journal has applied no event. */
   readonly position: string | null;
-  /** SHA-256 over one line for each payment (id, revision and folded state), in the order of the ids. */
+  /** SHA-256 over one line per payment (id, revision and folded state), in the order of the ids. */
   readonly digest: string;
-  /** Number of journal entries that the events post. */
+  /** Number of journal entries that follow from the events up to `position`. */
   readonly entries: number;
   readonly differences: readonly Difference[];
 }
@@ -55,19 +55,19 @@ export interface DriftPorts {
   readonly store: EventStore;
   readonly db: Queryable;
   readonly now: () => number;
-  /** Default: the posting rules of this release. A spec passes other rules, to test a new version of a rule. */
+  /** Default: the posting rules of this release. A spec passes other rules to test a new version. */
   readonly rules?: PostingRules;
 }
 
-/** A report lists at most this many differences of payments, and counts the others by kind. */
+/** A report lists at most this many differences of payments. Further ones are counted by kind. */
 export const MAX_DIFFERENCES = 1_000;
-/** Number of payments in a page. In a small page, most rows are unused again when the garbage collector runs, so it copies few of them. */
+/** Number of payments in a page. Small pages keep garbage collection cheap: few rows are in use at the same time. */
 const PAGE_PAYMENTS = 100;
 /** Number of pages that are read ahead while one page is compared. */
 const PAGES_AHEAD = 3;
 /**
- * The line of a batch is recorded shortly after the PaymentSettled event of its payment. If the process dies in between, the next round of settlement
- * records the line. So for this long after the event, a missing line is no difference.
+ * For this long after a PaymentSettled event, a missing settlement line is no difference. The line is recorded shortly after the event. If the
+ * process dies before that, the next round of settlement records the line.
  */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
@@ -92,7 +92,7 @@ const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> 
   };
 };
 
-/** Names of the columns by which the list is searched, in the order of `found` in the query below. */
+/** Columns of the list other than its state, in the order of `found` in the query below. */
 const FOUND_UNDER = ['account', 'portal', 'creation', 'status', 'open attempt', 'open since'] as const;
 
 interface Rows {
@@ -103,7 +103,7 @@ interface Rows {
 }
 
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
-  // Await the three reads together. If each was awaited in turn, a failure of a later read would be an unhandled rejection.
+  // Await the three reads together. If a later read failed while an earlier one was awaited, its rejection would be unhandled.
   const [list, journal, legs] = await Promise.all([
     db.query<{ payment_id: string; revision: string; found: (string | null)[]; state: Payment }>({
       name: 'drift-list',
@@ -118,7 +118,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
     }),
     readSettled(db, ids),
   ]);
-  // Read the entries after the `journal_payment` rows. Entries that are newer than those rows are left out later, by their log position.
+  // Read the entries after the `journal_payment` rows. `checkPayment` leaves out entries that are newer than those rows.
   const entries = await entriesOfPayments(db, ids);
   return {
     list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: row.state }])),
@@ -128,7 +128,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   };
 };
 
-/** For each payment: its legs, each with the batch that settled it according to the processor's lines. */
+/** For each payment: the batch that settled each leg, according to the processor's lines. */
 const readSettled = async (db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, ReadonlyMap<string, string>>> => {
   const { rows } = await db.query<{ payment_id: string; leg: string; settled_batch_id: string }>({
     name: 'drift-settled',
@@ -154,11 +154,10 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
   return groups;
 };
 
-/** Rules whose entries come from events of the payment's own stream. Entries of settlement lines name the line in `part`. */
+/** Rules for events of a payment's own stream. An entry of a settlement line has the line in `part`. */
 const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14'];
 const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.includes(rule);
 
-/** Compares the events of one payment with all rows that were made from them. */
 const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, rows: Rows, now: number): Difference[] => {
   const differences: Difference[] = [];
   const differs = (kind: DriftKind, position: string | null, message: string) => differences.push({ kind, paymentId: id, position, message });
@@ -204,9 +203,9 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     }
   }
 
-  // Journal: compare its entries one by one, and compare their sums with the amounts of the payment (`wrongAmounts`).
+  // Journal: compare the entries one by one, and their sums with the amounts of the payment.
   const journalled = reached(at.journal);
-  // The entries were read after the payment's `journal_payment` row. Leave out the entries that are newer than that row.
+  // Leave out entries that are newer than the payment's `journal_payment` row.
   const through = booked ? (events[Number(booked.revision)]?.position ?? '') : at.journal;
   const stored = (rows.entries.get(id) ?? []).filter((entry) => isOfPayment(entry) && entry.position <= through);
   if (journalled && (!booked || booked.revision < journalled.revision))
@@ -232,10 +231,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   return differences;
 };
 
-/**
- * True if two values are equal as JSON. Plain text is compared first, which is ten times cheaper than canonical text. It is enough if both values
- * have their fields in the same order.
- */
+/** True if two values are equal as JSON. Plain JSON is compared first, since canonical JSON is ten times slower. */
 const isSame = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b) || canonicalJson(a) === canonicalJson(b);
 
 const ordered = ({ entryId, eventId, position, number, rule, part, paymentId, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry) => [
@@ -268,7 +264,7 @@ const compareEntries = (
   for (const extra of byId.values()) differs(extra.position, `entry ${extra.entryId} (${extra.rule}) belongs to no event`);
 };
 
-/** Compares the amounts of the payment's state with sums over its journal entries. Returns one message for each difference. */
+/** Compares the amounts of the payment with sums over its journal entries. Returns one message per difference. */
 const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>, entries: readonly JournalEntry[]): string[] => {
   const charge: Charged | null = payment.phase === 'charged' ? payment : null;
   const legs = charge?.legs ?? [];
@@ -295,7 +291,7 @@ const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>
     .map(([what, replay, journal]) => `${what}: ${replay} cents by its events, ${journal} by the journal`);
 };
 
-/** Names the first field in which two values differ, with both values, for people to read. */
+/** Text that names the first field in which two values differ, with both values. */
 const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
   const [a, b] = [right, wrong] as [Record<string, unknown>, Record<string, unknown>];
   if (a !== null && b !== null && typeof a === 'object' && typeof b === 'object')
@@ -306,8 +302,7 @@ const firstDifference = (right: unknown, wrong: unknown, path = ''): string => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Nearly every payment has no difference. A comparison of rows as text shows this at a fraction of the cost of parsing them. Only if a text differs
-// is the payment compared field by field (`checkPayment`).
+// First, all rows are compared as text, without parsing them. Only payments whose text differs are compared field by field (`checkPayment`).
 
 /** The rows of one payment in the list, the journal and the register, as text. */
 interface Told {
@@ -334,8 +329,7 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
     }),
     readSettled(db, ids),
   ]);
-  // Read the entries after the `journal_payment` rows. If the journal posts entries between the two reads, the text differs, and the payment is
-  // compared field by field.
+  // Read the entries after the `journal_payment` rows. If the journal posts entries between the two reads, the payment is compared field by field.
   const lines = await linesOfPayments(db, ids, PAYMENT_RULES);
   const told = new Map<string, { -readonly [Field in keyof Told]: Told[Field] }>(ids.map((id) => [id, {}]));
   for (const row of list.rows) told.get(row[0])!.list = row;
@@ -347,7 +341,7 @@ const readTold = async (db: Queryable, ids: readonly string[]): Promise<Readonly
 
 interface Replayed {
   readonly payment: Payment;
-  /** The row that the list should hold. Its last column is the folded state. null: the list should hold no row. */
+  /** Expected row of the list. Its last column is the folded state. null: no row is expected. */
   readonly row: readonly (string | null)[] | null;
   /** Revision of the payment's last event. */
   readonly revision: string;
@@ -369,7 +363,7 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   return { payment, row, revision: String(events.length - 1), books, entries };
 };
 
-/** True if all rows agree with the replay of the whole stream. If false, a row may differ, or may only be behind the stream. */
+/** True if all rows agree with the whole stream. If false, the rows may also be only behind the stream. */
 const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
   if (!list || !row || !isVisible(payment) || !journal) return false;
   const legs = payment.phase === 'charged' ? payment.legs : [];
@@ -388,11 +382,11 @@ interface Checked {
   readonly differences: Difference[];
   /** One line for each payment (id, revision, state), in the order of the given ids. */
   readonly texts: string[];
-  /** Number of journal entries that the payments' events post up to `until`. */
+  /** Number of journal entries that follow from the payments' events up to `until`. */
   readonly entries: number;
 }
 
-/** Compares these payments. `until`: the log position up to which `entries` counts. */
+/** Compares the payments `ids`. `until`: log position up to which `entries` counts. */
 export const checkPayments = async (ports: DriftPorts, ids: readonly string[], until = ''): Promise<Checked> =>
   checkRead(ports, await read(ports, ids), until);
 
@@ -405,8 +399,8 @@ interface ReadPage {
 
 const read = async (ports: DriftPorts, ids: readonly string[]): Promise<ReadPage> => {
   const { store, db } = ports;
-  // Read the checkpoints first, then the rows, then the events. So each row is at least as new as its checkpoint, and the events are at least as new
-  // as the rows.
+  // Read checkpoints, rows and events in this order. Each row is then at least as new as its checkpoint, and the events are at least as new as the
+  // rows.
   const at = await readCheckpoints(ports);
   const told = await readTold(db, ids);
   return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream), { skipUnreadable: true }) };
@@ -434,7 +428,7 @@ const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<D
   return ids.flatMap((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
 };
 
-/** Ids of payments in the list or the journal, in ascending order, from the first one after `after`. */
+/** Ids of payments in the list or the journal, ascending, beginning after the id `after`. */
 export const paymentIdsAfter = async (db: Queryable, after: string | null, limit = PAGE_PAYMENTS): Promise<string[]> => {
   const { rows } = await db.query<{ payment_id: string }>({
     name: 'drift-ids',
@@ -447,17 +441,14 @@ export const paymentIdsAfter = async (db: Queryable, after: string | null, limit
   return rows.map((row) => row.payment_id);
 };
 
-/**
- * Pages of payments in the order of their ids. While the caller compares one page, the next pages are read, so the database and this process work at
- * the same time.
- */
+/** Pages of payments in the order of their ids. While the caller compares one page, the next pages are read. */
 const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, void, void> {
   const reading: Promise<ReadPage>[] = [];
   for (let after: string | null = null; ;) {
     const ids = await paymentIdsAfter(ports.db, after);
     if (ids.length === 0) break;
     const page = read(ports, ids);
-    // The error reaches the caller when it awaits this page. Until then, this handler prevents an unhandled rejection.
+    // The caller gets the error when it awaits this page. Until then, this handler prevents an unhandled rejection.
     page.catch(() => undefined);
     reading.push(page);
     if (reading.length > PAGES_AHEAD) yield await reading.shift()!;
@@ -466,7 +457,7 @@ const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, 
   for (const page of reading) yield await page;
 };
 
-/** Compares all payments, all other journal entries, and the totals of the books. `streams`: the number of payment streams in the log, if known. */
+/** Compares all payments, all other journal entries, and the totals of the books. `streams`: number of payment streams in the log, if known. */
 export const findDrift = async (
   ports: DriftPorts,
   { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
@@ -500,7 +491,7 @@ export const findDrift = async (
   return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries: entries + others.entries, differences };
 };
 
-/** Compares the entries of settlement, exceptions and adjustments with their events, up to the log position `until`. */
+/** Compares the entries of settlement, exceptions and adjustments with their events up to the log position `until`. */
 const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
   const { store, db } = ports;
   const differences: Difference[] = [];
@@ -519,7 +510,7 @@ const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ di
 };
 
 /**
- * Checks the whole journal: all accounts sum to 0, every entry balances, the number of entries is right, and the day totals agree with the entries.
+ * Checks the journal as a whole. All accounts sum to 0. Every entry balances. The number of entries is right. The day totals agree with the entries.
  */
 const checkBooks = async (db: Queryable, until: string, expectedEntries: number): Promise<Difference[]> => {
   const differs = (message: string, position: string | null = null): Difference => ({ kind: 'books', paymentId: null, position, message });
@@ -549,7 +540,7 @@ const checkBooks = async (db: Queryable, until: string, expectedEntries: number)
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The sweep checks all payments again and again, at low priority. Any worker can take the next round of payments.
+// The sweep compares all payments again and again, in rounds at low priority. Any worker can take the next round.
 
 export const driftMigration: Migration = {
   name: '0102-drift',
@@ -576,15 +567,15 @@ create table drift_difference (
 
 /** Number of payments in one round of the sweep. */
 const SWEPT_PAYMENTS = 800;
-/** Number of payments that are compared without a pause. This takes some milliseconds, for which a request may have to wait. */
+/** Number of payments that are compared without a pause. A request may have to wait for these few milliseconds. */
 const SWEPT_AT_ONCE = 40;
-/** If a worker dies during a round, another worker may begin a round after this time. */
+/** If a worker dies during its round, another worker can begin a round after this time. */
 const ROUND_SECONDS = 60;
 
 /**
- * Compares the next round of payments and stores their differences. Stored differences of these payments are deleted if they no longer exist. After
- * the last payment, the next round begins with the first payment. Returns null if another worker does the round. `pause` is awaited between two
- * groups of payments, so that a request never waits for a whole round.
+ * Compares the next payments and stores their differences. Stored differences of these payments that no longer exist are deleted. After the last
+ * payment, the sweep begins again with the first one. null: another worker does this round. `pause` is awaited between two groups of payments, so
+ * that requests can run.
  */
 export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;
@@ -618,7 +609,7 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
   return differences;
 };
 
-/** The differences that the sweep has stored, and its progress. */
+/** The stored differences, and the progress of the sweep. */
 export const driftFound = async (db: Queryable) => {
   const { rows: sweep } = await db.query<{ payments: string; completed_at: Date | null }>('select payments, completed_at from drift_sweep');
   const found = everyRow<FoundDifference>(async (after, limit) => {
@@ -652,7 +643,7 @@ interface FoundDifference {
   readonly found_at_text: string;
 }
 
-/** For metrics: the number of differences, and the seconds since the sweep last reached its end (null: it never did). */
+/** For metrics. `lastRunSeconds`: seconds since the sweep last compared all payments. null: it has not done so yet. */
 export const driftFigures = async (db: Queryable): Promise<{ readonly differences: number; readonly lastRunSeconds: number | null }> => {
   const { rows } = await db.query<{ differences: string; seconds: string | null }>(
     `select (select count(*) from drift_difference) as differences, (select extract(epoch from now() - completed_at) from drift_sweep) as seconds`,

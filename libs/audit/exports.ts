@@ -1,9 +1,8 @@
 /**
- * Reports for finance staff, reconciliation jobs and auditors, as pages of rows.
+ * Reports for finance staff, reconciliation jobs and auditors, as pages of rows. A report needs constant memory.
  *
- * A report streams in constant memory. Each page has an `after`, which names the page's last row by its key. If a reader stops after a page, a new
- * query with this `after` continues behind that row. `from` (inclusive) and `to` (exclusive) limit the rows by the report's own time column. Reports
- * over the journal also take `asOf`.
+ * Each page has an `after`, the key of its last row. A query with this `after` begins with the next row. `from` (inclusive) and `to` (exclusive)
+ * limit the rows by the report's own time column. Reports over the journal also take `asOf`.
  */
 import type { EventStore, Position, ReadModel } from '#eventstore';
 import { ServiceError, sumCents } from '#kernel';
@@ -16,7 +15,7 @@ export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
   readonly from: string | null;
   readonly to: string | null;
-  /** For reports over the journal: only entries that were recorded by this time count. null: all. */
+  /** Only for reports over the journal: entries that were recorded later do not count. null: all entries count. */
   readonly asOf: string | null;
   /** `after` of the last page that was read. null: begin with the first row. */
   readonly after: string | null;
@@ -29,17 +28,17 @@ export interface ReportPorts {
 
 export interface ReportPage {
   readonly rows: readonly (readonly Cell[])[];
-  /** The value of `after` with which a query continues behind this page. */
+  /** Key of the page's last row. A query with this `after` begins with the next row. */
   readonly after: string;
 }
 
 interface Report {
   readonly title: string;
   readonly columns: readonly string[];
-  /** Columns of cents with a meaningful control total. */
+  /** Columns of cents whose sum is meaningful. */
   readonly totals: readonly string[];
   /**
-   * The report is complete up to the checkpoint of this read model. A report that uses no read model (keys, deliveries, the log itself) names the
+   * The report is complete up to the checkpoint of this read model. A report without a read model (keys, deliveries, the log itself) names the
    * journal.
    */
   readonly projection: ReadModel;
@@ -48,7 +47,7 @@ interface Report {
   pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** Number of rows in a page. If pages are small, few rows are still in use when the garbage collector runs, so it copies few. */
+/** Number of rows in a page. Small pages keep garbage collection cheap: few rows are in use at the same time. */
 const PAGE_ROWS = 250;
 
 type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
@@ -64,9 +63,7 @@ const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
 const parsed = (kind: Kind, value: string | null): Cell =>
   value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
 
-/**
- * Reads the rows of one statement page by page from a cursor. The database plans and sorts the statement once. This process holds at most two pages.
- */
+/** Reads the rows of one statement page by page from a cursor. This process holds at most two pages. */
 const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
   const client = await db.connect();
   let [broken, begun] = [true, false];
@@ -90,11 +87,11 @@ const cursorPages = async function* <Row>(db: Pool, query: { text: string; value
     await client.query('commit');
     broken = false;
   } catch (error) {
-    // All other parameters were checked before. So the database failed to convert a part of `after` to its type (date, id or text).
+    // All other parameters were checked before. A part of `after` is not a valid date, id or text.
     if (!begun && isDataException(error)) throw notAPlace();
     throw error;
   } finally {
-    // If the caller stopped early, or a query failed, the transaction is still open. Then close the connection; this ends the transaction.
+    // If a query failed or the caller stopped early, the transaction is still open. Closing the connection ends the transaction.
     client.release(broken);
   }
 };
@@ -114,8 +111,8 @@ const keyOf = (after: string, length: number): readonly string[] => {
 type Key = readonly [sql: string, type: 'text' | 'uuid' | 'date' | 'timestamptz'];
 
 /**
- * A report that is one SQL statement. It is sorted by the columns of `key`, which together name a row. In `source`, `$1`, `$2` and `$3` are from, to
- * and asOf.
+ * A report from one SQL statement, sorted by the columns of `key`, which together are unique. In `source`, `$1` is from, `$2` is to, and `$3` is
+ * asOf.
  */
 const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[], source: string, extra: Partial<Report> = {}): Report => ({
   title,
@@ -138,7 +135,7 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
   ...extra,
 });
 
-/** A report over folded payments, oldest first. `rowsOf` returns the rows of one payment: none, one or several. */
+/** A report over folded payments, oldest first. `rowsOf` returns the rows of one payment. */
 const paymentReport = (
   title: string,
   columns: readonly string[],
@@ -151,7 +148,7 @@ const paymentReport = (
   totals,
   projection: paymentListModel,
   pages: async function* ({ db }, { from, to, after }) {
-    // Payment ids ascend with the time of creation and are indexed. So this report is sorted by id alone.
+    // Sort by id: payment ids are indexed and ascend with the time of creation.
     const [place] = after === null ? [null] : keyOf(after, 1);
     const text = `select payment_id, state from payment_list where created_at >= $1::timestamptz and created_at < $2::timestamptz
       and ($3::uuid is null or payment_id > $3) and ${where} order by payment_id`;
@@ -171,7 +168,7 @@ const ACCOUNTED = `journal_entry e cross join unnest(e.accounts, e.cents) as p (
   where e.booked_at >= $1::timestamptz and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz`;
 const movement = (condition: string) => `coalesce(sum(-p.cents) filter (where ${condition}), 0)`;
 
-/** All events that staff or operators caused: on payments, exceptions and adjustments, and changes by administrators. */
+/** All events that staff or operators caused, in all streams. */
 const staffActions: Report = {
   title: 'Staff actions: who did what, and why',
   columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],
@@ -254,7 +251,7 @@ export const REPORTS = {
     'Refund and void register',
     ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes'], // prettier-ignore
     ['principal_cents', 'fee_cents'],
-    // Payments of these three statuses have no reversal. A `succeeded` payment may have one: an incomplete void does not change this status.
+    // Payments with these three statuses have no reversal. A `succeeded` payment may have one, since an incomplete void leaves its status unchanged.
     `status not in ('pending', 'failed', 'unknown')`,
     (id, payment) =>
       payment.phase !== 'charged'

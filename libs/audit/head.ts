@@ -1,8 +1,8 @@
 /**
- * Signed heads of the log, in the form of C2SP checkpoints (c2sp.org/tlog-checkpoint). A head is a signed note with the log's origin, the tree's size
- * and its root. Two extension lines hold the time and the position in the store's log.
+ * Signed heads of the log, as C2SP checkpoints (c2sp.org/tlog-checkpoint). A head is a signed note with the log's origin, the tree's size and its
+ * root. Two extension lines hold the time and the log position.
  *
- * The Ed25519 key is derived from the master key ring. Each head is written once, as a file outside the database.
+ * The Ed25519 key is derived from the master key ring. Each head is also written to a file outside the database.
  */
 import { createHash, createPrivateKey, createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 import {
@@ -33,17 +33,17 @@ export interface Head {
   readonly position: string;
 }
 
-/** The fixed bytes that come before the 32 bytes of an Ed25519 key in PKCS #8 and in SPKI. */
+/** Fixed prefixes of an Ed25519 key in PKCS #8 and in SPKI. The 32 bytes of the key follow. */
 const PKCS8 = Buffer.from('302e020100300506032b657004220420', 'hex');
 const SPKI = Buffer.from('302a300506032b6570032100', 'hex');
 const ED25519 = 1;
 const KEY_HASH_BYTES = 4;
 
-/** A public key by which heads of one log are verified. */
+/** Public key that verifies the heads of one log. */
 export interface HeadKey {
   readonly name: string;
   readonly publicKey: Buffer;
-  /** The verifier key in C2SP's form, for an auditor to keep. */
+  /** Verifier key in C2SP's form, for auditors. */
   readonly vkey: string;
 }
 
@@ -62,7 +62,7 @@ const headKey = (name: string, keys: KeyRing, kid: string): HeadKey => {
   return { name, publicKey, vkey };
 };
 
-/** The keys that sign heads of a log, one for each key of the master key ring. So heads that an earlier key signed stay valid. */
+/** Public keys of a log's heads, one for each key of the master key ring. Heads that an earlier key signed stay valid. */
 export const headKeys = (origin: string, keys: KeyRing): HeadKey[] => keys.kids.map((kid) => headKey(origin, keys, kid));
 
 const textOf = ({ origin, size, root, at, position }: Head): string =>
@@ -77,7 +77,7 @@ export const signHead = (head: Head, keys: KeyRing): string => {
 
 export class ForgedHead extends Error {}
 
-/** Reads a signed head and verifies its signature. Throws {@link ForgedHead} if the text is not a head, or if none of these keys signed it. */
+/** Reads a signed head and verifies its signature. Throws {@link ForgedHead} if the text is no head, or if none of `keys` signed it. */
 export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
   const [, text, signatures] = /^([^]*?\n)\n((?:— [^\n]+\n)+)$/.exec(note) ?? [];
   const lines = text?.split('\n') ?? [];
@@ -107,12 +107,12 @@ export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Files: `<day>/<size>.head`. An operator copies the folder to a place that the database's administrators cannot reach.
+// Files: `<day>/<size>.head`. An operator copies the folder to a place that database administrators cannot reach.
 
 const DIGITS = 20;
 const EXTENSION = '.head';
 
-/** Writes a head to its file and returns the file's path. If the file exists, it is not changed. */
+/** Writes a head to its file and returns the file's path. An existing file is not changed. */
 export const writeHead = (folder: string, head: Head, note: string, name: string = String(head.size).padStart(DIGITS, '0')): string => {
   const day = join(folder, head.at.slice(0, 10));
   mkdirSync(day, { recursive: true, mode: 0o755 });
@@ -134,7 +134,7 @@ export const writeHead = (folder: string, head: Head, note: string, name: string
   return file;
 };
 
-/** Writes the public keys of this log's heads to `keys.txt`, for auditors to copy. */
+/** Writes the public keys of this log's heads to `keys.txt`, for auditors. */
 export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   mkdirSync(folder, { recursive: true, mode: 0o755 });
   writeFileSync(join(folder, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
@@ -149,7 +149,7 @@ export const headFiles = (folder: string): string[] =>
         .map((name) => join(folder, name))
     : [];
 
-/** The newest head file. Only the last day's folder is listed, since a year has half a million head files. */
+/** The newest head file. Looks into the newest day's folder first, since a year has half a million head files. */
 export const newestHeadFile = (folder: string): string | null => {
   const days = existsSync(folder) ? readdirSync(folder).sort().reverse() : [];
   for (const day of days) {

@@ -1,7 +1,7 @@
 /**
  * The Merkle tree of RFC 9162, 2.1, stored in tiles: hashes of leaves and nodes, the root of a tree of any size, and the two kinds of proof.
  *
- * A tile holds up to 256 hashes of one level. Each hash on level L covers 256^L leaves. Each computation here needs only a few tiles.
+ * A tile holds up to 256 hashes of one level. A hash on level L covers 256^L leaves.
  */
 import { hash } from 'node:crypto';
 import type { Recorded } from '#eventstore';
@@ -32,7 +32,7 @@ export const nodeHash = (left: Uint8Array, right: Uint8Array): Buffer => {
 /** Root of the empty tree. */
 export const EMPTY_ROOT = sha256(Buffer.alloc(0));
 
-/** The sealed content of an event: all fields that a reader of the log sees. The store's own timestamp is not sealed. */
+/** The sealed content of an event: all fields that a reader of the log sees. The time at which the store stored the event is not sealed. */
 export const leafOf = (event: Recorded) => {
   const { position, stream, revision, type, id, v, data, meta } = shownEvent(event);
   return { position, stream, revision: Number(revision), type, id, version: v, data, metadata: meta };
@@ -52,16 +52,16 @@ const perfectRoot = (hashes: Uint8Array): Buffer => {
   return level;
 };
 
-/** Root of a full tile. It is also a node on the level above. */
+/** Root of a full tile. It is a hash on the level above. */
 export const tileRoot = (tile: Uint8Array): Buffer => {
   if (tile.length !== TILE_HASHES * HASH_BYTES) throw new Error('only a full tile has a root');
   return perfectRoot(tile);
 };
 
-/** Returns the hashes of a tile as adjacent bytes. A tile that is not full must hold at least the hashes that the computation needs. */
+/** Returns the hashes of a tile as adjacent bytes. A partial tile must hold at least the hashes that the computation needs. */
 export type FetchTile = (level: number, number: number) => Promise<Uint8Array>;
 
-/** Fetches each tile only once and keeps it in memory. */
+/** Caches all tiles in memory. */
 export const rememberingTiles = (fetch: FetchTile): FetchTile => {
   const known = new Map<string, Promise<Uint8Array>>();
   return (level, number) => {
@@ -72,7 +72,7 @@ export const rememberingTiles = (fetch: FetchTile): FetchTile => {
   };
 };
 
-/** Hash of the node over 2^height leaves, beginning with leaf `index · 2^height`. */
+/** Hash of the node over 2^height leaves. The first leaf is `index · 2^height`. */
 const node = async (tiles: FetchTile, height: number, index: number): Promise<Buffer> => {
   const level = Math.floor(height / TILE_HEIGHT);
   const count = 2 ** (height % TILE_HEIGHT);
@@ -118,7 +118,7 @@ export const inclusionProof = async (tiles: FetchTile, index: number, size: numb
   return path(0, size);
 };
 
-/** Proof that the first `before` leaves of the tree of `size` leaves are those of the earlier tree (RFC 9162, 2.1.4.1). */
+/** Proof that the tree of `size` leaves begins with the tree of its first `before` leaves (RFC 9162, 2.1.4.1). */
 export const consistencyProof = async (tiles: FetchTile, before: number, size: number): Promise<Buffer[]> => {
   const part = async (start: number, end: number, whole: boolean): Promise<Buffer[]> => {
     if (before === end) return whole ? [] : [await rangeRoot(tiles, start, end)];
@@ -131,9 +131,8 @@ export const consistencyProof = async (tiles: FetchTile, before: number, size: n
   return before === 0 || before === size ? [] : part(0, size, true);
 };
 
-/** A tree to which leaves are appended. It keeps only the hashes that are needed for its root. */
+/** A tree that grows by appending leaves. Memory holds only the hashes that the root needs. */
 export class GrowingTree {
-  /** Number of leaves. */
   size = 0;
   /** Perfect subtrees from left to right, largest first. */
   private subtrees: { readonly height: number; readonly hash: Buffer }[] = [];
@@ -142,7 +141,7 @@ export class GrowingTree {
     this.push(0, leaf);
   }
 
-  /** Appends a full tile of leaves, given the tile's root. Before the call, the number of leaves must be a multiple of a full tile. */
+  /** Appends a full tile of leaves by the tile's root. The tree must have no partial tile. */
   addTile(root: Buffer): void {
     if (this.size % TILE_HASHES !== 0) throw new Error('a tile begins where a tile ends');
     this.push(TILE_HEIGHT, root);
@@ -158,7 +157,7 @@ export class GrowingTree {
     this.size += 2 ** height;
   }
 
-  /** The root that the tree would have with these further leaves. The tree itself is not changed. */
+  /** Root of the tree with these further leaves. The tree itself does not change. */
   rootWith(leaves: readonly Buffer[]): Buffer {
     const longer = new GrowingTree();
     longer.subtrees = [...this.subtrees];

@@ -1,6 +1,5 @@
 /**
- * Compares the tree, its proofs and its heads with the test vectors that are published for RFC 6962 and RFC 9162. Compares the standalone verifier
- * with the tree and with the vectors.
+ * Compares the tree, its proofs and its heads with the published test vectors for RFC 6962 and RFC 9162. Compares the standalone verifier with both.
  */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -23,7 +22,7 @@ import {
   tileRoot,
 } from './merkle.js';
 
-// verify.mjs imports nothing of this project and has no types, so this spec declares the functions that it calls.
+// verify.mjs has no types. These are the functions that this spec calls.
 interface Verifier {
   leafHash(bytes: Buffer): Buffer;
   canonical(value: unknown): string;
@@ -34,7 +33,7 @@ interface Verifier {
 const verifier = (await import(new URL('../../apps/operator/verify.mjs', import.meta.url).href)) as Verifier;
 
 const hex = (text: string) => Buffer.from(text, 'hex');
-/** The leaves and roots of the reference implementation's tests (certificate-transparency, merkletree). */
+/** Leaves and roots from the tests of the reference implementation (certificate-transparency, merkletree). */
 const LEAVES = ['', '00', '10', '2021', '3031', '40414243', '5051525354555657', '606162636465666768696a6b6c6d6e6f'].map(hex);
 const ROOTS = [
   '6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d',
@@ -60,7 +59,7 @@ const CONSISTENCY: readonly [first: number, second: number, proof: string[]][] =
   [2, 5, ['5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e', 'bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b']],
 ];
 
-/** The tiles that the sealer would store for these leaves. */
+/** The tiles that the sealer stores for these leaves. */
 const tilesOf = (hashes: readonly Buffer[]): FetchTile => {
   const levels: Buffer[][] = [[...hashes]];
   for (let level = 0; levels[level]!.length >= TILE_HASHES; level++) {

@@ -1,7 +1,7 @@
 /**
  * Exports of reports with a manifest (query, rows, control totals, position in the log, head, digest, SHA-256), and the evidence pack of a period.
  *
- * No file holds the time at which it was written. So two exports of the same period at the same log position have the same bytes.
+ * No file holds the time at which it was written. Two exports of the same period at the same log position have the same bytes.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -38,7 +38,7 @@ export interface ExportedFile {
   readonly totals: Readonly<Record<string, number>>;
 }
 
-/** Writes text piece by piece into a file, and counts and hashes its bytes. If the stream's buffer is full, a write waits until it is empty. */
+/** Writes text to a file, and counts and hashes its bytes. A write waits while the stream's buffer is full. */
 class HashedFile {
   private readonly hash: Hash = createHash('sha256');
   private readonly stream;
@@ -75,11 +75,11 @@ export interface Exported {
   rows: number;
   /** Sums of the cents columns. */
   totals: Record<string, number>;
-  /** `after` with which a later export continues. null: from the first row. */
+  /** `after` of the last page. A later export continues with it. null: no row was read. */
   after: string | null;
 }
 
-/** The text of a report, piece by piece. `said` is updated before each piece is returned. */
+/** The text of a report, in pieces. `said` is updated before each piece. */
 export const reportText = async function* (
   ports: { readonly store: EventStore; readonly db: Pool },
   name: ReportName,
@@ -111,31 +111,27 @@ export interface ProjectionDigest {
   readonly position: string | null;
 }
 
-/** The digest for the manifest of an export. If any row differs from the replay of its events → INVALID_STATE. */
+/** The digest for the manifest of an export. A row that differs from the replay of its events → INVALID_STATE. */
 export const projectionDigest = ({ digest, payments, position, differences }: DriftReport): ProjectionDigest => {
   if (differences.length > 0) throw new ServiceError('INVALID_STATE', 'The read models are not what their replay says: see audit drift.');
   return { sha256: digest, payments, position };
 };
 
-/** The manifest of one export: its query, its result, and the position in the log. */
 export interface ExportManifest extends Exported {
   readonly report: ReportName;
   readonly format: ExportFormat;
   readonly query: ReportQuery;
-  /** Log position up to which the report is complete. null: no event was applied yet. */
+  /** Log position up to which the report is complete. null: no event is applied yet. */
   readonly position: string | null;
-  /** The newest signed head of the log. null: none is signed yet. */
+  /** The newest signed head of the log. null: no head is signed yet. */
   readonly head: { readonly size: number; readonly root: string } | null;
-  /**
-   * Digest of all folded payments, from a drift check right before the export. null: no digest was requested, since the check takes as long as the
-   * command `audit drift`.
-   */
+  /** Digest of all folded payments, from a drift check right before the export. null: the caller requested no digest. */
   readonly digest: ProjectionDigest | null;
-  /** SHA-256 of all bytes that were written, including the heading. */
+  /** SHA-256 of all written bytes, including the heading. */
   readonly sha256: string;
 }
 
-/** A report as text, and its manifest. The manifest is complete after the last piece. */
+/** A report as text, with its manifest. The manifest is complete after the last piece. */
 export const exportReport = (
   ports: { readonly store: EventStore; readonly db: Pool },
   report: ReportName,
@@ -170,9 +166,9 @@ export interface PackRequest {
   readonly from: string;
   readonly to: string;
   readonly out: string;
-  /** Version of the code, for the manifest. */
+  /** Release of the code, for the manifest. */
   readonly version: string;
-  /** Path of the standalone verifier. The file is copied into the pack. */
+  /** Path of the standalone verifier, which is copied into the pack. */
   readonly verifier: string;
   readonly onProgress?: (file: string) => void;
 }
@@ -185,11 +181,11 @@ export interface Pack {
   readonly drift: DriftReport;
 }
 
-/** Stream prefixes of accounts, portals, cases, staff and posting rules. Every pack holds all events of these streams, whatever its period. */
+/** Stream prefixes of accounts, portals, cases, staff and posting rules. Every pack holds all events of these streams, of any time. */
 const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
 const PAGE_ENTRIES = 2_000;
 
-/** Writes the evidence pack into a new folder. Before the call, the sealer and the read models must have reached the log's head. */
+/** Writes the evidence pack into a new folder. The sealer and the read models must have reached the log's head before. */
 export const writePack = async (ports: PackPorts, { from, to, out, version, verifier, onProgress }: PackRequest): Promise<Pack> => {
   const { db, keys } = ports;
   if (from >= to) throw new ServiceError('VALIDATION_ERROR', 'The period must begin before it ends.');
@@ -265,7 +261,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   return { position: head.position, size: head.size, root: manifest.root, files, drift };
 };
 
-/** Exceptions as text: first the open ones, then the resolved, then the superseded. */
+/** Exceptions as text: first the open ones, then resolved, then superseded ones. */
 const exceptionText = async function* (db: Pool, now: number, said: { rows: number }): AsyncGenerator<string, void, void> {
   for (const status of [null, 'resolved', 'superseded'])
     for await (const row of exceptionRows(db, { status, now })) {

@@ -1,6 +1,5 @@
 /**
- * A posting rule gets a new version. Entries before the change keep every byte, entries after it follow the new version, and all code that reads the
- * rules agrees.
+ * A posting rule gets a new version. Earlier entries keep every byte, and later entries follow the new version. All code that uses the rules agrees.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
@@ -42,7 +41,7 @@ import { writePack } from './pack.js';
 import { timeline } from './replay.js';
 import { logSeal } from './seal.js';
 
-/** Here version 2 of R4 posts nothing, and version 2 of R5 books the processor's fee against the service fees. */
+/** Version 2 of R4 posts nothing. Version 2 of R5 books the processor's fee against the service fees. */
 const NEW_RULES: PostingRules = {
   ...POSTING_RULES,
   R4: [...POSTING_RULES.R4, () => ({ debits: [], credits: [] })],
@@ -76,7 +75,7 @@ afterAll(async () => {
   rmSync(folder, { recursive: true });
 });
 
-/** The journal read model of a release that has these rules. */
+/** The journal of a release with these rules. */
 const journalOf = (rules: PostingRules): ReadModel => ({ ...journalModel, apply: (client, events) => applyJournal(client, events, rules) });
 const subscriber = (projection: Projection, checkpoint: string, log = store) =>
   createSubscriber(projection, { store: log, checkpoint: postgresCheckpoint(pool, checkpoint), clock });
@@ -84,7 +83,7 @@ const follow = async (model: ReadModel) => subscriber(model, checkpointOf(model)
 const periodPorts = (rules: PostingRules): PeriodPorts => ({ store, db: pool, clock, ids, journalReached: () => follow(journalOf(rules)) });
 const origin = () => ({ actor: ACTOR, correlationId: ids.uuid() });
 
-/** Appends a payment that was charged and settled. `settledBy`: the id of its PaymentSettled event. */
+/** Appends a charged and settled payment. `settledBy`: id of its PaymentSettled event. */
 const pay = async (): Promise<{ readonly paymentId: string; readonly settledBy: string }> => {
   const paymentId = ids.uuid();
   const at = timestamp(clock.now());
@@ -95,7 +94,7 @@ const pay = async (): Promise<{ readonly paymentId: string; readonly settledBy: 
   return { paymentId, settledBy: written.at(-1)!.id };
 };
 
-/** All journal rows of events up to this position, as text. */
+/** All journal rows up to this position, as text. */
 const bytes = async (until: Position) => {
   const { rows } = await pool.query<{ text: string }>('select e::text as text from journal_entry e where position <= $1 order by position, number', [
     until,
@@ -111,7 +110,7 @@ const postedBy = async (eventId: string) => {
 };
 
 test('the new version counts from the event on: old entries and closed periods keep their bytes, also in a journal that is made again', async () => {
-  // Under the rules of the previous release: append a payment, then close January, then append a second payment.
+  // With the rules of the previous release: append a payment, close January, and append a second payment.
   const old = await pay();
   clock.advance(20 * 86_400_000);
   const closed = await closePeriod(periodPorts(POSTING_RULES), JANUARY_ENDS, 'Dana');
@@ -121,7 +120,7 @@ test('the new version counts from the event on: old entries and closed periods k
   const before = (await store.head())!;
   const kept = await bytes(before);
 
-  // The release that has new versions of the rules still posts by the old versions, until `changePostingRules` is called.
+  // A release with new versions posts by the old versions until `changePostingRules` is called.
   const inBetween = await pay();
   await follow(journalOf(NEW_RULES));
   expect((await postedBy(inBetween.settledBy)).map(({ rule }) => rule)).toEqual(['R4', 'R5']);
@@ -149,7 +148,7 @@ test('the new version counts from the event on: old entries and closed periods k
   expect(await bytes(after)).toEqual(all);
   await check();
 
-  // Check all other code that uses the rules: drift, timeline and pack.
+  // Check the other code that uses the rules: drift, timeline and pack.
   await follow(paymentListModel);
   const drift = await findDrift({ store, db: pool, now: () => clock.now(), rules: NEW_RULES });
   expect(drift.differences.filter(({ kind }) => kind !== 'settlement')).toEqual([]);
@@ -158,7 +157,7 @@ test('the new version counts from the event on: old entries and closed periods k
   expect(await rulesOf(young)).toEqual(['R5']);
   await subscriber(logSeal, logSeal.name).runUntil(after, { timeoutMs: 20_000 });
   const ports = { store, db: pool, keys: newKeyRing(), folder: join(folder, 'heads'), now: () => clock.now(), rules: NEW_RULES };
-  // The pack of a later period also holds the rule changes, since an auditor needs them to know which versions its entries follow.
+  // The pack of a later period also holds the rule changes. An auditor needs them to know the versions.
   const pack = { from: '2026-03-01T00:00:00.000Z', to: '2026-04-01T00:00:00.000Z', out: join(folder, 'march'), version: '0', verifier: VERIFIER };
   await writePack(ports, pack);
   const packed = readFileSync(join(pack.out, 'events.ndjson'), 'utf8').trim().split('\n');
@@ -177,7 +176,7 @@ test.each([
   await expect(reached).rejects.toThrow(`stopped at PostingRuleChanged ${event.id}`);
   await expect(reached).rejects.toThrow(message);
   await expect(timeline(log, ids.uuid(), {}, NEW_RULES)).rejects.toThrow(message);
-  // Insert the row that a newer release would have written, so that drift reads a version that this release does not know.
+  // Insert the row of a newer release. This release does not know its version.
   const position = `99999999999999999999${data.version}`;
   await pool.query('insert into journal_rule (position, rule, version) values ($1, $2, $3)', [position, data.rule, data.version]);
   await expect(findDrift({ store, db: pool, now: () => clock.now(), rules: NEW_RULES })).rejects.toThrow(message);

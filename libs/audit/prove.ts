@@ -1,6 +1,6 @@
 /**
- * Proofs that a third party can check with the standalone verifier (apps/operator/verify.mjs). An inclusion proof shows that events are in the signed
- * log. A consistency proof shows that the log of a later head only added events to the log of an earlier head.
+ * Proofs for a third party, who can check them with the standalone verifier (apps/operator/verify.mjs). An inclusion proof shows that events are in
+ * the signed log. A consistency proof shows that a later head only added events to an earlier head.
  */
 import type { Position, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
@@ -9,12 +9,12 @@ import { type Head, headKeys, openHead } from './head.js';
 import { consistencyProof, eventHash, HASH_BYTES, inclusionProof, leafOf, rememberingTiles, rootOf, TILE_HASHES } from './merkle.js';
 import { logState, type ProvePorts, signLog, storedTiles } from './seal.js';
 
-/** Events with their leaf numbers and proofs in the tree of one signed head. */
+/** Events with their leaf numbers and proofs, for the tree of one signed head. */
 export interface InclusionProofs {
   readonly kind: 'payfold inclusion proofs';
   /** The signed head, as text. */
   readonly head: string;
-  /** Public keys that verify the heads of this log. The reader must compare them with keys that were noted earlier. */
+  /** Public keys that verify the heads of this log. The reader must compare them with keys from an earlier time. */
   readonly keys: readonly string[];
   readonly events: readonly { readonly leaf: number; readonly event: ReturnType<typeof leafOf>; readonly proof: readonly string[] }[];
 }
@@ -30,8 +30,8 @@ export interface ConsistencyProof {
 const base64 = (hashes: readonly Buffer[]): string[] => hashes.map((hash) => hash.toString('base64'));
 
 /**
- * Proves all events of a payment against a head that is signed now. If the sealer has not passed these events, this throws. Unknown payment →
- * PAYMENT_NOT_FOUND.
+ * Proves all events of a payment with the newest head. Signs that head first if it is missing. Throws if an event is not sealed yet. Unknown payment
+ * → PAYMENT_NOT_FOUND.
  */
 export const provePayment = async (ports: ProvePorts, paymentId: string): Promise<InclusionProofs> => {
   const events: Recorded[] = [];
@@ -42,7 +42,7 @@ export const provePayment = async (ports: ProvePorts, paymentId: string): Promis
   return proveEvents(ports, events, signed);
 };
 
-/** Proves that events are in the tree of a signed head. If an event differs from the sealed one, this throws and names the event. */
+/** Proves that events are in the tree of a signed head. Throws if an event differs from the sealed one, and names the event. */
 export const proveEvents = async (
   ports: ProvePorts,
   events: readonly Recorded[],
@@ -62,8 +62,8 @@ export const proveEvents = async (
 };
 
 /**
- * Leaf number of an event. If the store's positions count events, it is the position minus 1. Otherwise it is counted from the first event of the
- * leaf's tile.
+ * Leaf number of an event. If the store's positions count events, the leaf number is the position minus 1. Otherwise, events are counted from the
+ * first one of the leaf's tile.
  */
 const leafIndex = async ({ db, store }: ProvePorts, { position }: Recorded, size: number): Promise<number> => {
   const notYet = () => new Error(`the event at position ${position} is not sealed yet`);
@@ -85,8 +85,7 @@ const leafIndex = async ({ db, store }: ProvePorts, { position }: Recorded, size
 };
 
 /**
- * Proof that the larger of two signed heads only added events to the smaller one. If no key of this log signed a head, this throws {@link
- * ForgedHead}.
+ * Proof that the larger of two signed heads only added events to the smaller one. Throws {@link ForgedHead} if no key of this log signed one of them.
  */
 export const proveConsistency = async (
   ports: ProvePorts,

@@ -1,6 +1,6 @@
 /**
- * Reads the history of payments: a payment at a revision, at a log position or at an instant; the list as it was at an instant; the timeline of a
- * payment with actors, fee versions and posting rules. Each state is folded from the events with the decider's own `evolve`.
+ * Reads the history of payments: a payment at a revision, a log position or an instant; the list at an instant; the timeline of a payment. Each state
+ * is folded from the events.
  */
 import { type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
@@ -21,7 +21,7 @@ import { type Books, journalise, policyAt, type PostingRules, rulePolicies } fro
 
 /** Where a replay ends. Default: at the last event. */
 export interface Until {
-  /** RFC 3339, inclusive. Only events that were recorded by this time count. */
+  /** RFC 3339, inclusive. Events that were recorded later do not count. */
   readonly asOf?: string | undefined;
   readonly revision?: bigint | undefined;
   /** A position in the log, inclusive. */
@@ -43,12 +43,12 @@ const foldPayment = (events: readonly Recorded[]): Payment => {
 
 export interface PaymentThen {
   readonly payment: PaymentView & { readonly accountId: string };
-  /** Revision of the last event from which the payment was folded. */
+  /** Revision of the last event that was folded. */
   readonly revision: number;
   readonly position: string;
 }
 
-/** A payment as it was at `end`. If the payment did not exist at that point → PAYMENT_NOT_FOUND. */
+/** A payment as it was at `end`. If it did not exist then → PAYMENT_NOT_FOUND. */
 export const paymentAsOf = async (store: EventStore, paymentId: string, end: Until): Promise<PaymentThen> => {
   const events: Recorded[] = [];
   for await (const event of store.read(paymentStream(paymentId))) events.push(event);
@@ -74,19 +74,18 @@ export interface Moment {
   readonly effectiveAt: string | null;
   readonly actor: Recorded['meta']['actor'];
   readonly correlationId: string;
-  /** Status of the payment after this event. null: the payment cannot be seen yet. */
+  /** Status of the payment after this event. null: the payment is not visible yet. */
   readonly status: PaymentStatus | null;
-  /** For PaymentInitiated: the version of the fee configuration from which the service fee was computed. Otherwise null. */
+  /** Version of the fee configuration that gave the service fee. null: the event is no PaymentInitiated. */
   readonly feeVersion: number | null;
-  /** The posting rules under which this event makes journal entries. */
+  /** Posting rules that make journal entries from this event. */
   readonly rules: readonly string[];
-  /** The event's data, including the gateway's references and transaction ids. */
+  /** Includes the gateway's references and transaction ids. */
   readonly data: Json;
 }
 
 /**
- * All events of a payment up to `end`, each with the status after it and its posting rules. `rules`: a spec passes rules other than those of this
- * release, to test a new version of a rule.
+ * All events of a payment up to `end`, each with the status after it and its posting rules. `rules`: only a spec passes them, to test a new version.
  */
 export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
@@ -134,13 +133,13 @@ export interface ListThenQuery {
   readonly limit: number;
 }
 
-/** At most this many rows are read for one page. Otherwise a request for a rare status could read all of history. */
+/** Maximum number of rows that one page reads. Without it, a request for a rare status could read the whole list. */
 const MAX_LOOKED_AT = 5_000;
 const LOOK_AT = 250;
 
 /**
- * A page of the list as it was at an instant, newest first. `next` is null at the end of the list. If `next` is not null, the page may still hold
- * fewer payments than `limit`, even none.
+ * A page of the list as it was at an instant, newest first. `next` null: the list has ended. A page can have fewer payments than `limit`, or none,
+ * and still have a `next`.
  */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
@@ -149,8 +148,7 @@ export const listAsOf = async (
   const payments: PaymentThen['payment'][] = [];
   let place = after;
   for (let looked = 0; looked < MAX_LOOKED_AT;) {
-    // A payment never leaves the list and never changes its position there. So the present rows include all payments that the list held at that
-    // instant.
+    // A payment never leaves the list and never moves in it. The present rows include all payments of that instant.
     const { rows } = await db.query<{ payment_id: string; created: string }>(
       `select payment_id, to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as created from payment_list
        where ($1::uuid is null or account_id = $1) and ($2::uuid is null or portal_id = $2) and created_at <= $3::timestamptz

@@ -1,6 +1,4 @@
-/**
- * Seals a KurrentDB into which other programs also write. Every release must seal the same leaves, and the verification must give the right verdict.
- */
+/** Seals a KurrentDB into which other programs also write. Every release must seal the same leaves, and the verification must find every change. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -61,8 +59,8 @@ const foreign = (stream: string) => {
   return double.log.length - 1;
 };
 /**
- * Writes eight events in this order: three of ours, one of another program, two of a stream that only a newer release knows, one of another program,
- * and one of ours.
+ * Writes eight events: three of ours, one of another program, two of a stream that only a newer release knows, one of another program, and one of
+ * ours.
  */
 const writeLog = async () => {
   const stream = newStream();

@@ -1,9 +1,9 @@
 /**
- * The sealer: a subscriber that reads the log without a filter, so that it notices every gap. It appends each event to a Merkle tree. The tree is
- * stored as tiles in Postgres, in the transaction that moves the sealer's checkpoint.
+ * The sealer: a subscriber that reads the log without a filter and appends each event to a Merkle tree. The tree is stored as tiles in Postgres, in
+ * the transaction that moves the sealer's checkpoint.
  *
- * Unlike a read model, the tree is never rebuilt: a tree that was made again from changed events would prove nothing. While events arrive, a head is
- * signed every minute. Before each signature the sealer checks that the tree still begins with the tree of the last signed head.
+ * The tree is never rebuilt: a tree over changed events would prove nothing. While events arrive, a head is signed every minute. Before each
+ * signature, the sealer checks that the tree begins with the tree of the last signed head.
  */
 import type { EventStore, Position, Projection, Recorded, SealedPlace } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -61,22 +61,19 @@ export const logState = async (db: Queryable): Promise<LogState> => {
   return { origin: rows[0].origin, size: Number(rows[0].size), position: rows[0].position };
 };
 
-/** Sealed events that no signed head covers yet. */
+/** Number of sealed events that no signed head covers yet. */
 export const unsignedEvents = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ count: string }>('select size - coalesce((select max(size) from log_head), 0) as count from log_state');
   return Number(rows[0]?.count ?? 0);
 };
 
-/** Size and root of the newest head in the database. The root is read from the head's signed text. */
+/** Size and root of the newest head in the database. null: no head is signed yet. */
 export const newestHead = async (db: Queryable): Promise<{ readonly size: number; readonly root: string } | null> => {
   const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size desc limit 1');
   return rows[0] ? { size: Number(rows[0].size), root: rows[0].note.split('\n')[2] ?? '' } : null;
 };
 
-/**
- * The sealer collects events for this time before it writes, since each write rewrites the last tile. Heads are signed only every minute, so this
- * delay does not matter.
- */
+/** The sealer collects events for this long before it writes. Each write rewrites the last tile, so fewer writes cost less. */
 const GATHER_MS = 500;
 
 export const logSeal: Projection = {
@@ -92,7 +89,7 @@ export const logSeal: Projection = {
   },
 };
 
-/** Throws if positions do not ascend. If positions count events, it also throws if one is missing: position n must become leaf n - 1. */
+/** Throws if positions do not ascend. If positions count events, also throws if a position is missing. */
 const refuseGap = (size: number, position: string, events: readonly Recorded[]): void => {
   for (const [index, event] of events.entries()) {
     if (/^\d+$/.test(event.position) && BigInt(event.position) !== BigInt(size + index + 1))
@@ -101,7 +98,7 @@ const refuseGap = (size: number, position: string, events: readonly Recorded[]):
   }
 };
 
-/** Appends leaves to the stored tree. In memory it holds only the last tile of each level. */
+/** Appends leaves to the stored tree. Memory holds only the last tile of each level, and the tiles to write. */
 class TiledTree {
   private readonly edge: Tile[] = [];
   private readonly written = new Map<string, Tile>();
@@ -150,7 +147,6 @@ class TiledTree {
   }
 }
 
-/** Fetches tiles from the database. */
 export const storedTiles =
   (db: Queryable): FetchTile =>
   async (level, number) => {
@@ -170,20 +166,18 @@ export interface HeadPorts {
   readonly now: () => number;
 }
 
-/** A head, and the signed note that holds it. */
 export interface SignedLog {
   readonly head: Head;
   readonly note: string;
 }
 
-/** The folder of the signed heads. */
 export const headFolder = (dataDir: string): string => join(dataDir, 'heads');
 
 export interface ProvePorts extends HeadPorts {
   readonly store: EventStore;
 }
 
-/** The last sealed event of a database. null: nothing is sealed. The database may be of an earlier release that has no seal. */
+/** The last sealed event. null: nothing is sealed, or the database is of an earlier release without a seal. */
 export const sealedEnd = async (db: Queryable): Promise<SealedPlace | null> => {
   const { rows } = await db.query<{ found: boolean }>(`select to_regclass('public.log_state') is not null as found`);
   if (!rows[0]!.found) return null;
@@ -192,8 +186,8 @@ export const sealedEnd = async (db: Queryable): Promise<SealedPlace | null> => {
 };
 
 /**
- * The last event that the newest signed head covers. Heads are read from the database and from the folder. null: no head is signed, or one of these
- * heads is forged. A forged head proves nothing about the log.
+ * The last event that the newest signed head covers. Heads are read from the database and the folder. null: no head is signed, or one of them is
+ * forged.
  */
 export const signedEnd = async (ports: HeadPorts): Promise<SealedPlace | null> => {
   const last = await lastHead(ports).catch((error: unknown) => {
@@ -210,17 +204,16 @@ const sealedPlace = async (db: Queryable, size: number, position: Position, wher
     [tile, index * HASH_BYTES + 1],
   );
   const leaf = rows[0]?.leaf;
-  // If the database was restored from a time before this head, it has no leaf to compare. Then any event is accepted.
+  // If an old backup of the database was restored, the leaf may be missing. Then any event is accepted.
   return { where, position, isEvent: (event) => leaf?.length !== HASH_BYTES || eventHash(event).equals(leaf) };
 };
 
 /**
- * Call this before the sealer starts. It handles the case that the database was lost, but the events and the head files were not. Then the new, empty
- * tree takes the origin that the newest head file names. The sealer seals the log again, and the new tree must begin with the tree of the last signed
- * head. A head file that cannot be read, or that none of our keys signed, is ignored.
+ * Call this before the sealer starts. If the database was lost, the new, empty tree takes the origin of the newest head file. The sealer then seals
+ * the log again, and {@link signLog} compares the new tree with that head. A head file that is unreadable or forged is ignored.
  */
 export const resumeSeal = async ({ db, keys, folder }: Pick<HeadPorts, 'db' | 'keys' | 'folder'>): Promise<void> => {
-  // Do nothing if events are sealed already. Also do nothing if the row is missing: then the sealer fails, but the service continues.
+  // Do nothing if events are sealed already. If the row is missing, the sealer fails later, but the service continues.
   if ((await db.query('select from log_state where size = 0')).rowCount === 0) return;
   const origin = signedOrigin(folder, keys);
   if (origin === null) return;
@@ -240,8 +233,8 @@ const signedOrigin = (folder: string, keys: KeyRing): string | null => {
 };
 
 /**
- * True if the tree is smaller than the tree of the signed head only because the sealer has not finished. In this case the log reaches the signed
- * position, and the sealer's checkpoint agrees with the tree. So only leaves are missing in the tree, and no event is missing in the log.
+ * True if the tree is smaller than the signed head only because the sealer is not finished. Then the log reaches the signed position, and all events
+ * up to the sealer's checkpoint are sealed.
  */
 const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<boolean> => {
   const end = await store.head();
@@ -253,16 +246,16 @@ const isBeingSealed = async ({ db, store }: ProvePorts, signed: Head): Promise<b
   const [places] = rows;
   if (!places) return false;
   if (places.read === places.sealed) return true;
-  // Every event of Payfold up to the sealer's checkpoint must be sealed. `readAll` leaves out events of other programs, so any event that comes here
-  // is missing in the tree.
+  // Every event of Payfold up to the sealer's checkpoint must be sealed. `readAll` leaves out events of other programs. Any event here is missing in
+  // the tree.
   for await (const events of store.readAll(places.sealed || null, { until: places.read })) if (events.length > 0) return false;
   return true;
 };
 
-/** Thrown if the tree does not begin with the tree of the last signed head. Then the log was changed, and nothing more is signed. */
+/** Thrown if the tree does not begin with the tree of the last signed head: the log was changed. No further head is signed. */
 export class BrokenPromise extends Error {}
 
-/** The largest signed head in the database and in the folder. null: there is none. Throws {@link ForgedHead} if one of them is not ours. */
+/** The largest of the newest heads in the database and in the folder. null: there is none. Throws {@link ForgedHead} if one of them is not ours. */
 export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head: Head; note: string } | null> => {
   const { origin } = await logState(db);
   const { rows } = await db.query<{ note: string }>('select note from log_head order by size desc limit 1');
@@ -273,9 +266,9 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
 };
 
 /**
- * Signs the present tree. If nothing was added since the last head, it returns that head. null: nothing is sealed, or the sealer has not yet sealed
- * all events of the last head again. Throws {@link BrokenPromise} if the tree does not begin with the tree of the last head, and {@link ForgedHead}
- * if that head is not ours.
+ * Signs the present tree, or returns the last head if nothing was added. null: nothing is sealed, or the sealer is still sealing events of the last
+ * head again. Throws {@link BrokenPromise} if the tree does not begin with the tree of the last head. Throws {@link ForgedHead} if that head is not
+ * ours.
  */
 export const signLog = async (ports: ProvePorts): Promise<SignedLog | null> => {
   const { db, keys, folder, now } = ports;

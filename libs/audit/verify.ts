@@ -1,8 +1,8 @@
 /**
- * Verification of the sealed log. Each event is read again, and its leaf is computed and compared with the stored tiles. Each tile is compared with
- * the tile above it, and each signed head with the tree of that size.
+ * Verification of the sealed log. Each event is read again, and its hash is compared with the stored tiles. Each tile is compared with the tile above
+ * it, and each signed head with the tree of that size.
  *
- * The result names what differs: the first event that was changed, removed, inserted or swapped; the tile; the head.
+ * The result names the first event that was changed, removed, inserted or swapped, and each tile or head that differs.
  */
 import { type EventStore, LogGap, NotInTheLog, type Position, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';
@@ -28,9 +28,9 @@ export interface VerifyPorts {
   readonly headFolder: string;
 }
 
-/** At most this many findings are named, and the others are counted. After one removed event, all later leaves differ. */
+/** At most this many findings are named. Further ones are counted. */
 const NAMED_FINDINGS = 5;
-/** To find the cause of a difference, this many events and sealed leaves are compared, beginning at the difference. */
+/** Number of events and sealed leaves that are compared, from the first difference on, to find its cause. */
 const NEIGHBOURS = 64;
 const TILES_PER_READ = 64;
 
@@ -56,18 +56,18 @@ interface SignedHead {
   readonly at: string;
 }
 
-/** Verifies the whole sealed log. The memory that it needs grows only with the number of signed heads, by about a hundred bytes each. */
+/** Verifies the whole sealed log. Memory grows only with the number of signed heads. */
 export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
   const { store, db } = ports;
   const [events, tiles, heads] = [new Findings(), new Findings(), new Findings()];
-  // Read the heads before the size, since the sealer may sign larger heads during the verification.
+  // Read the heads before the size. The sealer may sign larger heads during the verification.
   const signed = await readHeads(ports, (await logState(db)).origin, heads);
   const { size, position } = await logState(db);
   const tree = new GrowingTree();
   const roots = new StoredTiles(db, tiles);
   let nextHead = 0;
   let agreed: SignedHead | null = null;
-  // Leaves of the present tile. They are added to the tree when the tile is full, and at the end of the log.
+  // Leaves of the present tile. They are added to the tree when the tile is full, or when the log ends.
   let batch: { event: Recorded; hash: Buffer }[] = [];
   let count = 0;
   const rootNow = () => tree.rootWith(batch.map(({ hash }) => hash));
@@ -118,7 +118,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   await roots.end(tree.size, size);
   if (tree.size < size && !events.any)
     events.add(`the log ends after ${tree.size} events (position ${last || 'none'}); ${size} were sealed, up to position ${position}`);
-  // The remaining heads cover more events than were read. If the log was cut short together with its tiles, only these heads show it.
+  // The remaining heads cover more events than were read. If events and tiles were removed from the end, only these heads show it.
   for (const head of signed.slice(nextHead))
     heads.add(
       `${head.where} was signed at ${head.at} over ${head.size} events; ${count < size ? `the log shows only ${count} now` : `only ${size} are sealed now`}`,
@@ -136,7 +136,7 @@ export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number
   };
 };
 
-/** Every signed head, in the files and in the database, smallest first. A forged head is a finding. */
+/** All signed heads from the files and the database, smallest first. A forged head is a finding. */
 const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, findings: Findings): Promise<SignedHead[]> => {
   const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size');
   const notes = [
@@ -157,13 +157,13 @@ const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, 
     .sort((a, b) => a.size - b.size);
 };
 
-/** If an event differs from its sealed leaf, one of the two was changed. null: the event. Text: the tile, and the text is the finding. */
+/** What was changed, if an event differs from its sealed leaf. null: the event. A text: the tile; the text is the finding. */
 type Guilty = string | null;
 
-/** Compares computed hashes with the stored tiles, from left to right. When the hashes of a level fill a tile, the next level is compared too. */
+/** Compares computed hashes with the stored tiles, from left to right and level by level. */
 class StoredTiles {
   private readonly ahead = new Map<number, Buffer>();
-  /** For each level above the leaves: the hashes of its last, incomplete tile. */
+  /** For each level above the leaves: the hashes of its last, partial tile. */
   private readonly above: Buffer[][] = [];
 
   constructor(
@@ -171,7 +171,7 @@ class StoredTiles {
     private readonly findings: Findings,
   ) {}
 
-  /** Compares leaves with the stored ones. `leaves` are at most one tile, and the first of them has the number `first`. */
+  /** Compares leaves with the stored ones. `leaves` are at most one tile. `first` is the number of the first leaf. */
   async compare(
     leaves: readonly { readonly event: Recorded; readonly hash: Buffer }[],
     /** Root of these leaves, if they fill a tile. */
@@ -187,7 +187,7 @@ class StoredTiles {
     if (root) await this.addRoot(1, number, root, same);
     if (same) return;
     const parent = root && (await this.storedNode(1, number));
-    // If the tile above agrees with the events, the tile of leaves was changed, and not an event.
+    // If the tile above agrees with the events, then the tile of leaves was changed, not an event.
     const tileIsGuilty = root !== null && parent?.equals(root) === true;
     for (const [index, { event, hash }] of leaves.entries()) {
       if (hash.equals(stored.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES))) continue;
@@ -200,8 +200,8 @@ class StoredTiles {
   }
 
   /**
-   * Checks that `level` holds the root of a full tile of the level below. On level 1, `root` is computed from events, and a difference counts only if
-   * `genuine` is true. On higher levels, `root` is computed from stored hashes.
+   * Checks that `level` holds the root of a full tile of the level below. If `genuine` is false, the root comes from events that differ from their
+   * tile. Then no difference is reported here.
    */
   private async addRoot(level: number, index: number, root: Buffer, genuine: boolean): Promise<void> {
     const stored = await this.storedNode(level, index);
@@ -215,8 +215,8 @@ class StoredTiles {
   }
 
   /**
-   * Checks that the last tile of each level ends where the tree ends. A tile beyond that end was not written by the sealer. The tree may have grown
-   * during the verification, so its present size and the tiles are read in one snapshot.
+   * Checks that the last tile of each level ends where the tree ends. The sealer may have added events during the verification. One statement reads
+   * the present size and the tiles, so both are of the same moment.
    */
   async end(read: number, size: number): Promise<void> {
     if (read !== size) return;
@@ -252,12 +252,12 @@ class StoredTiles {
   }
 }
 
-/** Says what happened to the first event that differs: compares the event with the leaf at its number and with the leaves sealed after it. */
+/** Describes the first event that differs. Compares the event with the leaf at its number and with the leaves after it. */
 const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index: number, size: number): Promise<string> => {
   const name = `the event at position ${event.position} (${event.type} ${event.id} in ${event.stream})`;
   const sealed = await sealedHashes(db, index, Math.min(size, index + NEIGHBOURS));
   if (!/^\d+$/.test(event.position)) {
-    // These positions do not count events, so they stay the same if another event is inserted or removed.
+    // These positions do not count events. They stay the same if another event is inserted or removed.
     const removed = sealed.findIndex((hash) => hash.equals(eventHash(event)));
     if (removed > 0) return `${removed === 1 ? 'the event' : `${removed} events`} sealed before ${name} ${removed === 1 ? 'was' : 'were'} removed`;
     for await (const batch of store.readAll(event.position, { max: NEIGHBOURS }))
@@ -269,7 +269,7 @@ const nameDifference = async ({ store, db }: VerifyPorts, event: Recorded, index
   const around: Recorded[] = [];
   const before = BigInt(event.position) - 1n;
   const after = before === 0n ? null : (String(before).padStart(event.position.length, '0') as Position);
-  // The log may have further gaps after this event. Then compare what was read before the gap.
+  // If the log has another gap after this event, compare only the events before that gap.
   try {
     for await (const batch of store.readAll(after, { max: places.length })) around.push(...batch);
   } catch {

@@ -1,11 +1,11 @@
 /**
- * Checks addresses of a partner before a payer's browser is sent to them. An address is compared by its parsed origin and path segments, and not as a
- * text with a prefix: `https://agency.gov.evil.com` begins with `https://agency.gov`, but is another site.
+ * Checks addresses of a partner before a payer's browser is sent to them. Addresses are compared by parsed origin and path segments. A comparison of
+ * text prefixes is not enough: `https://agency.gov.evil.com` begins with `https://agency.gov`.
  */
 
 export const MAX_ADDRESS_LENGTH = 2_048;
 
-/** Names of the parameters that we add to an address (C59). An address that already has one of them is refused, since it could forge our result. */
+/** Names of the parameters that we add to an address (C59). An address that already has one of them is refused. */
 export const RETURN_PARAMETERS = [
   'result',
   'checkout_id',
@@ -28,10 +28,10 @@ export type Vetted =
 const refused = (why: string): Vetted => ({ accepted: false, why });
 
 const IPV4 = /^\d{1,3}(?:\.\d{1,3}){3}$/;
-/** An encoded slash, backslash or dot in a path. Some servers decode it before they look for `..`. Then the path could leave the allowed one. */
+/** An encoded slash, backslash or dot. Some servers decode the path before they look for `..`, so it could leave the allowed path. */
 const ENCODED_PATH_SYNTAX = /%(?:2f|5c|2e)/i;
 
-/** Says whether a payer may be sent to the address `text`. `allow` holds entries in the normal form of the portal's decider. */
+/** Decides whether a payer may be sent to the address `text`. `allow`: entries in the normal form of the portal's decider. */
 export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   if (typeof text !== 'string' || text === '') return refused('is missing');
   if (text.length > MAX_ADDRESS_LENGTH) return refused(`is longer than ${MAX_ADDRESS_LENGTH} characters`);
@@ -55,13 +55,13 @@ const fits = ({ protocol, hostname, port, pathname }: URL, entry: string): boole
   const allowed = new URL(wildcard ? entry.replace('*.', 'any.') : entry);
   if (protocol !== allowed.protocol || port !== allowed.port) return false;
   if (wildcard ? !hostname.endsWith(allowed.hostname.slice('any'.length)) : hostname !== allowed.hostname) return false;
-  // The wildcard stands for at least one label: `*.agency.gov` does not include agency.gov itself.
+  // `*.agency.gov` stands for at least one label, so it does not include agency.gov itself.
   if (wildcard && hostname.length <= allowed.hostname.length - 'any'.length) return false;
   const prefix = allowed.pathname === '/' ? '' : allowed.pathname;
   return prefix === '' || pathname === prefix || pathname.startsWith(`${prefix}/`);
 };
 
-/** Names and values of a query, decoded like a form (`+` is a space). null: it cannot be decoded. `search` may begin with `?`. */
+/** Names and values of a query, decoded like a form (`+` is a space). null: invalid encoding. `search` may begin with `?`. */
 export const queryPairs = (search: string): [name: string, value: string][] | null => {
   try {
     return search

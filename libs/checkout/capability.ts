@@ -1,8 +1,8 @@
 /**
- * Proofs that a browser may act in a session: a cookie, and a token in each form. Both are keyed hashes, so nothing is stored. The cookie holds a
- * random part and a hash of this part with the session. The token is a hash of the session, the cookie and the form's attempt id.
+ * Proofs that a browser may act in a session: a cookie, and a token in each form. Both are keyed hashes, so the server stores neither. The cookie
+ * holds a random part, and a hash of this part and the session. The token is a hash of the session, the cookie and the form's attempt id.
  *
- * Every answer may set a new cookie, and the old one stays valid. A new cookie makes a browser drop the page that it keeps for its Back button. That
+ * Every answer may set a new cookie, and old cookies stay valid. After a new cookie, a browser drops the page that it keeps for its Back button. That
  * page may hold the card number.
  */
 import { timingSafeEqual } from 'node:crypto';
@@ -14,12 +14,12 @@ const COOKIE = /^([0-9a-f-]{36})\.([\w-]{43})$/;
 export class Capabilities {
   constructor(private readonly keys: KeyRing) {}
 
-  /** A new cookie value for the session. `random` is any new id. */
+  /** A new cookie for the session. `random`: any new id. */
   cookie(checkoutId: string, random: string): string {
     return `${random}.${this.hash('cookie', checkoutId, random)}`;
   }
 
-  /** True if the value was made here for this session. */
+  /** True if {@link cookie} made this value for this session. */
   holds(checkoutId: string, cookie: string | null): cookie is string {
     const [, random, hash] = (cookie !== null && COOKIE.exec(cookie)) || [];
     return random !== undefined && hash !== undefined && equal(hash, this.hash('cookie', checkoutId, random));

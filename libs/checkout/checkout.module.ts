@@ -39,7 +39,7 @@ export class PayCheckout extends Command<Session> {
   }
 }
 
-/** Records the outcome of the session's last attempt in the session, if it is known. */
+/** If the outcome of the session's last attempt is known, records it in the session. */
 export class FollowCheckout extends Command<Session> {
   constructor(
     readonly session: Session,

@@ -1,20 +1,20 @@
 /**
  * A hosted checkout: one visit of a payer to our page, from the partner's request to the way back. Stream `checkout-<checkoutId>`.
  *
- * At any moment at most one attempt is in flight, and at most one attempt is ever paid: an attempt begins only from `open`, at the exact revision
- * (C66). The payment's stream decides the outcome. It is recorded in this stream too, so that every page can show it.
+ * At most one attempt is in flight, and at most one attempt is ever paid. An attempt begins only from `open`, at the exact revision (C66). The
+ * payment's stream decides the outcome. This stream records the outcome too, so that every page can show it.
  */
 import { type Cents, type Decider, type ErrorCode, type Json, ServiceError, unreachable } from '#kernel';
 
 /** Lifetime of a session, counted from its start or its last extension. */
 export const SESSION_LIFE_MS = 60 * 60_000;
-/** Maximum number of extensions of a session. A payer must have at least ten (WCAG 2.2.1). A script must not extend a session without end. */
+/** Maximum number of extensions. A payer must have at least ten (WCAG 2.2.1), but a script must not extend a session for ever. */
 export const MAX_EXTENSIONS = 24;
-/** If a session would be extended by less than this, nothing is recorded. */
+/** A shorter extension is not recorded. */
 const MIN_EXTENSION_MS = 60_000;
-/** Maximum number of attempts in one session. For more, a card tester must begin a new session, to which rate limits and velocity limits apply. */
+/** Maximum number of attempts in one session. Rate limits and velocity limits apply to new sessions, so they slow down a card tester. */
 export const MAX_ATTEMPTS = 10;
-/** If the outcome is unknown this long after the start of the attempt, the payer may leave without it. */
+/** If the outcome is still unknown this long after the attempt began, the payer may leave. */
 export const OFFER_TO_LEAVE_AFTER_MS = 30_000;
 
 export interface CheckoutLine {
@@ -24,7 +24,7 @@ export interface CheckoutLine {
   readonly metadata: Readonly<Record<string, Json>> | null;
 }
 
-/** The payer's data as the partner sent them. The payer may correct the names, the e-mail and the postal code. */
+/** The payer's data from the partner. The payer may correct the names, the e-mail and the postal code. */
 export interface CheckoutPayer {
   readonly firstName?: string;
   readonly lastName?: string;
@@ -37,7 +37,7 @@ export interface CheckoutPayer {
   readonly zip?: string;
 }
 
-/** How the session began. A form or a link comes from the payer's browser, JSON from the partner's server. */
+/** How the session began. A form or a link comes from the payer's browser. JSON comes from the partner's server. */
 export type IntakeKind = 'form' | 'json' | 'link';
 
 /** The partner's request (C58). */
@@ -45,7 +45,7 @@ export interface CheckoutTerms {
   readonly checkoutId: string;
   readonly intake: IntakeKind;
   readonly portalId: string;
-  /** The portal's owner. The payment will belong to it (C66). */
+  /** The portal's owner. The payment belongs to this account (C66). */
   readonly accountId: string;
   readonly referenceId: string | null;
   readonly amountCents: Cents;
@@ -55,36 +55,33 @@ export interface CheckoutTerms {
   readonly cancelUrl: string;
   /** Echoed to the partner unchanged. */
   readonly state: string | null;
-  /** The language tag in the partner's request. null: the portal's language counts, or else the browser's. */
+  /** Language tag from the partner's request. null: the portal's language counts, or else the browser's. */
   readonly locale: string | null;
-  /** Keyed hash of the whole request. null: the request has no nonce. If the same nonce is used with other content, the request is refused. */
+  /** Keyed hash of the whole request. null: the request has no nonce. If a nonce is used again with another hash, the request is refused. */
   readonly fingerprint: string | null;
 }
 
-// Events. `at` is the event's recordedAt. They hold no card data and no fee, since the payment's stream holds what was charged.
+// Events. `at` is the event's recordedAt. Events hold no card data and no fee. The payment's stream records the charged amounts.
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
 
 export type CheckoutEvent =
   | Fact<'CheckoutStarted', CheckoutTerms & { readonly opened: boolean; readonly expiresAt: string }>
-  /** The first browser opened a session that a server had started. */
+  /** A browser opened a session that a server had started. */
   | Fact<'CheckoutOpened', Record<string, never>>
   | Fact<'CheckoutExtended', { readonly expiresAt: string }>
   | Fact<'AttemptStarted', { readonly attemptId: string; readonly paymentId: string }>
-  /** The attempt certainly charged nothing, for any reason. */
+  /** The attempt took no money: it was refused, declined or abandoned, or its charge was voided. */
   | Fact<'AttemptDeclined', { readonly attemptId: string } & Refusal>
   | Fact<'OutcomeUnknown', { readonly attemptId: string; readonly paymentId: string }>
   | Fact<'CheckoutPaid', { readonly attemptId: string; readonly paymentId: string }>
-  /** The payer went back to the partner with `result=unknown`. From then on this session takes no further card, even if the outcome becomes known. */
+  /** The payer went back to the partner with `result=unknown`. After this, the session accepts no further card. */
   | Fact<'PayerLeft', Record<string, never>>
   | Fact<'CheckoutCancelled', Record<string, never>>
-  /**
-   * The partner got the result `expired`. Without this event, only the clock says that a session has expired, and a valid link extends it by another
-   * hour.
-   */
+  /** The partner got the result `expired`. Without this event, a valid link could still extend the session. */
   | Fact<'CheckoutExpired', Record<string, never>>;
 
-/** Why an attempt charged nothing: the API's error code, and a detail if one code can have two reasons. */
+/** Why an attempt took no money. `declineCode` tells apart two reasons that have the same code. */
 export interface Refusal {
   readonly code: ErrorCode;
   readonly declineCode: string | null;
@@ -100,12 +97,12 @@ export interface Attempt {
 
 interface Known {
   readonly terms: CheckoutTerms;
-  /** True if a browser holds, or has held, the cookie. */
+  /** True if a browser has ever got the cookie. */
   readonly opened: boolean;
   readonly startedAt: string;
   readonly expiresAt: string;
   readonly extensions: number;
-  /** Ids of all attempts that were begun, oldest first. An attempt with one of these ids cannot begin again. */
+  /** Ids of all attempts, oldest first. An attempt cannot begin again with one of these ids. */
   readonly attemptIds: readonly string[];
   readonly lastRefusal: Refusal | null;
 }
@@ -180,11 +177,11 @@ const underWay = (checkout: Checkout, event: CheckoutEvent) => {
   return checkout;
 };
 
-// The page that a visitor may see. Every route checks it.
+// Pages. Every route checks which page a visitor may see.
 
 export type View = 'pay' | 'attempts_used_up' | 'processing' | 'receipt' | 'cancelled' | 'expired';
 
-/** The one page that a session shows now, whichever page the browser requests. */
+/** The one page that a session shows now, for any requested page. */
 export const viewOf = (checkout: KnownCheckout, now: number): View => {
   switch (checkout.phase) {
     case 'open':
@@ -206,7 +203,7 @@ export const viewOf = (checkout: KnownCheckout, now: number): View => {
 
 const isLapsed = ({ expiresAt }: Open, now: number): boolean => now >= Date.parse(expiresAt);
 
-/** True if a waiting payer may go back without an outcome: the outcome is unknown, and OFFER_TO_LEAVE_AFTER_MS has passed. */
+/** True if the outcome is unknown and OFFER_TO_LEAVE_AFTER_MS has passed. The payer may then go back without an outcome. */
 export const mayLeave = (checkout: KnownCheckout, now: number): checkout is Extract<Checkout, { phase: 'unknown' }> =>
   checkout.phase === 'unknown' && now - Date.parse(checkout.attempt.startedAt) >= OFFER_TO_LEAVE_AFTER_MS;
 
@@ -252,7 +249,7 @@ const decide = (checkout: Checkout, command: CheckoutCommand): readonly Checkout
     }
     case 'RecordDeclined': {
       const { attemptId, code, declineCode } = command;
-      // The outcome was recorded already, by the worker or by the request itself.
+      // The worker or another request has already recorded the outcome.
       if (!isUnderWay(checkout) || checkout.attempt.attemptId !== attemptId) return [];
       return [{ type: 'AttemptDeclined', at, data: { attemptId, code, declineCode } }];
     }

@@ -1,4 +1,4 @@
-/** Unit tests of the session's decider: which events follow from a command, and which page each state shows. */
+/** Unit tests of the session's decider: the events of each command, and the page of each state. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, ServiceError } from '#kernel';
@@ -163,7 +163,7 @@ describe('an attempt', () => {
     given(started(), attempt(1), unknown)
       .when({ type: 'RecordUnknown', at: at(3) })
       .then();
-    // The outcome of an earlier attempt, not of the present one.
+    // This is the outcome of an earlier attempt.
     given(started(), attempt(1), declined(1), attempt(2))
       .when({ type: 'RecordDeclined', at: at(3), attemptId: 'a1', code: 'PAYMENT_DECLINED', declineCode: null })
       .then();

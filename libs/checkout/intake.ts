@@ -1,8 +1,8 @@
 /**
- * Intake: makes a session of a partner's request, or refuses the request.
+ * Intake: makes a session from a partner's request, or refuses the request.
  *
- * No browser is redirected to an address that was not checked. Until `cancel_url` has passed the check, a refusal ends on our own error page. After
- * that, a refusal leads back to the partner's `cancel_url`, with an error code.
+ * A browser is redirected only to a checked address. Before `cancel_url` is checked, a refusal shows our own error page. After that, a refusal leads
+ * back to the partner's `cancel_url` with an error code.
  */
 import { openAcceptedSecrets, type Portal } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
@@ -28,13 +28,13 @@ export interface IntakeRequest {
   readonly kind: IntakeKind;
   /** Our own address that received the request, as partners know it. It is the third line of the signed text. */
   readonly address: string;
-  /** Every parameter as text, as the signature covers it (C58). */
+  /** All parameters as text. The signature covers them (C58). */
   readonly pairs: ReadonlyMap<string, string>;
-  /** Reads and checks the amount to pay and the other content. Throws VALIDATION_ERROR. It is called only after `cancel_url` was checked. */
+  /** Reads and checks the amount and the other content. Throws VALIDATION_ERROR. Called only after `cancel_url` was checked. */
   readonly content: () => IntakeContent;
 }
 
-/** Parameters of C58, except those that decide where a refusal goes. */
+/** The parameters of C58 that {@link IntakeRequest.content} reads. */
 export interface IntakeContent {
   readonly referenceId: string | null;
   readonly amountCents: Cents;
@@ -45,7 +45,7 @@ export interface IntakeContent {
 }
 
 export type IntakeOutcome =
-  /** `bound`: true if this browser gets the session's cookie. Otherwise it sees only the public page of the session. */
+  /** `bound`: true if this browser gets the session's cookie. Other browsers see only the public page of the session. */
   | { readonly to: 'session'; readonly session: Session; readonly bound: boolean }
   | { readonly to: 'cancel_url'; readonly location: string; readonly code: ErrorCode; readonly message: string }
   | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string };
@@ -55,7 +55,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   const portalId = pairs.get('portal_id')?.toLowerCase();
   if (!isUuid(portalId)) return { to: 'error_page', code: 'VALIDATION_ERROR', message: 'portal_id must be a UUID.' };
   const portal = await ports.directory.portal(portalId);
-  // An unknown portal and a portal without hosted checkout get the same answer. So the answer does not reveal which portals exist.
+  // Both cases get the same answer, which does not reveal whether a portal exists.
   if (!portal?.checkout.enabled)
     return { to: 'error_page', code: 'PORTAL_ACCESS_DENIED', message: 'The portal is unknown, or hosted checkout is off.' };
   const cancelUrl = vetAddress(pairs.get('cancel_url'), portal.checkout.allow);
@@ -77,10 +77,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   }
 };
 
-/**
- * The value, if it may be sent back to the partner. A value that is too long is not sent back. A card number is never sent back, even if the check of
- * free text is off (C9).
- */
+/** The value, if it may be sent back to the partner. null for a long value, and for a card number even if the check of free text is off (C9). */
 const echoed = (value: string | undefined, max: number): string | null =>
   value !== undefined && value !== '' && value.length <= max && !holdsCardNumber(value) ? value : null;
 
@@ -126,10 +123,7 @@ const accepted = async (
   }
 };
 
-/**
- * Refuses a wrong signature. A link must be signed. A POST must be signed only if the portal requires it, but a signature that is present must be
- * right.
- */
+/** Refuses a wrong signature. A link must be signed. A POST must be signed only if the portal requires it. */
 const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pairs }: IntakeRequest): void => {
   const sig = pairs.get('sig');
   if (sig === undefined) {
@@ -140,7 +134,7 @@ const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pa
   if (!isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig)) throw invalid('sig does not match.');
 };
 
-/** Refuses a request if its `exp` is past, or further ahead than a link may be valid. A POST may omit `exp`. */
+/** Refuses a request whose `exp` is past or too far in the future. A POST may omit `exp`. */
 const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
   const exp = pairs.get('exp');
   if (exp === undefined) {
@@ -154,9 +148,8 @@ const refuseLapsed = ({ kind, pairs }: IntakeRequest, nowMs: number): void => {
 };
 
 /**
- * If a nonce is used again, the request leads to the checkout that this nonce began. If that checkout has only run out of time, it is extended while
- * the link is valid: a mail scanner may have opened the link first. The browser gets the cookie if the session can still be paid, and not for a
- * receipt.
+ * Handles a nonce that was used before: the result is the checkout that this nonce began. If only its time has run out, and the link is still valid,
+ * the checkout is extended. A mail scanner may have opened the link before the payer. The browser gets no cookie for a checkout that has ended.
  */
 const resumed = async (
   ports: CheckoutPorts,
@@ -176,7 +169,7 @@ const resumed = async (
     const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;
     return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, origin) : awake, bound };
   } catch (error) {
-    // Another request changed the session at the same moment. The page shows the present state.
+    // Another request changed the session at the same moment. The page loads the present state.
     if (error instanceof Conflict) return { to: 'session', session: known, bound };
     throw error;
   }

@@ -1,8 +1,8 @@
 /**
- * A payment in a session. First the attempt is recorded in the session. Then `charge` of the partner API charges the card (C66). Then the outcome is
- * read from the payment's stream and recorded in the session.
+ * A payment in a session. The attempt is recorded in the session, and `charge` of the partner API charges the card (C66). Then the outcome is read
+ * from the payment's stream and recorded in the session.
  *
- * The request itself, a waiting page, and the worker after a crash all read that stream in the same way. So a session never stays in `processing`.
+ * The request, a waiting page, and the worker after a crash all read the payment's stream in the same way ({@link follow}).
  */
 import type { Directory, Portal } from '#accounts';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
@@ -23,8 +23,8 @@ import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.
 import type { CheckoutSessions, Session } from './sessions.js';
 
 /**
- * An attempt that has no payment after this time is abandoned. Its request should have ended by then, since no request may run this long (C42). A
- * request that continues after this time is stopped by the fence on the payment's stream.
+ * An attempt that has no payment after this time is abandoned. Requests end earlier (C42). If one still runs, the fence on the payment's stream stops
+ * it.
  */
 export const ABANDONED_AFTER_MS = 60_000;
 /** Time for fencing one payment stream. */
@@ -36,14 +36,14 @@ export interface CheckoutPorts {
   readonly directory: Directory;
 }
 
-/** Amounts that the payer sees before paying, and agrees to by paying. */
+/** Amounts that the payer sees before paying. */
 export interface Quote {
   readonly amountCents: Cents;
   readonly serviceFeeCents: Cents;
   readonly totalCents: Cents;
 }
 
-/** The amounts, with the fee that is in force now. The charge uses the same function (C49). */
+/** The amounts with the present fee. The charge uses the same function (C49). */
 export const quoteOf = ({ amountCents }: Pick<CheckoutTerms, 'amountCents'>, portal: Portal): Quote => {
   const serviceFeeCents = serviceFee(amountCents, portal.fee);
   return { amountCents, serviceFeeCents, totalCents: amountCents + serviceFeeCents };
@@ -58,10 +58,10 @@ export interface PayRequest {
 }
 
 /**
- * Makes one attempt. Returns the session after it: paid, open again, unknown, or still processing. It is still processing if the outcome could not be
- * recorded; the worker records it later.
+ * Makes one attempt. Returns the session after it: paid, open again, unknown, or processing. In the last case, the outcome could not be recorded yet,
+ * and the worker records it later.
  *
- * If this throws Conflict or ServiceError INVALID_STATE, nothing has happened. Then load the session again and show its page.
+ * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page.
  */
 export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
   const { payments, sessions } = ports;
@@ -74,27 +74,24 @@ export const pay = async (ports: CheckoutPorts, session: Session, request: PayRe
   try {
     await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId, idempotency: null }, origin, deadline);
   } catch (error) {
-    // Nothing was sent to the gateway. The worker ends the attempt when the incident is over.
+    // The gateway got no call. The worker ends the attempt after the incident.
     if (error instanceof StoreIncident) return refuseIncident(error);
     if (!(error instanceof ServiceError))
       payments.log.error({ requestId: origin.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
     else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
   }
   return retold(ports, begun, origin, (latest) =>
-    // The payment id was made here, and the payment was refused before its intent. So that payment can never begin.
+    // If the payment was refused before its intent, it can never begin: its id was made here.
     refused ? sessions.execute(latest, { type: 'RecordDeclined', attemptId, ...refused }, origin) : follow(ports, latest, origin),
   );
 };
 
-/** C76. */
+/** An incident of the log becomes the error of C76. */
 const refuseIncident = (error: unknown): never => {
   throw error instanceof StoreIncident ? storeIncident() : error;
 };
 
-/**
- * Records the outcome in the session. If that fails now, the payer must not see a failure: the payment's stream has the outcome, and the worker
- * records it later.
- */
+/** Records the outcome in the session. If that fails, the present session is returned without an error. The worker records the outcome later. */
 const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, tell: (latest: Session) => Promise<Session>): Promise<Session> => {
   try {
     return await tell(session);
@@ -105,7 +102,7 @@ const retold = async (ports: CheckoutPorts, session: Session, origin: Origin, te
   }
 };
 
-/** Codes that `charge` throws only before it has written the intent (E7 to E11). */
+/** Error codes that `charge` throws only before it writes the intent (E7 to E11). */
 const REFUSED_BEFORE_THE_INTENT: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
   'VALIDATION_ERROR',
   'PORTAL_ACCESS_DENIED',
@@ -142,8 +139,9 @@ const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalC
 };
 
 /**
- * Records the outcome of the last attempt's payment in the session. Charges nothing. Returns the new session, or the same one if the outcome is not
- * known yet. Throws Conflict if another writer was first, and the errors of the store.
+ * Records the outcome of the last attempt's payment in the session. Charges nothing. Abandons an attempt that has had no payment for
+ * `abandonedAfterMs`. Returns the new session, or the same one if the outcome is not known yet. Throws Conflict if another writer was first, and the
+ * errors of the store.
  */
 export const follow = async (
   ports: CheckoutPorts,
@@ -174,10 +172,10 @@ export const follow = async (
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     case 'none':
       if (ageMs(payments.clock, attempt.startedAt) < abandonedAfterMs) return session;
-      // The payment's stream may be absent because the event store has lost it. Check the log first.
+      // The event store may have lost the payment's stream. Check the log first.
       await payments.ownLog.verified(null);
-      // Fence the stream first, so that a process that continues late cannot begin this payment. If the payment begins at this moment, the fence
-      // conflicts, and the payment is read again.
+      // Fence the stream, so that a late request cannot begin this payment. If the payment begins at this moment, this append conflicts, and the
+      // payment is read again.
       await payments.streams.execute(
         { paymentId: attempt.paymentId, payment, revision },
         [
@@ -215,7 +213,7 @@ export const followNow = async (
   }
 };
 
-/** The payment of an attempt, as the partner sees it. null: there is none that can be seen. */
+/** The payment of an attempt, as the partner sees it. null: no payment is visible. */
 export const paymentOf = async ({ payments }: CheckoutPorts, { paymentId }: Attempt): Promise<PaymentView | null> => {
   const { payment }: { payment: Payment } = await payments.streams.load(paymentId);
   return isVisible(payment) ? paymentView(paymentId, payment) : null;

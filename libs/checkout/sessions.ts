@@ -28,10 +28,9 @@ const ID_BYTES = 24;
 
 /**
  * Makes the id of a session: `cs_` and 24 bytes that cannot be guessed. The bytes are a keyed hash of a new id or, if the request has a nonce, of
- * portal and nonce.
+ * portal and nonce. A nonce always gives the same id, and a stream begins only once. So a nonce begins at most one session.
  *
- * So a nonce always leads to the same stream. The store lets a stream begin only once, so a nonce begins only one session, in any number of
- * processes. The hash uses the oldest key of the ring, since the id must stay the same as long as the link is valid.
+ * The hash uses the oldest key of the ring. The id must stay the same while the link is valid.
  */
 export const newCheckoutId = (keys: KeyRing, of: { readonly fresh: string } | { readonly portalId: string; readonly nonce: string }): string =>
   `cs_${keys.mac('checkout', JSON.stringify(of), keys.kids[0]).subarray(0, ID_BYTES).toString('base64url')}`;
@@ -49,22 +48,22 @@ export class CheckoutSessions {
     private readonly ids: Ids,
   ) {}
 
-  /** The present session. null: there never was a session with this id. Throws Unavailable. */
+  /** The present session. null: there is no session with this id. Throws Unavailable. */
   async load(checkoutId: string): Promise<Session | null> {
     if (!CHECKOUT_ID.test(checkoutId)) return null;
     const loaded = await load(this.store, CHECKOUT_STREAM, checkoutId);
     return loaded.revision === null || loaded.state.phase === 'none' ? null : sessionOf(loaded);
   }
 
-  /** Begins the stream. Throws Conflict if the stream has begun already, and the errors of the store. */
+  /** Begins the session. Throws Conflict if its stream exists already, and the errors of the store. */
   start(command: Omit<Extract<CheckoutCommand, { type: 'Start' }>, 'at'>, origin: Origin): Promise<Session> {
     const { checkoutId } = command.terms;
     return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, command, origin);
   }
 
   /**
-   * Decides the command and appends its events at the loaded revision. Without events, nothing is appended. Throws ServiceError INVALID_STATE if the
-   * phase does not allow the command, Conflict if another writer appended first, and the errors of the store.
+   * Decides the command and appends its events at the loaded revision. If there are none, nothing is appended. Throws ServiceError INVALID_STATE if
+   * the phase does not allow the command, Conflict if another writer appended first, and the errors of the store.
    */
   execute({ checkoutId, checkout, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
     return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, command, origin);

@@ -1,8 +1,8 @@
 /**
  * `sig` (C60): with a portal's signing secret, the partner signs requests to us, and we sign addresses on the way back.
  *
- * The signed text has four lines, joined by line feeds: the version, the kind, the address, and the query. The kind is there so that the signature of
- * a cancel address does not fit a return address. Each pair of the query has only one encoding, and the pairs are sorted by bytes.
+ * The signed text has four lines, joined by line feeds: the version, the kind, the address, and the query. Because of the kind, the signature of a
+ * cancel address is wrong for a return address. Each pair of the query has only one encoding, and the pairs are sorted by bytes.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { queryPairs } from './addresses.js';
@@ -13,16 +13,16 @@ export type Pairs = Iterable<readonly [name: string, value: string]>;
 const SIGNATURE = /^[0-9a-f]{64}$/;
 
 /**
- * Percent-encodes everything except the unreserved characters of RFC 3986, with upper-case hex. `encodeURIComponent` alone would leave five more
- * characters.
+ * Percent-encodes all characters except the unreserved ones of RFC 3986, with upper-case hex. `encodeURIComponent` leaves five more characters
+ * unchanged.
  */
 const encode = (text: string): string =>
   encodeURIComponent(text).replace(/[!'()*]/g, (character) => `%${character.charCodeAt(0).toString(16).toUpperCase()}`);
 
-/** Compares encoded texts. They are ASCII, so this compares their bytes. */
+/** Compares encoded texts. They are ASCII, so the order is that of their bytes. */
 const byText = (a: string, b: string) => (a < b ? -1 : a > b ? 1 : 0);
 
-/** The text that is signed. `address` is origin and path; its query is ignored. */
+/** The signed text. The query of `address` is ignored. */
 export const canonical = (kind: SignatureKind, address: string, pairs: Pairs): string => {
   const { origin, pathname } = new URL(address);
   const encoded = [...pairs].filter(([name]) => name !== 'sig').map(([name, value]) => [encode(name), encode(value)] as const);
@@ -36,10 +36,7 @@ export const sign = (secret: string, kind: SignatureKind, address: string, pairs
     .update(canonical(kind, address, pairs))
     .digest('hex');
 
-/**
- * True if `sig` was made with one of the secrets. False also for a text that does not have the form of a signature. The comparison takes constant
- * time.
- */
+/** True if `sig` was made with one of the secrets. Compares in constant time. */
 export const isSigned = (secrets: readonly string[], kind: SignatureKind, address: string, pairs: Pairs, sig: unknown): boolean => {
   if (typeof sig !== 'string' || !SIGNATURE.test(sig)) return false;
   const given = Buffer.from(sig, 'hex');
@@ -48,8 +45,8 @@ export const isSigned = (secrets: readonly string[], kind: SignatureKind, addres
 };
 
 /**
- * The address with our parameters after its own query, signed as a whole. Null values are left out. `t` (unix seconds) and `sig` come last. `address`
- * was checked before, so its query can be decoded and has no parameter with one of our names.
+ * The address with its own query and our parameters, signed as a whole. Null values are left out. `t` (unix seconds) and `sig` come last. `address`
+ * must have passed {@link vetAddress}.
  */
 export const signedAddress = (
   secret: string,

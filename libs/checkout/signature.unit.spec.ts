@@ -1,4 +1,4 @@
-/** Unit tests of `sig` (C60), with the examples of its documentation, and of the checks of addresses. */
+/** Unit tests of `sig` (C60) with the examples of its documentation, and of the checks of addresses. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { signatureOf } from '../../test/support/checkout.js';
@@ -41,7 +41,7 @@ describe('a signature', () => {
       isSigned(['other'], 'link', address, pairs, sig),
       isSigned([SECRET], 'intake', address, pairs, sig),
       isSigned([SECRET], 'link', `${address}/x`, pairs, sig),
-      // Without encoding, these pairs would give the same signed text.
+      // Without encoding, these pairs would have the same signed text.
       isSigned([SECRET], 'link', address, [['a', '1'], ['b', 'x'], ['c', '2']], sig), // prettier-ignore
       isSigned([SECRET], 'link', address, pairs, sig.toUpperCase()),
       isSigned([SECRET], 'link', address, pairs, sig.slice(1)),

@@ -1,6 +1,6 @@
 /**
- * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. So no session stays in `processing` if
- * a payer closes the browser or a process dies between two appends. If recovery undoes a charge an hour later, the round records this in the session.
+ * Sessions whose attempt has no outcome yet: a read model of them, and the worker's round that finishes them. They occur if a payer closes the
+ * browser, or if a process dies between two appends. If recovery later undoes a charge, the round also records this in the session.
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -15,12 +15,12 @@ const INDEXES = `
   alter table checkout_unfinished add constraint checkout_unfinished_pkey primary key (checkout_id);
   create index checkout_unfinished_since on checkout_unfinished (since, checkout_id)`;
 
-/** The rows, as a port. One contract (test/support/unfinished-rows.contract.ts) tests its implementations, on Postgres and in the simulation. */
+/** A port with two implementations: Postgres and the simulation. One contract tests both (test/support/unfinished-rows.contract.ts). */
 export interface UnfinishedRows {
-  /** If a session has a row already, the row gets the new attempt. */
+  /** A session that has a row already gets the new attempt in this row. */
   write(sessions: readonly UnfinishedSession[]): Promise<void>;
   remove(checkoutIds: readonly string[]): Promise<void>;
-  /** Sessions whose attempt began at `until` or earlier, oldest first. `after`: the last one of the previous page. */
+  /** Sessions whose attempt began at `until` or earlier, oldest first. `after`: the last session of the previous page. */
   page(after: UnfinishedPlace | null, until: string, limit: number): Promise<UnfinishedPlace[]>;
 }
 
@@ -48,7 +48,7 @@ export const checkoutUnfinishedModel: ReadModel = {
 };
 
 const BEGINS: CheckoutEvent['type'] = 'AttemptStarted';
-/** A session with an unknown outcome keeps its row, so that the worker continues to look for the outcome. */
+/** Events that remove a session's row. OutcomeUnknown is not one of them: the worker continues to look for the outcome. */
 const ENDS: readonly CheckoutEvent['type'][] = ['AttemptDeclined', 'CheckoutPaid'];
 
 export const applyUnfinished = async (rows: Pick<UnfinishedRows, 'write' | 'remove'>, events: readonly Recorded[]): Promise<void> => {
@@ -92,11 +92,11 @@ export const postgresUnfinishedRows = (db: Queryable): UnfinishedRows => ({
   },
 });
 
-/** A session is left alone for this long after its attempt began. Until then its request may still be running, and records the outcome itself. */
+/** For this long after an attempt began, the worker does not touch its session. The attempt's own request normally records the outcome. */
 const LEFT_ALONE_MS = 5_000;
 const ROUND_LIMIT = 100;
 
-/** One round over all sessions without an outcome. Returns how many of them were processed. Ends early when `stop` aborts. */
+/** One round over all sessions without an outcome. Returns the number of processed sessions. Ends early if `stop` aborts. */
 export const finishSessions = async (
   ports: CheckoutPorts,
   rows: Pick<UnfinishedRows, 'page'>,
@@ -116,7 +116,7 @@ export const finishSessions = async (
         const session = await ports.sessions.load(place.checkoutId);
         if (session) await followNow(ports, session, origin, abandonedAfterMs === undefined ? {} : { abandonedAfterMs });
       } catch (error) {
-        // The next round tries this session again. The other sessions do not wait for it.
+        // The next round tries this session again. Continue with the other sessions.
         log.warn({ err: error }, 'a checkout cannot be finished yet');
       }
     }
@@ -124,7 +124,7 @@ export const finishSessions = async (
   }
 };
 
-/** For metrics: the number of sessions whose attempt has no outcome, and the age of the oldest (0: there is none). */
+/** For metrics: the number of sessions without an outcome, and the age of the oldest (0: there is none). */
 export const unfinishedSessions = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
     'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',

@@ -1,4 +1,4 @@
-/** The addresses by which a payer goes back to the partner (C59). Their parameters are signed with the portal's active secret. */
+/** The addresses by which a payer goes back to the partner (C59). The portal's active secret signs their parameters. */
 import { openSigningSecret, type Portal } from '#accounts';
 import type { ErrorCode } from '#kernel';
 import type { PaymentView } from '#payments';
@@ -6,7 +6,7 @@ import type { KeyRing } from '#platform';
 import { type CheckoutTerms, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
 import { signedAddress } from './signature.js';
 
-/** The address behind "Done". The amounts are those of the payment. So if the payer changed an amount in the request, the partner notices it. */
+/** The address behind "Done". Its amounts are those of the payment. If the payer changed an amount in the request, the partner notices it. */
 export const returnAddress = (
   keys: KeyRing,
   portal: Portal,
@@ -33,7 +33,7 @@ export const returnAddress = (
     nowMs,
   );
 
-/** Parameters of a cancel address. `checkoutId` is null if the intake was refused and no checkout began. */
+/** Parameters of a cancel address. `checkoutId` null: the intake was refused, and no checkout began. */
 export interface Cancellation {
   readonly result: 'cancelled' | 'failed' | 'expired';
   readonly error: ErrorCode | null;
@@ -43,14 +43,14 @@ export interface Cancellation {
   readonly state: string | null;
 }
 
-/** The result that the partner gets for a checkout that was cancelled or has expired. null for any other checkout. */
+/** The result for the partner of a cancelled or expired checkout. null for any other checkout. */
 export const cancellationOf = (checkout: KnownCheckout): Cancellation | null => {
   const { terms, attemptIds } = checkout;
   const { checkoutId, referenceId, state } = terms;
   const told = { error: null, checkoutId, paymentId: null, referenceId, state };
   if (checkout.phase === 'expired') return { ...told, result: 'expired' };
   if (checkout.phase !== 'cancelled') return null;
-  // The partner had got the result `unknown` before. If nothing was charged in the end, the result is `failed` and not `cancelled`.
+  // The partner had got `unknown` before. If nothing was charged in the end, the result is `failed`.
   if (checkout.afterUnknown) return { ...told, result: 'failed', error: 'PAYMENT_TIMEOUT' };
   return attemptIds.length >= MAX_ATTEMPTS ? { ...told, result: 'failed', error: 'PAYMENT_DECLINED' } : { ...told, result: 'cancelled' };
 };

@@ -42,7 +42,7 @@ create table projection_failure (
 `,
 };
 
-/** A position in the log under one owner. `position` '' is the start. */
+/** A position of a checkpoint under one owner. '' is the start of the log. */
 export interface Place {
   readonly position: string;
   /** Goes up with each new owner and with each reset. */
@@ -55,7 +55,7 @@ export interface Lease {
 }
 
 export interface CheckpointFailure {
-  /** null: the log cannot be read from the checkpoint on. */
+  /** null: no event failed; the log cannot be read from the checkpoint on. */
   readonly event: { readonly position: Position; readonly id: string; readonly stream: string; readonly type: string } | null;
   readonly message: string;
   readonly stack: string;
@@ -75,39 +75,39 @@ export interface CheckpointStatus {
 
 /** `Tx`: the transaction in which a projection writes its rows. */
 export interface Checkpoint<Tx = Client> {
-  /** Takes the lease, or extends it for the same owner. null: another owner holds it. A new owner raises the epoch. */
+  /** Takes the lease, or extends the lease of the same owner. null: another owner holds it. A new owner raises the epoch. */
   take(lease: Lease): Promise<Place | null>;
   /** Extends the lease. false: this owner no longer holds it under this epoch. */
   renew(lease: Lease, epoch: string): Promise<boolean>;
   /** Gives the lease back, if this owner holds it. */
   release(owner: string): Promise<void>;
-  /** The place that the projection has reached. A projection that never ran gets its checkpoint at the start of the log. */
+  /** The place that the projection has reached. Makes a missing checkpoint, at the start of the log. */
   look(): Promise<Place & { readonly leased: boolean }>;
   /** Only the position. '': the projection never ran. */
   position(): Promise<string>;
   /**
-   * Moves the checkpoint from a place to a position, then runs `apply` in the same transaction. `last`: the last event that is applied. null: no
-   * event is applied. Extends the lease if this owner holds it. Throws {@link Moved}, without `apply`, if position or epoch of the checkpoint differ
-   * from `from`. Throws {@link HandlerFault} if `apply` failed and the connection did not. After any other error the outcome may be unknown.
+   * Moves the checkpoint from `from` to `to`, then runs `apply` in the same transaction. `last`: the last applied event, or null. Extends the lease
+   * if this owner holds it. If the checkpoint is not at `from`, throws {@link Moved} and does not run `apply`. Throws {@link HandlerFault} if `apply`
+   * failed and the connection did not. After any other error the outcome may be unknown.
    */
   commit(from: Place, to: Position, lease: Lease, apply: ((tx: Tx) => Promise<void>) | null, last?: Mark | null): Promise<void>;
-  /** Records why the projection stopped. The first commit that passes the position resolves it. */
+  /** Records why the projection stopped. The first commit to this position or a later one resolves the failure. */
   recordFailure(failure: CheckpointFailure): Promise<void>;
   status(): Promise<CheckpointStatus>;
 }
 
 /**
- * The compare-and-set found another position or epoch. Another worker moved or took over the checkpoint, or the checkpoint was reset. Or an earlier
- * commit of ours succeeded although its answer was lost.
+ * The compare-and-set found another position or epoch: another worker moved or took over the checkpoint, or it was reset. Or an earlier commit of
+ * this worker succeeded and its answer was lost.
  */
 export class Moved extends Error {}
 
-/** An error of the handler itself, kept as `cause`. The connection was healthy, even if the error's message mentions a connection. */
+/** An error of the handler itself, kept as `cause`. The connection was healthy. */
 export class HandlerFault extends Error {}
 
 /**
- * Runs a handler in a transaction. If an error has no code and the connection still answers, the error comes from the handler. The text of the error
- * cannot decide this: "the account is closed" does not mean a lost connection.
+ * Runs a handler. If its error has no code and the connection still answers, throws {@link HandlerFault}. The text of an error does not decide,
+ * because "the account is closed" is not a lost connection.
  */
 export const runHandler = async (handler: () => Promise<void>, answers: () => Promise<boolean>): Promise<void> => {
   try {
@@ -124,7 +124,7 @@ export const runHandler = async (handler: () => Promise<void>, answers: () => Pr
 export const asPosition = (text: string): Position | null => (text === '' ? null : (text as Position));
 
 export interface PostgresCheckpointOptions {
-  /** The `search_path` of the transaction while `apply` runs. A rebuild uses it to write into another schema (`rm_list_2, public`). */
+  /** The `search_path` while `apply` runs. A rebuild uses it to write into another schema (`rm_list_2_new, public`). */
   readonly searchPath?: string;
 }
 
@@ -133,7 +133,7 @@ export const postgresCheckpoint = (pool: Pool, name: string, options: PostgresCh
   new PostgresCheckpoint(pool, name, options);
 
 class PostgresCheckpoint implements Checkpoint {
-  /** True: a failure was recorded and is not resolved. The first commit that passes the failure marks it as resolved. */
+  /** True: a recorded failure may be unresolved, so the next `commit` resolves failures too. */
   private unresolved = false;
 
   constructor(
@@ -143,7 +143,7 @@ class PostgresCheckpoint implements Checkpoint {
   ) {}
 
   async take({ owner, ms }: Lease): Promise<Place | null> {
-    // Standby workers call this often, so the first statement only reads.
+    // Standby workers call `take` often, so the first statement only reads.
     const held = await this.pool.query('select from projection_checkpoint where name = $1 and owner <> $2 and lease_until >= clock_timestamp()', [
       this.name,
       owner,
@@ -227,8 +227,7 @@ class PostgresCheckpoint implements Checkpoint {
   }
 
   async recordFailure({ event, message, stack }: CheckpointFailure): Promise<void> {
-    // Set before the statement, because the statement may record the failure and then lose its answer. The next commit that passes the position of
-    // the failure marks it as resolved.
+    // Set before the statement, because the statement may succeed without an answer.
     this.unresolved = true;
     await this.pool.query(
       `insert into projection_failure as f (name, position, event_id, stream, type, message, stack)
@@ -272,10 +271,7 @@ class PostgresCheckpoint implements Checkpoint {
 
 // ---- checkpoints in Postgres only
 
-/**
- * Locks the checkpoint for the rest of the transaction, so that no worker applies events meanwhile. The swap of a rebuild locks the live checkpoint
- * and its own, switches the schemas and commits. null: the projection never ran.
- */
+/** Locks the checkpoint for the rest of the transaction, so that no worker applies events meanwhile. null: the projection never ran. */
 export const lockCheckpoint = async (
   client: Client,
   name: string,
@@ -290,9 +286,9 @@ export const lockCheckpoint = async (
 };
 
 /**
- * Sets a checkpoint to a position (null: the start of the log). `last`: the last event that was applied. If workers use the checkpoint, this must run
- * in the transaction that also changes the rows. The epoch goes up, so a worker in the middle of a batch cannot commit and begins again from this
- * position. Never reset a reactor, because the effects of a reactor cannot be undone.
+ * Sets a checkpoint to a position (null: the start of the log). `last`: the last applied event. If workers use the checkpoint, call it in the
+ * transaction that also changes the rows. The epoch goes up, so a worker in the middle of a batch cannot commit its batch. Never reset a reactor,
+ * because its effects cannot be undone.
  */
 export const resetCheckpoint = async (client: Client, name: string, position: Position | null, last: Mark | null = null): Promise<void> => {
   await client.query(

@@ -31,9 +31,8 @@ export interface Stored {
 }
 
 /**
- * Turns events into text. Checks every rule that can be checked before anything is sent. Throws a plain `Error` for a broken rule, because the fault
- * is in the calling code and a repeat would not help. A BigInt in the data throws here too. In the KurrentDB client, a BigInt would leave the promise
- * of the append pending for ever.
+ * Turns events into text, and checks every rule that needs no store. Throws a plain `Error` for a broken rule: the fault is in the calling code, and
+ * a repeat would not help. A BigInt in the data throws here too; in the KurrentDB client, the append would never end.
  */
 export const serialise = (stream: string, expected: Expected, events: readonly NewEvent[]): Serialised[] => {
   if (!isName(stream)) throw new Error(`not a stream name: ${JSON.stringify(stream)}`);
@@ -49,10 +48,7 @@ export const serialise = (stream: string, expected: Expected, events: readonly N
   return serialised;
 };
 
-/**
- * True if the text can be a name. A store would change a name with a NUL or half a surrogate pair. Names that begin with `$` belong to KurrentDB, and
- * readers skip them.
- */
+/** True if the text can be a name. The stores cannot keep a NUL or half a surrogate pair unchanged. Names that begin with `$` belong to KurrentDB. */
 const isName = (text: string & { isWellFormed?: () => boolean }): boolean => text !== '' && !/^\$|\0/.test(text) && text.isWellFormed!();
 
 const serialiseOne = (stream: string, { id, type, v, data, meta }: NewEvent): Serialised => {
@@ -79,7 +75,7 @@ export const deserialise = ({ stream, revision, position, id, type, data, meta, 
 
 const DIGITS = 20;
 
-/** The position for a number. It has 20 digits, so that positions sort as text in the order of their numbers. */
+/** The position for a number. With 20 digits, positions sort as text in the order of their numbers. */
 export const numericPosition = (value: bigint | number | string): Position => String(value).padStart(DIGITS, '0') as Position;
 
 /**
@@ -100,7 +96,7 @@ export class LogGap extends Error {
   }
 }
 
-/** The log is not the one that a position was taken from: the store was wiped, restored or replaced. A repeat would not help. */
+/** A position does not belong to this log: the store was wiped, restored or replaced. A repeat would not help. */
 export abstract class NotInTheLog extends Error {
   constructor(
     readonly after: Position,
@@ -111,7 +107,7 @@ export abstract class NotInTheLog extends Error {
   }
 }
 
-/** The position lies after the end of the log. A subscription from there would stay silent for ever. */
+/** The position lies after the end of the log. */
 export class BeyondTheEnd extends NotInTheLog {
   constructor(after: Position, head: Position | null) {
     super(after, `position ${after} lies beyond the end of the log (${head ?? 'empty'})`);

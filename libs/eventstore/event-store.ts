@@ -4,7 +4,7 @@
  */
 import type { Json } from '#kernel';
 
-/** The actor of an append. If an event is about a request of another actor, its data name that actor. */
+/** The actor of an append. An event about the request of another actor names that actor in its data. */
 export interface Actor {
   readonly type: 'partner' | 'payer' | 'staff' | 'operator' | 'recovery' | 'system';
   readonly id: string;
@@ -13,7 +13,7 @@ export interface Actor {
 export interface Meta {
   /** When the event was recorded: RFC 3339, UTC, with milliseconds. APIs and reports show this time, never `storedAt`. */
   readonly recordedAt: string;
-  /** When the event took effect, if that differs from `recordedAt`. Examples: a batch was closed, a dispute was opened. */
+  /** When the event took effect, if that differs from `recordedAt`. Example: the time at which a processor closed a batch. */
   readonly effectiveAt?: string;
   readonly actor: Actor;
   readonly correlationId: string;
@@ -30,8 +30,8 @@ export interface NewEvent {
 }
 
 /**
- * A place in the log. Its text sorts byte by byte in the order of the log. Example: `00000000000000012345`. On KurrentDB, the commit and the prepare
- * position are padded in the same way and joined by `:`. Positions are always compared as text.
+ * A place in the log, for example `00000000000000012345`. Positions are compared as text, and sort in the order of the log. On KurrentDB, the commit
+ * and the prepare position are padded in the same way and joined by `:`.
  */
 export type Position = string & { readonly __position: unique symbol };
 
@@ -46,19 +46,19 @@ export interface Recorded extends NewEvent {
   /** 0 for the first event of the stream. */
   readonly revision: bigint;
   readonly position: Position;
-  /** The time of the store's clock. Used for lag metrics only. */
+  /** The time on the store's clock. Used for lag metrics only. */
   readonly storedAt: Date;
 }
 
 /**
- * The expected state of the stream: `no_stream`, an exact last revision, or `any` (no check). With `any` a repeat may be appended twice, so `any` is
- * not for money.
+ * The expected state of the stream: `no_stream`, an exact last revision, or `any` (no check). Never use `any` for money, because a repeat may be
+ * appended twice.
  */
 export type Expected = 'any' | 'no_stream' | bigint;
 
 /**
- * The items of a subscription arrive in one order. A `checkpoint` means that the subscription has read the log up to `position`. Every event up to
- * that position was delivered or did not pass the filter.
+ * An item of a subscription. `checkpoint`: the subscription has read the log up to `position`; every event up to there was delivered or did not pass
+ * the filter.
  */
 export type SubscriptionItem =
   | { readonly kind: 'events'; readonly events: readonly Recorded[] }
@@ -84,7 +84,7 @@ export interface EventStore {
   /** Events of one stream in order, from revision `from` (default 0). An absent stream yields nothing. Throws {@link Unavailable}. */
   read(stream: string, from?: bigint, max?: number): AsyncIterable<Recorded>;
   /**
-   * All events of several streams: one list for each stream, in the order of the request. A store may lack this method: the function
+   * All events of several streams: one list for each stream, in the order of the request. A store may lack this method; the function
    * {@link readStreams} works with every store.
    */
   readStreams?(streams: readonly string[]): Promise<readonly (readonly Recorded[])[]>;
@@ -93,13 +93,13 @@ export interface EventStore {
     after: Position | null,
     options?: { max?: number; until?: Position; streamPrefixes?: readonly string[] },
   ): AsyncIterable<readonly Recorded[]>;
-  /** Follows the log after a position, for ever. Continues by itself after an outage. Delivers each event at least once. */
+  /** Follows the log after a position, without end. Continues by itself after an outage. Delivers each event at least once. */
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;
-  /** Position of the last event, null while there is none. System streams do not count. */
+  /** Position of the last event. null: there is none. System streams do not count. */
   head(): Promise<Position | null>;
   /**
-   * Returns the marks whose event is not at its position. Reads the leader, or a primary that is not in recovery. Throws {@link Unavailable} if that
-   * server cannot be read now: the events may exist or be missing.
+   * Returns the marks whose event is not at its position. Reads only the leader or the primary. Throws {@link Unavailable} if that server cannot be
+   * read now.
    */
   missing(marks: readonly Mark[]): Promise<readonly Mark[]>;
   /** The event of Payfold at exactly this position. null: there is none. Reads the same server as {@link missing}. */
@@ -111,12 +111,12 @@ export interface EventStore {
   close(): Promise<void>;
 }
 
-/** Maximum number of streams that are read at the same time, if the store has to read them one by one. */
+/** Maximum number of streams that are read at the same time from a store without `readStreams`. */
 const PARALLEL_READS = 16;
 
 /**
- * Reads several streams of any store: with {@link EventStore.readStreams}, or one by one. Throws {@link Unavailable}. With `skipUnreadable`, an
- * {@link UnreadableStream} gives an empty list.
+ * Reads several streams of any store. Throws {@link Unavailable} and {@link UnreadableStream}. With `skipUnreadable`, an unreadable stream gives an
+ * empty list.
  */
 export const readStreams = async (
   store: EventStore,

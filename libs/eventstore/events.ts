@@ -2,8 +2,8 @@
  * Event types, declared once per lib: `defineEvents<PaymentEvent>({ PaymentInitiated: [], PaymentCreated: [fromV1], … })`.
  *
  * Each step of a type converts the data of one version into the data of the next. Stored bytes never change. Readers see only the newest version, and
- * only the newest version is written. A release can also read the version that its successor will write (`ahead`), so both releases can run side by
- * side. Each version has a JSON schema and a golden file in the lib's folder `events/`. How to add a version: docs/changing.md.
+ * only the newest version is written. With `ahead`, a release also reads the version that the next release writes, so both can run side by side. Each
+ * version has a JSON schema and a golden file in the lib's folder `events/`. How to add a version: docs/changing.md.
  */
 import type { Json } from '#kernel';
 import type { Meta, NewEvent, Recorded } from './event-store.js';
@@ -15,13 +15,13 @@ export interface DomainEvent {
   readonly data: object;
 }
 
-/** Converts data of one version into data of the next. A pure function. It must accept all data that the older version allowed. */
+/** Converts data of one version into data of the next. Must be pure, and must accept all data that the older version allowed. */
 type Step = (data: never) => unknown;
 
 /** Steps from version 1 to the newest version. The last step must return data of the newest version. */
 type StepsTo<Data> = readonly [] | readonly [...Step[], (data: never) => Data];
 
-/** Each type of a union of events, with its steps. The compiler refuses a missing type, and a last step that does not return the newest data. */
+/** The steps of each event type. The compiler refuses a missing type, and a last step that does not return the newest data. */
 export type EventSteps<Event extends DomainEvent> = {
   readonly [Type in Event['type']]: StepsTo<Extract<Event, { readonly type: Type }>['data']>;
 };
@@ -31,7 +31,7 @@ export type ReadsAhead<Event extends DomainEvent> = {
   readonly [Type in Event['type']]?: (data: never) => Extract<Event, { readonly type: Type }>['data'];
 };
 
-/** A reader found an event that this release cannot read. The reader stops, because a state without that event would be a guess. */
+/** This release cannot read an event. The reader stops, because a state without that event would be wrong. */
 export class UnreadableEvent extends Error {
   constructor(
     readonly event: Pick<Recorded, 'stream' | 'revision' | 'type' | 'v'>,

@@ -12,8 +12,8 @@ import { checkpointOf, missingShapes, prepareReadModels, type ReadModel, ReadMod
 import { createSubscriber, type Projection, type Subscriber } from './subscriber.js';
 
 /**
- * Connections for the reads and writes of requests. Projections and idempotency keys have pools of their own, so that slow list requests never use up
- * the connections of projections and keys.
+ * Connections for the reads and writes of requests. Projections and idempotency keys have pools of their own. Slow list requests cannot use up those
+ * connections.
  */
 const POOL_CONNECTIONS = 20;
 const PROJECTION_POOL_CONNECTIONS = 8;
@@ -22,11 +22,11 @@ const CHECK_POOL_CONNECTIONS = 2;
 export const EVENT_STORE = Symbol('event store');
 /** The pool for requests. Its database has the schema of this release. */
 export const POOL = Symbol('pool');
-/** Makes the subscriber of a reactor: a projection whose effects cannot be made again from the log. */
+/** Makes the subscriber of a reactor. The effects of a reactor cannot be made again from the log. */
 export const REACTOR = Symbol('reactor');
 export type OpenReactor = (projection: Projection) => Subscriber;
 
-/** When an append of this process last failed, on the monotonic clock. */
+/** The time of this process's last append with the error Unavailable or OutcomeUnknown, on the monotonic clock. */
 export class Appends {
   failedAt = Number.NEGATIVE_INFINITY;
 }
@@ -95,8 +95,8 @@ const SUBSCRIBING = Symbol('subscribing');
 type Subscribing = ReturnType<typeof subscribing>;
 
 /**
- * Opens pool and log, and brings the schema to this release. With MIGRATE=prepare only `payfold upgrade prepare` changes the schema. While an
- * incident of the event store is open, the tables of read models are not made.
+ * Opens pool and log, and brings the schema to this release. With MIGRATE=prepare the schema must be up to date already. During an incident of the
+ * event store, the tables of read models are not made.
  */
 const open = async (context: ProcessContext, schema: Schema): Promise<Storage> => {
   const { config, places, log: logger, clock, ids, options } = context;
@@ -146,7 +146,7 @@ const requirePrepared = async (pool: Pool, { migrations, readModels }: Pick<Sche
     );
 };
 
-/** Lists every method, because the adapter may be an instance of a class, and `...store` would not copy the methods of a class. */
+/** Every method is listed, because `...store` would not copy the methods of a class. */
 const watchAppends = (store: EventStore, onFailure: () => void): EventStore => ({
   append: async (stream, expected, events, options) => {
     try {

@@ -1,15 +1,15 @@
-/** Compares a log with everything that is known to have been in it, for a person who looks at an incident. */
+/** Compares a log with the events that were in it, for a person who examines an incident. */
 import type { EventStore, Mark, Position } from './event-store.js';
 import type { SealedPlace } from './installation.js';
 import type { MarkBook } from './marks.js';
 
-/** One place of the log that a process, a checkpoint or a signed head remembers. `held`: the log has it. */
+/** One place of the log that a process, a checkpoint or a signed head remembers. `held`: the log still has that place. */
 export interface Examined {
   readonly where: string;
   readonly position: Position;
-  /** null: only the place is known. */
+  /** null: only the position is known. */
   readonly eventId: string | null;
-  /** false: the append of the event was acknowledged, but no check has found the event since. Another log may have acknowledged it. */
+  /** false: the append was acknowledged, but no check has found the event since. The event may be in another log. */
   readonly confirmed: boolean;
   readonly held: boolean;
 }
@@ -36,9 +36,9 @@ export const examineLog = async ({ store, book, signedHead }: ExaminePorts): Pro
   ];
 };
 
-/** True if the log has every confirmed place. A place that is not confirmed does not count, because its event may be of another log. */
+/** True if the log has every confirmed place. A place that is not confirmed does not count: its event may be in another log. */
 export const isWhole = (places: readonly Examined[]): boolean => places.every(({ held, confirmed }) => held || !confirmed);
 
-/** The marks whose event the log does not have. If the log is whole ({@link isWhole}), no check has found these events. */
+/** The marks whose event the log does not have. For a whole log ({@link isWhole}), none of these marks is confirmed. */
 export const unheldMarks = (places: readonly Examined[]): readonly Mark[] =>
   places.flatMap(({ held, position, eventId }) => (held || eventId === null ? [] : [{ position, id: eventId }]));

@@ -1,6 +1,6 @@
 /**
- * A subscription over a log that is read in pages. The Postgres and the memory adapter share this loop. Also {@link Tail}: the end of the log, read
- * once for all readers.
+ * A subscription over a log that is read in pages. The Postgres and the memory adapter share it. {@link Tail} reads the end of the log once for all
+ * readers.
  */
 import type { Clock } from '#kernel';
 import { matchesPrefix } from './codec.js';
@@ -9,7 +9,7 @@ import type { Position, Recorded, Subscription, SubscriptionItem } from './event
 /** The answer to one read of the log after a position. */
 export interface Page {
   readonly events: readonly Recorded[];
-  /** The position up to which the log was read, even if no event passed the filter. null: the log is empty. */
+  /** The position up to which the log was read. Events before it may be missing in `events`, because of the filter. null: the log is empty. */
   readonly through: Position | null;
   readonly atEnd: boolean;
   /** Length of the events as text, if it is known. */
@@ -17,20 +17,18 @@ export interface Page {
 }
 
 export interface PagedLog {
-  /** Reads the next page. During an outage it repeats the read until `signal` aborts. Throws at once if a repeat would not help. */
+  /** Reads the next page. During an outage, repeats the read until `signal` aborts. Throws any other error at once. */
   page(after: Position | null, signal: AbortSignal): Promise<Page>;
   /**
-   * A count that rises when the log grows. A reader takes the count before it reads a page and passes it to `grown`, so that it misses no growth
-   * during the read.
+   * A count that rises when the log grows. A reader takes the count before it reads a page, and passes the count to `grown`. So the reader misses no
+   * growth during the read.
    */
   growth(): number;
-  /** Resolves when the count is no longer `growth`, because the log may have grown, or when `signal` aborts. */
+  /** Resolves when the count differs from `growth`, or when `signal` aborts. */
   grown(growth: number, signal: AbortSignal): Promise<void>;
 }
 
-/**
- * A page is read only when the reader asks for it, so no events queue up in memory. A slow reader asks less often and gets more events in each page.
- */
+/** Reads a page only when the reader asks for one, so no events queue up in memory. */
 export const followPages = (log: PagedLog, after: Position | null): Subscription => {
   const stop = new AbortController();
   const items = follow(log, after, stop.signal);
@@ -67,27 +65,23 @@ async function* follow(log: PagedLog, after: Position | null, signal: AbortSigna
   }
 }
 
-/** If the cache holds more than twice this number of events, only this number of the newest events stays in the cache. */
+/** When the cache holds more than twice this number of events, it keeps only this number of the newest ones. */
 const TAIL_EVENTS = 1_000;
 /**
- * Maximum number of characters of event text in the cache. If the cache exceeds this limit, only the events of the last page stay. Ordinary events
- * never reach the limit; only events of nearly the maximum size do.
+ * Maximum number of characters of event text in the cache. Beyond this limit, only the events of the last page stay. Only events of nearly the
+ * maximum size reach the limit.
  */
 const TAIL_CHARACTERS = 16_000_000;
-/** The end of the log is read at most this often. Under load one query then returns the events of many appends. */
+/** Minimum time between two reads of the end of the log. Under load one read then returns the events of many appends. */
 const TAIL_PACE_MS = 20;
 
 /**
- * The end of the log, read once for all readers. With nine readers, a wake-up costs one query instead of nine.
+ * A cache of the end of the log, for all readers of a process. A wake-up costs one query for all readers together.
  *
- * This is only a cache. If a reader's position lies before the cached events, or if the log has a fault, the reader reads a page itself. `read`
- * returns the next page after a position, with the events of all streams.
+ * A reader whose position lies before the cached events reads its page itself. After an error the cache is empty.
  */
 export class Tail {
-  /**
-   * All events after `from`, up to and including `through`. Both positions are null while the cache has not begun: until a reader has reached the end
-   * of the log.
-   */
+  /** All events after `from`, up to and including `through`. Both positions are null until a reader has reached the end of the log. */
   private events: Recorded[] = [];
   private from: Position | null = null;
   private through: Position | null = null;
@@ -102,23 +96,20 @@ export class Tail {
     private readonly read: (after: Position) => Promise<Page>,
   ) {}
 
-  /** Begins the cache at the end of the log, where a reader is now. Has no effect if the cache has begun already. */
+  /** Begins the cache at `end`, the end of the log. Has no effect if the cache has begun already. */
   beginAt(end: Position): void {
     if (this.through === null) this.from = this.through = end;
   }
 
-  /**
-   * A page from the cache, in the form of {@link PagedLog.page}. The filter is applied to at most `max` events. null: the caller must read the page
-   * itself.
-   */
+  /** A page from the cache: the events among the next `max` that pass the filter. null: the caller must read the page itself. */
   async page(after: Position, max: number, prefixes: readonly string[] | undefined): Promise<Page | null> {
     const looks = this.through !== null && after >= this.through;
     if (looks) await this.lookAgain();
     const { from, through } = this;
     if (from === null || through === null || after < from) return null;
     if (after > through) {
-      // The cache is far behind: even with one more page it does not reach the position of this reader. So the cache is emptied. It begins again when
-      // a reader reaches the end of the log.
+      // Even with one more page, the cache does not reach the position of this reader. The cache begins again when a reader reaches the end of the
+      // log.
       this.forget();
       return null;
     }
@@ -127,14 +118,11 @@ export class Tail {
     const looked = this.events.slice(first, first + max);
     const all = first + looked.length === this.events.length;
     const events = looked.filter(({ stream }) => matchesPrefix(stream, prefixes));
-    // Only a fresh read may report the end: a cached end could hide an append that was already signalled.
+    // Only a fresh read may report `atEnd`: a cached end could hide an append that was already signalled.
     return { events, through: all ? through : looked.at(-1)!.position, atEnd: all && looks && this.atEnd };
   }
 
-  /**
-   * Reads the end of the log. Resolves after a read that began after the call. Readers of the same wake-up share that read. Events that drop out of
-   * the cache are still in the log.
-   */
+  /** Reads the end of the log. Resolves after a read that began after the call. Readers of the same wake-up share that read. */
   lookAgain(): Promise<void> {
     this.next ??= Promise.all([this.reading, this.turn()]).then(() => {
       this.next = null;
@@ -159,8 +147,7 @@ export class Tail {
     const { through } = this;
     if (through === null) return;
     try {
-      // Reads the last cached event again, with the events after it. If another event now has its position, the database was restored, or a standby
-      // without the last events took over.
+      // Reads the last cached event again, with the events after it. If another event has its place now, the database was restored or failed over.
       const last = this.events.at(-1);
       const page = await this.read(last ? (this.events.at(-2)?.position ?? this.from!) : through);
       if (this.through !== through) return;

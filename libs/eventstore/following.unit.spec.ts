@@ -1,4 +1,4 @@
-/** The cached end of the log: which events a reader gets, and when the cache must return null. */
+/** The cached end of the log: the events that a reader gets, and the cases in which the cache returns null. */
 import { expect, test } from '@jest/globals';
 import { systemClock } from '#kernel';
 import { numericPosition } from './codec.js';

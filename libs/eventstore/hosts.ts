@@ -8,9 +8,9 @@ const POSTGRES_PORT = '5432';
 /** `host:port`, or several of them separated by commas, as the driver reads the URL. Contains neither user nor password nor options. */
 export const hostsOf = (url: string): string => (/^postgres(ql)?:/i.test(url) ? postgresHosts(url) : kurrentdbHosts(url));
 
-/** The hosts of a KurrentDB URL. With several hosts it is not a WHATWG URL. */
+/** The hosts of a KurrentDB URL. `new URL` cannot parse a URL with several hosts. */
 const kurrentdbHosts = (url: string): string => {
-  // For the client, user and password end at the first `@`. A host never contains an `@`.
+  // The client takes the text up to the first `@` as user and password. If the text has further `@`, the hosts begin after the last one.
   const address = url.replace(/^[^:]*:\/\/([^:]+:[^@]+@)?/, '').split(/[/?#]/, 1)[0]!;
   return address
     .slice(address.lastIndexOf('@') + 1)
@@ -31,8 +31,8 @@ export const storeAddress = (kurrentdbUrl: string | null, databaseUrl: string): 
   kurrentdbUrl === null ? `DATABASE_URL (${hostsOf(databaseUrl)})` : `KURRENTDB_URL (${hostsOf(kurrentdbUrl)})`;
 
 /**
- * The error to report if a start fails. If a store could not be used, this is an error of one line that names the environment variable and the hosts.
- * Any other error is returned unchanged.
+ * Converts the error of a failed start. If a store could not be used, the new error names the environment variable and the hosts in one line. Any
+ * other error is returned unchanged.
  */
 export const withAddress = (error: unknown, kurrentdbUrl: string | null, databaseUrl: string): unknown => {
   if (error instanceof Unavailable)

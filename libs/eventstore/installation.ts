@@ -1,6 +1,6 @@
 /**
- * The identity of an installation. Its id lies in its database and in the first event of its log. A start compares both ids first, and refuses a
- * database and a log that do not belong together (docs/decisions/0031-a-log-has-an-identity.md).
+ * The identity of an installation. Its database and the stream `installation` of its log hold its id. A start refuses a database and a log that do
+ * not belong together (docs/decisions/0031-a-log-has-an-identity.md).
  */
 import { type Clock, timestamp } from '#kernel';
 import type { Migration, Pool, Queryable } from '#platform';
@@ -21,9 +21,7 @@ export interface InstallationCreated extends DomainEvent {
 export const installationEvents = defineEvents<InstallationCreated>({ InstallationCreated: [] });
 export const INSTALLATION_STREAM = 'installation';
 
-/**
- * Marks and checkpoints count only in the present generation of a log. A later release can raise this number after the log has lost events for good.
- */
+/** Only marks and checkpoints of this generation count. A later release can raise this number after a log has lost events for good. */
 export const GENERATION = 1;
 
 export const installationMigration: Migration = {
@@ -42,7 +40,7 @@ create table installation (
 
 /** An event of the log that the seal covers: its position, and a function that recognises it. */
 export interface SealedPlace {
-  /** Names the part of the seal that covers the event, for a message. */
+  /** The part of the seal that covers the event, for a message. */
   readonly where: string;
   readonly position: Position;
   readonly isEvent: (event: Recorded) => boolean;
@@ -50,7 +48,7 @@ export interface SealedPlace {
 
 export interface InstallationPorts {
   readonly pool: Pool;
-  /** The store without its guard (`OwnLog`), because the guard needs the id of the installation. */
+  /** The store without its guard (`OwnLog`), because the guard needs the id of the installation first. */
   readonly store: EventStore;
   readonly clock: Clock;
   readonly newId: () => string;
@@ -66,15 +64,15 @@ interface Row {
   readonly state: 'pending' | 'confirmed';
 }
 
-/** `known`: log and database hold the same id. `new`: the event has to be written. `refused`: the reason why they do not belong together. */
+/** `known`: log and database hold the same id. `new`: the log has no identity yet. `refused`: why log and database do not belong together. */
 type Belonging = { readonly is: 'known' | 'new' } | { readonly refused: string };
 
 const LOOKS = 10;
 const LOOK_AGAIN_MS = 200;
 
 /**
- * Refuses a log that does not belong to the database, with one line and without changing anything. Runs before the migrations. Another process may be
- * making the installation at this moment, so the log is refused only after several looks that all refuse it.
+ * Throws if the log does not belong to the database, and changes nothing. Runs before the migrations. Another process may be making the installation
+ * now, so the log is refused only after {@link LOOKS} looks.
  */
 export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => {
   for (let look = 1; ; look++) {
@@ -86,8 +84,8 @@ export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => 
 };
 
 /**
- * Makes the identity of a new installation, after the migrations. Writes the id to the database, then the event to the log, then confirms the id in
- * the database. If a process is killed in between, the next one repeats the steps that are missing. Returns the id.
+ * Returns the id of the installation, and makes the id of a new one. Runs after the migrations. Writes the id to the database, then the event to the
+ * log, then confirms the id in the database. If a process is killed in between, the next start completes the steps.
  */
 export const settleInstallation = async (ports: InstallationPorts): Promise<string> => {
   const { pool, store, clock, newId } = ports;
@@ -98,15 +96,15 @@ export const settleInstallation = async (ports: InstallationPorts): Promise<stri
   const createdAt = timestamp(clock.now());
   const event: InstallationCreated = { type: 'InstallationCreated', data: { installationId: id, createdAt } };
   const origin = { actor: { type: 'system', id: 'first-start' } as const, correlationId: id };
-  // The id of the event is the id of the installation. So if two processes make the same installation, the second one repeats the append of the first
-  // one, and the store recognises the repeat.
+  // The id of the event is the id of the installation. So if two processes make the same installation, the store recognises the second append as a
+  // repeat.
   await recordOnce({ store, clock }, installationEvents, INSTALLATION_STREAM, event, id, origin);
   if ((await installationIn(store)) !== id) throw new Error(`${placeOf(ports)} was taken by another installation at this moment`);
   await pool.query(`update installation set state = 'confirmed' where id = $1`, [id]);
   return id;
 };
 
-/** The id in the first event of a log. null: there is none. */
+/** The id of the installation that owns a log. null: the log has no identity. */
 export const installationIn = async (store: Pick<EventStore, 'read'>): Promise<string | null> => {
   for await (const first of store.read(INSTALLATION_STREAM, 0n, 1)) return installationEvents.read(first).data.installationId;
   return null;
@@ -121,7 +119,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
         ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
         : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
     };
-  // The log is read before the row, because a first start writes the row before the event. So if the event is found here, its row exists.
+  // The log is read before the row. A first start writes the row before the event, so the row of a found event exists.
   const [inLog, head] = [await installationIn(store), await store.head()];
   const row = await rowOf(pool);
   const where = placeOf(ports);
@@ -135,7 +133,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
     return { refused: `${where} is not the log of installation ${row.id}: it ${head === null ? 'is empty' : 'belongs to no installation'}` };
   if (head === null)
     return seen ? { refused: `${where} is empty, but this database has followed a log up to ${seen}; set KURRENTDB_URL to that log` } : { is: 'new' };
-  // The log has events but no identity. It is of release 0.1.0, or it never was ours.
+  // The log has events but no identity. It belongs to release 0.1.0 or to another program.
   const foreign = seen ? null : await store.foreignStream?.();
   if (foreign)
     return {
@@ -146,7 +144,7 @@ const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
   return seen ? adoptable(ports, head, where) : { is: 'new' };
 };
 
-/** A log of release 0.1.0 has no identity. It is accepted, as `new`, if it is the log that this database has followed. */
+/** Accepts a log of release 0.1.0, which has no identity, if this database has followed it. */
 const adoptable = async ({ pool, store, sealedEnd }: InstallationPorts, head: Position, where: string): Promise<Belonging> => {
   const sealed = await sealedEnd(pool);
   if (sealed) {
@@ -169,8 +167,8 @@ const rowOf = async (db: Queryable): Promise<Row | null> => {
 };
 
 /**
- * The position of the checkpoint that was updated last, and whether the log is on KurrentDB: only there a position has two parts. `seen` null: no
- * projection of this database has followed a log.
+ * `seen`: the position of the checkpoint that was updated last. null: no projection of this database has followed a log. `onKurrentdb`: the position
+ * has two parts, as only KurrentDB makes them.
  */
 const followed = async (db: Queryable): Promise<{ readonly seen: string | null; readonly onKurrentdb: boolean }> => {
   const none = { seen: null, onKurrentdb: false };

@@ -42,14 +42,14 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
     });
     afterAll(() => store?.close());
 
-    /** Each writer appends three events to each of its own streams. A failed append is repeated with the same ids until its outcome is known. */
+    /** Each writer appends three events to each of its own streams. Writers repeat a failed append with the same ids until its outcome is known. */
     const load = () => {
       let running = true;
       const acknowledged = new Map<string, { stream: string; revision: bigint; position: Position }>();
       const acknowledgedAt: number[] = [];
       const errors = { unknown: 0, unavailable: 0, conflict: 0 };
       const checks = { made: 0, marks: 0, longestMs: 0, falselyMissing: 0 };
-      /** Checks marks as a process does: the newest event that a check has found, and all events that were acknowledged since. */
+      /** Checks marks as a process does: the newest event that a check has found, and all events acknowledged since. */
       const checking = (async () => {
         let confirmed: Mark[] = [];
         for (let from = 0; running; await sleep(20)) {
@@ -161,8 +161,7 @@ if (!KURRENTDB_URL || !KURRENTDB_KILL) {
             await shell(KURRENTDB_KILL);
             if (KURRENTDB_RESTART) await shell(KURRENTDB_RESTART);
             const up = performance.now();
-            // The node may die only some moments after the kill command. So the spec waits, and then requires a write that is acknowledged after this
-            // pause.
+            // The node may die some moments after the kill command. So a write must be acknowledged after this pause.
             await sleep(SECONDS_BETWEEN_FAULTS * 1000);
             const waited = performance.now();
             await eventually(() => work.acknowledgedAt.at(-1)! > waited, { timeoutMs: 60_000 });

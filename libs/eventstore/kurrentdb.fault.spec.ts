@@ -21,7 +21,7 @@ import { freshDatabase } from '../../test/support/postgres.js';
 import { KurrentDbDouble, type AppendFault } from '../../test/support/kurrentdb-double.js';
 import { silentServer } from '../../test/support/silent-server.js';
 
-/** Time limits that are shorter than the real ones, so that the suite takes seconds. */
+/** Shorter time limits than the real ones, so that the suite takes seconds. */
 const QUICK = {
   appendMs: 1_500,
   tryMs: 300,
@@ -64,7 +64,7 @@ beforeEach(async () => {
   store = await open();
 });
 afterEach(async () => {
-  // No check for unhandled rejections is needed (K6): Jest fails a test that leaves one.
+  // Jest itself fails a test that leaves an unhandled rejection (K6).
   for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
 });
 
@@ -129,7 +129,7 @@ describe('appends', () => {
     double.everyAppend = 'hang';
     const [unknown, took] = await timed(outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 700 })));
     expect(unknown).toBeInstanceOf(OutcomeUnknown);
-    // This limit is far below the client's own deadline, and long enough for a busy machine.
+    // Far below the client's own deadline, and long enough for a busy machine.
     expect(took).toBeLessThan(5_000);
     double.everyAppend = 'not_leader';
     await eventually(async () => (await outcome(store.append(newStream(), 'no_stream', newEvents(1), { timeoutMs: 300 }))) instanceof Unavailable);
@@ -318,7 +318,7 @@ describe('following', () => {
     expect(String(reader.failure())).toContain('beyond the end');
   });
 
-  /** Replaces the server at the address by another one, which has the log that `exchange` makes. */
+  /** Replaces the server by one with the log that `exchange` makes. */
   const exchanged = async (exchange: () => void) => {
     double.kill();
     exchange();
@@ -393,7 +393,7 @@ describe('following', () => {
     const marks = [...first.map(({ position, id }) => ({ position, id })), { position: last.position, id: (await store.eventAt(last.position))!.id }];
     const before = double.calls.read;
     expect(await store.missing(marks)).toEqual([]);
-    // Four pages for the 2,000 marks, one read for the last mark, and one read to spare.
+    // Four pages for 2,000 marks and one read for the last mark. One more read is allowed.
     expect(double.calls.read - before).toBeLessThanOrEqual(6);
   });
 
@@ -600,8 +600,8 @@ describe('a node that was deposed and does not know it', () => {
 
 describe('a list of addresses with one that accepts connections and never answers', () => {
   /**
-   * How much longer a start or a fail-over may take because of an address that does not answer. The client asks the addresses in a random order, so
-   * the test measures several rounds.
+   * A silent address may delay a start or a fail-over by at most this time. The client asks the addresses in a random order, so the test measures
+   * several rounds.
    */
   const ALLOWED_MS = 2_000;
   const ROUNDS = 4;
@@ -610,7 +610,7 @@ describe('a list of addresses with one that accepts connections and never answer
     await eventually(() => one.append(stream, 'no_stream', newEvents(1)));
     await eventually(async () => (await collect(one.read(stream))).length === 1);
   };
-  /** Milliseconds from the start to the first append and read, and from the death of the leader to the next append and read. */
+  /** Milliseconds from the start to the first append and read, and from the death of the leader to the next ones. */
   const times = async (addresses: (good: string) => string) => {
     const leader = await node();
     const follower = await node(undefined, leader);

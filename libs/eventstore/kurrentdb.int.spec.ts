@@ -1,10 +1,10 @@
-/** The contract on KurrentDB: always against the double, and against the server at KURRENTDB_URL if one is named. */
+/** The contract on KurrentDB: against the double, and against the server at KURRENTDB_URL if that is set. */
 import type { Position } from './event-store.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { eventStoreContract } from '../../test/support/event-store.contract.js';
 import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
 
-/** A position between two events. Positions are byte offsets, so no event begins one byte after another event begins. */
+/** A position at which no event begins. Positions are byte offsets, and an event is longer than one byte. */
 const between = (position: Position) => position.replace(/\d+/g, (half) => String(BigInt(half) + 1n).padStart(half.length, '0')) as Position;
 
 eventStoreContract('KurrentDB (double)', async () => {

@@ -1,22 +1,24 @@
 /**
  * The event store on KurrentDB, or EventStoreDB from 22.10.
  *
- * The official client is an optional peer dependency. It is loaded only here, and only when a store is opened. So other installations need neither
- * its native part nor the licence of that part.
+ * The official client is an optional peer dependency, and is loaded only when a store is opened. Installations without KurrentDB need neither its
+ * native part nor the licence of that part.
  *
  * The adapter adds these safeguards to the client, each for a failure that was seen (docs/contract.md#the-kurrentdb-client):
  *
- * - Appends use the unary call, never the client's shared batch stream. That stream blocks for ever after it has ended without an error (K7).
- * - Every call has a deadline and a timer of ours. Some calls of the client ignore deadlines, and some promises stay pending for ever (K1, K5, K12).
- * - A client that fails several times in a row, reads included, is replaced. It does not find a new leader by itself (K7, K8).
+ * - Appends use the unary call, never the client's shared batch stream. When that stream has ended without an error, its next append waits for ever
+ *   (K7).
+ * - Our own timer ends every call that gets no answer. Some calls of the client ignore deadlines, and some promises stay pending for ever (K1, K5,
+ *   K12).
+ * - A client whose calls keep failing, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. An earlier try of this append may have caused the conflict (K12).
  * - Reads ask for an exact number of events and take all of them (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
- * - If the log ends before a known event, the log is read again for some seconds. The node may be a deposed leader that has not noticed yet (K16).
- * - A read from a position where no event begins fails like an outage. But the server refuses a subscription from that position with the reason. So
- *   after a failed read the adapter tries a subscription (K15).
- * - A reader has one queue and one supervised subscription. When the subscription ends, a new one begins with the last of our events that was queued,
+ * - If the log ends before a known event, the log is read again for some seconds. The node may be a deposed leader (K16).
+ * - A read from a position where no event begins fails like an outage. A subscription from that position fails with the true reason. So after a
+ *   failed read the adapter tries a subscription (K15).
+ * - A reader has one queue and one supervised subscription. When the subscription ends, a new one begins with the last of our events in the queue,
  *   and drops that event (K3, K4, K13). If the new subscription begins with another event, the log was exchanged.
- * - Errors that the client throws outside of a call, and promises that it rejects without a handler, do not end the process (K2, K6, K13).
+ * - Errors that the client throws outside of a call do not end the process, nor do its unhandled rejections (K2, K6, K13).
  */
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
@@ -45,33 +47,30 @@ type Client = KurrentDBClient;
 type Credentials = { readonly username: string; readonly password: string };
 type Driver = typeof import('@kurrent/kurrentdb-client');
 
-/** Every time limit of this adapter, in milliseconds. The limits are options only so that fault tests take seconds, not minutes. */
+/** Every time limit of this adapter, in milliseconds. Only fault tests change them. */
 export interface KurrentDbTimings {
   /** An append with all its tries, unless the caller gives a limit. */
   readonly appendMs: number;
   /** One try of an append: the deadline that the server gets. */
   readonly tryMs: number;
-  /** How much longer than the deadline our own timer waits for the client to report the deadline. */
+  /** Our own timer ends a call this long after its deadline, if the client does not. */
   readonly graceMs: number;
   /** The pause before an append is repeated. The server drops a repeat that arrives before the original is replicated. */
   readonly retryMs: number;
   /**
-   * `readMs`: a read with all its tries. `readStallMs`: the longest time without an event. A client's first read takes one `discoveryInterval`
-   * longer.
+   * `readMs`: a read with all its tries. `readStallMs`: the longest time without an event. The first read of a client waits one `discoveryInterval`.
    */
   readonly readMs: number;
   readonly readStallMs: number;
   /** How long a subscription may take until the server confirms it. */
   readonly confirmMs: number;
-  /**
-   * If a subscription delivers nothing for this long, its position is compared with the head, because a dead subscription delivers nothing either.
-   */
+  /** A subscription that delivers nothing for this long may be dead. So its position is compared with the head. */
   readonly silenceMs: number;
-  /** A client is replaced when its calls have failed for this long without a success. Between two replacements at least this time must pass. */
+  /** A client is replaced when its calls have failed for this long without a success. Also the minimum time between two replacements. */
   readonly replaceMs: number;
   /**
-   * A deposed node of a cluster answers as the leader until it notices, at most 3 s after it lost its followers. Its log may end too early, or hold
-   * an event that the new leader has replaced. So an event counts as missing only if it is missing in all reads of this time.
+   * A deposed leader still answers reads for up to 3 s. Its log may end too early, or hold an event that the new leader has replaced. So an event
+   * counts as missing only if all reads during this time lack it.
    */
   readonly deposedMs: number;
   readonly backoffMs: number;
@@ -93,23 +92,18 @@ const TIMINGS: KurrentDbTimings = {
   backoffMostMs: 2_000,
 };
 
-/** This many transport failures in a row replace the client at once, without waiting for `replaceMs`. */
+/** After this many transport failures in a row, the client is replaced before `replaceMs` has passed. */
 const REPLACE_AFTER_FAILURES = 64;
-/**
- * Limits of the appends in flight: their number and their bytes. Without these limits, hundreds of appends would stay without an answer when a server
- * dies.
- */
+/** Limits of the appends in flight: their number and their bytes. When a server dies, only these appends stay without an answer. */
 const APPENDS_IN_FLIGHT = 128;
 const BYTES_IN_FLIGHT = 8_000_000;
-/** Maximum number of appends in the queue. With more, the store is overloaded, and further appends are refused at once. */
+/** Maximum number of appends in the queue. Further appends are refused at once. */
 const QUEUED_APPENDS = 4_096;
 /** Events per read. */
 const PAGE_EVENTS = 500;
-/**
- * Marks that lie closer together than this many bytes are read in one page. Others need a read each. A read costs about as much as 32 KiB of events.
- */
+/** Marks at most this far apart are read in one page. One read costs about as much as 32 KiB of events. */
 const MARKS_APART_BYTES = 32n * 1024n;
-/** For each mark of the group that is left, a page asks for this many events. Events of other processes lie between the marks of this process. */
+/** A page asks for this many events for each mark that is still to read. Events of other processes lie between the marks. */
 const EVENTS_PER_MARK = 2;
 /** Maximum number of reads of marks at the same time. */
 const PARALLEL_MARK_READS = 8;
@@ -117,24 +111,23 @@ const PARALLEL_MARK_READS = 8;
 const QUEUED_EVENTS = 1_000;
 const FOREIGN_EVERY_MS = 60_000;
 /**
- * Options that are added to the URL if it does not name them. The client then looks for the leader for five seconds instead of one. A client waits
- * one `discoveryInterval` before its first read; the client's default is half a second, and every new client would wait that long.
+ * Options that are added to the URL if it does not name them. The client then looks for the leader for 5 s instead of 1 s. The client's first read
+ * waits one `discoveryInterval`, which is 500 ms by default.
  */
 const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as const;
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
-  /** Reports faults that the adapter survived: a subscription that ended, a client that was replaced. */
+  /** Called for faults that the adapter repairs itself, such as a subscription that ended or a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
-  /** Called for a stream into which another program wrote, at most once a minute. The events of that program are skipped. */
+  /** Called for a stream into which another program wrote, at most once a minute for all streams. Events of that program are skipped. */
   readonly onForeign?: (stream: string) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
 
 /**
- * Opens the store. `url` has the form that KurrentDB documents: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS. If the
- * server runs already, the connection is made now; if not, later. Throws one clear line if the client package is missing or the URL is wrong. The
- * line does not repeat the URL, which may hold a password.
+ * Opens the store. `url` has the form that KurrentDB documents: `kurrentdb://[user:password@]host:port[,host:port…]?tls=…`, plaintext or TLS. The
+ * server need not run yet. Throws if the client package is missing or the URL is wrong. The error does not repeat the URL, which may hold a password.
  */
 export const createKurrentDbEventStore = async (url: string, options: KurrentDbOptions = {}): Promise<EventStore> => {
   const driver = await loadDriver();
@@ -161,13 +154,10 @@ type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
 
 /** A call that our own timer ended. */
 class NoAnswer extends Error {}
-/** An error that would occur again after a repeat, for example because an event is not ours. */
+/** A repeat would end with the same error. */
 class Fault extends Error {}
 
-/**
- * The verdict for each `type` of the client's errors. A transport error that the client did not translate has no `type`; then its gRPC `code` decides
- * (K2).
- */
+/** The verdict for each `type` of the client's errors. Some transport errors have no `type`; their gRPC `code` decides (K2). */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'wrong-expected-version': 'conflict',
   'stream-not-found': 'not_found',
@@ -196,8 +186,7 @@ const judge = (error: unknown): Verdict => {
   if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
   if (error instanceof Fault || error instanceof NotInTheLog || error instanceof TypeError) return 'fault';
-  // Of the errors of type `unknown`, only "BadRequest" is a fault of ours. The causes of others, such as "Server Is Not Ready", end without our help,
-  // so a repeat helps.
+  // Of the errors of type `unknown`, only "BadRequest" is our fault. After others, such as "Server Is Not Ready", a repeat helps.
   if (/BadRequest/.test(message ?? '')) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
   if (typeof code === 'number') return GRPC_LOST.includes(code) ? 'lost' : 'fault';
@@ -206,15 +195,13 @@ const judge = (error: unknown): Verdict => {
 
 const isTransport = (verdict: Verdict) => verdict === 'unsent' || verdict === 'lost';
 const asError = (error: unknown): Error => (error instanceof Error ? error : new Error(String(error)));
-/** A text for any error. The client's conflict has no message, and an error of its native bridge may have none either. */
+/** A text for any error. Some errors of the client have no message. */
 const describe = (error: unknown) => asError(error).message || (error as { type?: string }).type || asError(error).name;
 
 // ---- positions and events
 
 const POSITION = /^(\d{20}):(\d{20})$/;
-/**
- * The text has the commit and the prepare position, because on some servers a read from the commit position alone skips an event (KurrentDB #4970).
- */
+/** The text has both the commit and the prepare position. On some servers a read from the commit position alone skips an event (KurrentDB #4970). */
 const toText = ({ commit, prepare }: LogPosition): Position => `${String(commit).padStart(20, '0')}:${String(prepare).padStart(20, '0')}` as Position;
 const fromText = (position: Position): LogPosition => {
   const [, commit, prepare] = POSITION.exec(position) ?? [];
@@ -222,7 +209,7 @@ const fromText = (position: Position): LogPosition => {
   return { commit: BigInt(commit), prepare: BigInt(prepare) };
 };
 
-/** Positions in the order of the log, in groups. A group ends where the next position is too far away to be read in the same page. */
+/** Sorts the positions and divides them into groups. A group ends where the next position is further away than {@link MARKS_APART_BYTES}. */
 const runsOf = (positions: readonly Position[]): Position[][] => {
   const runs: Position[][] = [];
   for (const position of [...new Set(positions)].sort()) {
@@ -233,21 +220,21 @@ const runsOf = (positions: readonly Position[]): Position[][] => {
   return runs;
 };
 
-/** Returns null for {@link NoEventThere}, and throws any other error. For a caller that asks which event lies at a position, "none" is an answer. */
+/** Returns null for {@link NoEventThere}, and throws any other error. */
 const noneAt = (error: unknown): null => {
   if (error instanceof NoEventThere) return null;
   throw error;
 };
 
 /**
- * Matches every stream except system streams, which begin with `$`. With a filter by our prefixes, an older worker would not get the events of a
- * newer release's streams. The seal of that worker would never cover them.
+ * Matches every stream except system streams, which begin with `$`. The seal of an older worker must cover the streams of a newer release too, so
+ * there is no filter by our prefixes.
  */
 const NOT_A_SYSTEM_STREAM = '^[^$]';
 
 /**
- * True if a Payfold of any release wrote the event. Only the bytes of the event decide, so all releases seal the same events. The server itself
- * writes events whose type begins with `$` into our streams: links, and the mark of a deleted stream.
+ * True if a Payfold of any release wrote the event. Only the bytes of the event decide, so all releases seal the same events. Events whose type
+ * begins with `$`, such as links, come from the server.
  */
 const isOurs = ({ type, isJson, metadata }: LogEvent): boolean => {
   if (type.startsWith('$') || !isJson || typeof metadata !== 'object' || metadata === null || metadata instanceof Uint8Array) return false;
@@ -274,7 +261,7 @@ const eventOf = ({ event }: ResolvedEvent) => {
   return { ...event, position: event.position };
 };
 
-/** Converts an event of a stream that a command reads. Throws if the event is not ours, because a decision on such a stream would be a guess. */
+/** Converts an event of a stream that a command reads. Throws {@link UnreadableStream} if the event is not ours. */
 const recorded = (resolved: ResolvedEvent): Recorded => {
   const event = eventOf(resolved);
   if (!isOurs(event)) throw new UnreadableStream(event.streamId, `@${event.revision}: not an event of Payfold`);
@@ -297,8 +284,8 @@ const toRecorded = ({ streamId, id, revision, type, data, metadata, created, pos
 };
 
 /**
- * Makes the events for the client. The size limits were checked on the text of the events. `metadata` is sent as exactly the bytes of that text.
- * `data` is sent as an object, and the client turns it into the same text again.
+ * Makes the events for the client. `metadata` is sent as the bytes of the checked text. `data` is sent as an object, and the client turns it into the
+ * same text again.
  */
 const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: readonly Serialised[]): EventData[] =>
   serialised.map(({ id, data, meta }, index) =>
@@ -309,7 +296,7 @@ const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: reado
 
 type UnaryAppend = (...args: unknown[]) => unknown;
 
-/** Parts of the client that its types hide. */
+/** Parts of the client that its types do not show. */
 interface Internals {
   handleError: (client: unknown, error: Error) => Promise<void>;
   getGRPCClient: (service: unknown, name: string) => Promise<{ append?: UnaryAppend }>;
@@ -318,9 +305,8 @@ interface Internals {
 }
 
 /**
- * The client calls `append` inside an async promise executor. If another call has closed the channel before, gRPC throws there: the promise stays
- * pending for ever, and the unhandled rejection ends the process. This was seen when a leader was killed under load. Here the error goes to the
- * callback of the call, like any other error.
+ * Passes an error that `append` throws to the callback of the call. The client calls `append` inside an async promise executor. If the channel is
+ * closed, gRPC throws there, and the unhandled rejection would end the process.
  */
 const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
   const { append } = service;
@@ -346,11 +332,11 @@ class Connection {
   private readonly url: string;
   private silent: readonly string[] = [];
   private askedAt = Number.NEGATIVE_INFINITY;
-  /** The credentials of the URL, decoded. They are passed with every call, because for reads the client does not decode `%40` and the like. */
+  /** The credentials of the URL, decoded. They are passed with every call, because the client's reads do not decode `%40` and the like. */
   readonly user: { credentials?: Credentials } = {};
   /**
-   * The client uses the unary call for appends if it has credentials. It never sends credentials over plaintext. So over plaintext, if the URL has
-   * none, invented credentials are passed.
+   * With credentials the client uses the unary call for appends. So if a plaintext URL has no credentials, invented ones are passed. The client never
+   * sends credentials over plaintext.
    */
   readonly unary: { credentials?: Credentials };
 
@@ -371,7 +357,7 @@ class Connection {
     this.client = this.open();
   }
 
-  /** Finds addresses that never answer, and replaces the first client by one without them. Must be called before the first call of that client. */
+  /** Finds silent addresses and replaces the first client by one without them. Must be called before any other call. */
   async begin(): Promise<void> {
     await this.askSeeds();
     if (this.silent.length > 0) this.replace();
@@ -381,7 +367,7 @@ class Connection {
     return this.client;
   }
 
-  /** Aborts when the present client is replaced. A follower needs this signal, because a replaced client ends its subscriptions without an error. */
+  /** Aborts when the present client is replaced. A replaced client ends its subscriptions without an error, so followers need this signal. */
   get retired(): AbortSignal {
     return this.retirement.signal;
   }
@@ -429,7 +415,7 @@ class Connection {
     return this.retire(this.client);
   }
 
-  /** False if the server says that it is the only node. Then no other node can have been elected. */
+  /** False if the server says that it is the only node. True if the server does not answer. */
   async isCluster(): Promise<boolean> {
     const asking = async () => {
       const [{ default: gossip }, { default: shared }] = await Promise.all([
@@ -447,14 +433,13 @@ class Connection {
   private open(): Client {
     const client = this.connect();
     const internals = client as unknown as Internals;
-    // After an error the client does not wait for its own clean-up, which may reject, for example during the search for a new leader. Here that
-    // rejection is caught.
+    // After an error the client starts a clean-up and does not handle its rejection.
     const handleError = internals.handleError;
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
     const getGRPCClient = internals.getGRPCClient;
     internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
-    // With a client certificate there are no credentials. Then the client asks whether the server supports the batch stream. Here the answer is
-    // always false, so that the client uses the unary call.
+    // Over TLS without credentials, the client asks whether the server supports the batch stream. The answer false makes the client use the unary
+    // call.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
   }
@@ -464,14 +449,14 @@ class Connection {
     try {
       return this.driver.KurrentDBClient.connectionString(withoutSeeds(this.url, this.silent));
     } catch (error) {
-      // Neither the client's message nor the error is passed on: both repeat the URL with its password.
+      // The client's error is not passed on, because it repeats the URL with its password.
       const { name, message } = error as Error;
       what = /^Unexpected .*? at position \d+, expected .*?\./.exec(message)?.[0].replace(/".*?"/, 'text') ?? name;
     }
     throw new Error(`KURRENTDB_URL is not a URL of KurrentDB: ${what}`);
   }
 
-  /** Cancels calls that still run, and closes the channel, which `dispose()` leaves open. Waits at most `graceMs` for each, and never throws. */
+  /** Cancels running calls and closes the channel, which `dispose()` leaves open. Waits at most `graceMs` for each. Never throws. */
   private async retire(client: Client): Promise<void> {
     const quietly = (work: Promise<unknown>) => within(this.clock, this.timings.graceMs, work, () => new NoAnswer()).catch(() => undefined);
     await quietly(client.dispose());
@@ -523,7 +508,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Appends, and repeats the same ids at the same revision until the store has answered or the time is up. */
+  /** Appends. Repeats the same ids at the same revision until the store has answered or the time is up. */
   private async appendUntil(deadline: number, stream: string, expected: Expected, serialised: readonly Serialised[], events: EventData[]) {
     let maybe = false;
     for (;;) {
@@ -545,7 +530,7 @@ class KurrentDbEventStore implements EventStore {
         );
         this.connection.succeeded(client);
         if (result.position) return { revision: result.nextExpectedRevision, position: toText(result.position) };
-        // This was a repeat, and the server no longer knows the position of the original.
+        // The server recognised a repeat and no longer knows the position of the original.
         return (await this.readBack(stream, expected, serialised)) ?? this.vanished(stream);
       } catch (error) {
         const verdict = judge(error);
@@ -554,17 +539,17 @@ class KurrentDbEventStore implements EventStore {
           this.connection.succeeded(client);
           const outcome = await this.settle(stream, expected, serialised, error as { actualState?: bigint | string });
           if (!(outcome instanceof Unavailable)) return outcome;
-          // The stream cannot be read now. So an earlier try of this append may have caused the conflict.
+          // The stream cannot be read now, and an earlier try of this append may have caused the conflict.
           failure = outcome;
           maybe = true;
         } else if (isTransport(verdict)) {
           this.connection.failed(client, begun, error);
           maybe ||= verdict === 'lost';
-          // Without a revision, the server recognises a repeat only as long as it remembers the event ids. So the append is not repeated.
+          // Without a revision, the server recognises a repeat only while it remembers the event ids. So the append is not repeated.
           if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
         } else {
           const message = `${stream}: KurrentDB refused the append: ${describe(error)}`;
-          // If an earlier answer was lost, a refusal now says nothing about that earlier append.
+          // If the answer of an earlier try was lost, that try may have appended the events.
           throw maybe ? new OutcomeUnknown(message, { cause: error }) : new Error(message, { cause: error });
         }
       }
@@ -577,8 +562,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Decides what a conflict means. If the events after the expected revision are ours, returns the revision and position of the last one. If they are
-   * not, throws Conflict. If they cannot be read, returns Unavailable.
+   * Decides what a conflict means. If the stream has exactly these events after the expected revision, returns the place of the last one. If it has
+   * others, throws Conflict. If it cannot be read, returns Unavailable.
    */
   private async settle(stream: string, expected: Expected, serialised: readonly Serialised[], { actualState }: { actualState?: bigint | string }) {
     const actual = typeof actualState === 'bigint' ? actualState : actualState === 'no_stream' ? null : undefined;
@@ -592,7 +577,7 @@ class KurrentDbEventStore implements EventStore {
     throw new Conflict(stream, expected, actual);
   }
 
-  /** The revision and position of the last of these events, if they follow the expected revision directly. null: they do not. */
+  /** The revision and position of the last of these events. null: they do not follow the expected revision directly. */
   private async readBack(stream: string, expected: Expected, serialised: readonly Serialised[]) {
     if (expected === 'any') return null;
     const found: Recorded[] = [];
@@ -629,7 +614,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Reads the log from its start, up to the first event that another program wrote. */
+  /** Reads the log from its start up to the first event of another program. */
   async foreignStream(): Promise<string | null> {
     for await (const page of this.logPages(null, {})) {
       const foreign = page.find(({ event }) => event === null);
@@ -651,12 +636,12 @@ class KurrentDbEventStore implements EventStore {
     let position = after;
     for (let left = max; left > 0;) {
       if (until !== undefined && position !== null && position >= until) return;
-      // The read includes the event at `position`: ask for one event more, and drop the known one.
+      // The read includes the event at `position`. So ask for one event more, and drop that one.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
       const page = (await this.readLog(position, { maxCount: count, filter })).map(logged);
       const known = position ?? '';
-      // The page may be empty because the filter excludes the event at the position, or because the log ends before the position. `headBehind` throws
-      // in the second case.
+      // The page is empty if no event from the position on passes the filter, or if the log ends before the position. In the second case `headBehind`
+      // throws.
       if (page.length === 0 && position !== null) await this.headBehind(position);
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
       yield events;
@@ -712,8 +697,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Puts the id of each event at these positions into `idAt`. Each page begins at the next of these positions that is not read yet. The events
-   * between two pages are not read. Resolves with the first of these positions that lies beyond the end of the log. null: there is none.
+   * Puts the id of each event at these positions into `idAt`. Each page begins at the first of these positions that is not read yet. Resolves with
+   * the first of these positions beyond the end of the log. null: there is none.
    */
   private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<Position | null> {
     for (let next = 0; next < positions.length;) {
@@ -734,7 +719,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Our event at a position, and the position of the event before it. null: another program wrote the event, or it was removed. Throws NoEventThere.
+   * Our event at a position, and the position of the event before it. null: another program wrote the event, or the event was removed. Throws
+   * NoEventThere.
    */
   private async placeOf(position: Position): Promise<Place | null> {
     const [first] = await this.eventsFrom(position, 1);
@@ -746,8 +732,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Events of the log, beginning with the event at a position. The events of the server itself are included, because a read with a filter takes
-   * several times as long. Empty: the position lies beyond the end. Throws NoEventThere.
+   * Events of the log from a position on, including the server's own events: a read with a filter takes several times as long. Empty: the position
+   * lies beyond the end. Throws NoEventThere.
    */
   private async eventsFrom(position: Position, maxCount: number): Promise<readonly Logged[]> {
     const begun = this.clock.monotonic();
@@ -758,7 +744,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** Returns the head, which must be at or after the position. Throws BeyondTheEnd if at least two reads show an earlier head. */
+  /** Returns the head. Throws BeyondTheEnd if at least two reads show a head before the position. */
   private async headBehind(position: Position, signal?: AbortSignal): Promise<Position> {
     const begun = this.clock.monotonic();
     for (let look = 1; ; look++) {
@@ -769,7 +755,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** True while an answer that lacks an event may come from a deposed node. `since`: when the first such read began. */
+  /** True while a read that lacks an event may come from a deposed leader. `since`: when the first such read began. */
   private async mayBeDeposed(since: number): Promise<boolean> {
     return this.clock.monotonic() - since < this.timings.deposedMs && (await this.connection.isCluster());
   }
@@ -791,7 +777,7 @@ class KurrentDbEventStore implements EventStore {
     await this.connection.close();
   }
 
-  /** Reports at most one foreign stream a minute. Without this limit, every subscription would report the same foreign events. */
+  /** Reports at most one foreign stream a minute, because every subscription gets the same foreign events. */
   private foreign(stream: string): void {
     const now = this.clock.monotonic();
     if (now < this.foreignAgainAt) return;
@@ -803,9 +789,7 @@ class KurrentDbEventStore implements EventStore {
     if (this.closed) throw new Unavailable('the event store is closed');
   }
 
-  /**
-   * All events of one bounded read of a stream. The read is repeated until it succeeds or the time is up. A stream that does not exist has no events.
-   */
+  /** All events of one bounded read of a stream. Empty: there is no such stream. Throws UnreadableStream for a deleted stream. */
   private async page(stream: string, read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
     const events = await this.raw(read).catch((error: unknown) => {
       const { type } = (asError(error).cause ?? {}) as { type?: string };
@@ -814,15 +798,15 @@ class KurrentDbEventStore implements EventStore {
     return events.map(recorded);
   }
 
-  /** A bounded read of the log from a position on. null: from its start. Throws NoEventThere if no event begins at the position. */
+  /** A bounded read of the log from a position on (null: from the start). Throws NoEventThere if no event begins at the position. */
   private readLog(from: Position | null, options: ReadAllOptions & { maxCount: number }): Promise<ResolvedEvent[]> {
     const place = from === null ? {} : { fromPosition: fromText(from) };
     return this.raw((client) => client.readAll({ ...place, ...options, requiresLeader: true, ...this.connection.user }), from);
   }
 
   /**
-   * Runs a bounded read, and repeats it until it succeeds or the time is up. `from`: the position from which it reads the log. Throws NoEventThere if
-   * no event begins there.
+   * Runs a bounded read, and repeats it until it succeeds or the time is up. `from`: the first position, for a read of the log. Throws NoEventThere
+   * if no event begins there.
    */
   private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>, from: Position | null = null): Promise<ResolvedEvent[]> {
     const deadline = this.clock.monotonic() + this.timings.readMs;
@@ -852,7 +836,7 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  /** True if the server refuses the position itself. Any other answer, or none in time, says nothing about the position. */
+  /** True if the server refuses the position. false: it accepts the position, or there is another error or no answer. */
   private async isRefused(client: Client, place: Position): Promise<boolean> {
     const subscription = client.subscribeToAll({ fromPosition: fromText(place), requiresLeader: true, ...this.connection.user });
     const answer = new Promise<boolean>((resolve) => {
@@ -869,8 +853,8 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Takes all events of a read, because a read that is not taken to its end blocks later reads. Throws NoAnswer if no event comes for `readStallMs`,
-   * or at the deadline.
+   * Takes all events of a read, because an unfinished read would block later reads. Throws NoAnswer if no event comes for `readStallMs`, or at the
+   * deadline.
    */
   private async drain(events: AsyncIterable<ResolvedEvent>, deadline: number): Promise<ResolvedEvent[]> {
     const done = new AbortController();
@@ -908,7 +892,7 @@ class Slots {
 
   constructor(private readonly clock: Clock) {}
 
-  /** Resolves with the release function once admitted. Throws Unavailable if the queue is full or the deadline passes first. */
+  /** Resolves with the release function once the append may be sent. Throws Unavailable if the queue is full or the deadline passes first. */
   async take(bytes: number, deadline: number): Promise<() => void> {
     if (this.waiting.length > 0 || !this.fits(bytes)) {
       if (this.waiting.length >= QUEUED_APPENDS) throw new Unavailable(`${this.waiting.length} appends wait for KurrentDB already`);
@@ -966,19 +950,19 @@ interface FollowerPorts {
   readonly placeOf: (position: Position) => Promise<Place | null>;
 }
 
-/** An event of ours, and the position of the event before it (null: there is none). A subscription after `before` begins with the event. */
+/** One of our events, and the position of the event before it (null: there is none). A subscription after `before` begins with our event. */
 interface Place extends Mark {
   readonly before: Position | null;
 }
 
 /**
- * A catch-up subscription that goes on for ever.
+ * A catch-up subscription without end.
  *
- * Every event of our streams passes through one queue, also events that the reader did not ask for. For such events the reader gets a `checkpoint`,
- * so that the position of the reader moves on too. The `checkpoint` comes after all events that it covers. The server's own checkpoints are not used:
- * they can come before events that they cover, and some servers send wrong ones (KurrentDB #4892, #4970).
+ * Every event of the log passes through one queue, except events of system streams. For events that the reader did not ask for, the reader gets a
+ * `checkpoint` after all events that it covers. The server's own checkpoints are not used. They can come before events that they cover, and some
+ * servers send wrong ones (KurrentDB #4892, #4970).
  *
- * When a subscription ends, the next one begins with the last event of ours that entered the queue. If the server sends another event first, its log
+ * When a subscription ends, the next one begins with the last of our events that entered the queue. If the server sends another event first, its log
  * was exchanged. An event that arrives twice is dropped.
  */
 class Follower implements Subscription {
@@ -986,11 +970,11 @@ class Follower implements Subscription {
   private readonly stop = new AbortController();
   private wake = new AbortController();
   private seen: Position | null;
-  /** The last event of ours up to `seen`. null: not known yet, or there is none. */
+  /** The last of our events up to `seen`. null: not known yet, or there is none. */
   private place: Place | null = null;
   /**
-   * The head when the present subscription began. A reader that reaches this position has caught up. null: the log was empty. undefined: the head is
-   * not known yet, or the reader already got `caught_up`.
+   * The head when the present subscription began. A reader at this position has caught up. null: the log was empty. undefined: the head is not known
+   * yet, or the reader already got `caught_up`.
    */
   private target: Position | null | undefined;
   private failure: Error | null = null;
@@ -1063,8 +1047,8 @@ class Follower implements Subscription {
   }
 
   /**
-   * Checks the position before a subscription begins. Refuses a position beyond the end of the log: the server would confirm the subscription and
-   * then never send an event. Also refuses a position where no event begins.
+   * Checks the position before a subscription begins. Throws for a position beyond the end of the log, and for a position where no event begins.
+   * Beyond the end, the server would confirm the subscription and never send an event.
    */
   private async checkPlace(): Promise<void> {
     const { head, headBehind, placeOf } = this.ports;
@@ -1131,9 +1115,9 @@ class Follower implements Subscription {
         if (this.resume || clock.monotonic() - heard < timings.silenceMs) continue;
         const [seen, head] = [this.seen, await this.ports.head().catch(() => undefined)];
         if (head === undefined || seen === head) continue;
-        // The error below ends this subscription. The next one begins with a check of its position.
+        // This error ends the subscription. Before the next one, `checkPlace` checks the position.
         if (seen !== null && (head === null || seen > head)) throw new NoAnswer(`a subscription stands at ${seen}, and the log ends before it`);
-        // The log has an event that this subscription has not delivered yet. Wait one more pause for it (`retryMs`).
+        // The log has an event that this subscription has not delivered. Wait `retryMs` for the event.
         await clock.sleep(timings.retryMs, over.signal);
         if (over.signal.aborted) return;
         if (this.seen === seen && !this.resume) throw new NoAnswer(`a subscription stayed silent although the log went on to ${head}`);
@@ -1142,7 +1126,7 @@ class Follower implements Subscription {
     try {
       await Promise.race([ended, watched()]);
     } catch (error) {
-      // If a confirmed subscription ends with an error, the connection was healthy until now. The failure begins now.
+      // A confirmed subscription that ends with an error was healthy until now. So its failure begins now.
       const since = confirmed && !(error instanceof NoAnswer) ? clock.monotonic() : begun;
       if (isTransport(judge(error))) connection.failed(client, since, error);
       throw error;

@@ -1,9 +1,9 @@
 /**
- * Marks: events that are known to have been in the log. Processes, checkpoints and signed heads remember them. This module also records the open
- * incident. Marks and incident are stored outside the log, so that a check notices an exchanged or cut log (docs/decisions/0032-marks-and-checks.md).
+ * Marks: events that are known to have been in the log, remembered by processes and checkpoints. This module also records incidents. Marks and
+ * incidents are stored outside the log, so that a check notices an exchanged or cut log (docs/decisions/0032-marks-and-checks.md).
  *
- * {@link MarkBook} is a port. A process keeps its marks in the database and in a folder. The folder is needed because the database, too, may be set
- * back to an earlier state.
+ * {@link MarkBook} is a port. A process keeps its marks in the database and in a folder. The folder is needed because the database, too, may be
+ * restored to an earlier state.
  */
 import { mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { hostname } from 'node:os';
@@ -50,19 +50,19 @@ alter table projection_checkpoint
 `,
 };
 
-/** `other_log`: the log of another installation, or an empty log. `lost_events`: our log, but events that it had are missing. */
+/** `other_log`: the log of another installation or of none. `lost_events`: our log, but events are missing that it had before. */
 export type IncidentKind = 'other_log' | 'lost_events';
 
 /** A fault of the log that a check has found. */
 export interface Finding {
   readonly kind: IncidentKind;
-  /** A clause for the message of the incident: "it does not hold …". */
+  /** Part of the message of the incident: "it does not hold …". */
   readonly message: string;
   readonly mark: Mark | null;
 }
 
 export interface Incident extends Finding {
-  /** null: the incident is not in the database yet. */
+  /** null: the incident is not in the database. */
   readonly id: string | null;
   /** RFC 3339. */
   readonly since: string;
@@ -70,7 +70,7 @@ export interface Incident extends Finding {
   readonly foundBy: string;
 }
 
-/** A mark and the place that remembers it. `confirmed`: a check has found its event. */
+/** A mark, and the place that remembers it. `confirmed`: a check has found the event of the mark. */
 export interface KnownMark {
   readonly where: string;
   readonly mark: Mark;
@@ -92,11 +92,11 @@ export interface Known {
 export interface MarkBook {
   /** The marks of all other processes, of files and of checkpoints; the positions of checkpoints; the open incident. */
   read(): Promise<Known>;
-  /** Writes the marks of this process, in place of its earlier ones. */
+  /** Replaces the marks of this process. */
   write(own: OwnMarks): Promise<void>;
-  /** Opens the incident of the installation, unless one is open. Returns the open one. */
+  /** Opens an incident unless one is open. Returns the open incident. */
   open(found: Finding): Promise<Incident>;
-  /** True if a person has closed this incident. false: it is open, or the database was set back and has lost the incident. */
+  /** true: a person has closed this incident. false: the incident is open, or a restored database does not have it. */
   isClosed(id: string): Promise<boolean>;
 }
 
@@ -132,8 +132,8 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
         [kind, message, mark?.position ?? null, mark?.id ?? null, name],
       );
       const { incident } = await readRows(pool, processId);
-      // An incident was open at the insert, and a person closed it before this read. Because `id` is null, the next check of the caller opens a new
-      // incident.
+      // If no incident is open now, a person has just closed the one that was open at the insert. With `id` null, the caller opens a new incident at
+      // its next check.
       return incident ?? { id: null, kind, message, mark, since: timestamp(clock.now()), foundBy: name };
     },
     isClosed: async (id) => {
@@ -143,10 +143,7 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
   };
 };
 
-/**
- * Closes the open incident. `forgotten`: acknowledged events that no check has found, because they are of another log. From now on their marks do not
- * count. false: no incident was open.
- */
+/** Closes the open incident. `forgotten`: acknowledged events that no check has found; their marks no longer count. false: no incident was open. */
 export const closeIncident = async (
   pool: Pool,
   forgotten: readonly Mark[],
@@ -172,7 +169,7 @@ interface Row {
   readonly since: string | null;
 }
 
-/** One statement, since every process runs it every second. */
+/** One statement, because every process runs it every second. */
 const READ = `
   select 'acknowledged' as what, name, null as position, acknowledged_position as event_position, acknowledged_id::text as event_id,
          null as kind, null as message, null::timestamptz as since
@@ -238,7 +235,7 @@ interface FoundFile {
   readonly marks: readonly KnownMark[];
 }
 
-/** Reads the files of other processes. Files of another installation, which may use the same folder, do not count. */
+/** Reads the mark files of other processes. Another installation may use the same folder; its files do not count. */
 const readFiles = async ({ folder, processId, installationId }: MarkBookOptions): Promise<FoundFile[]> => {
   const names = await readdir(folder).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return [];
@@ -261,10 +258,7 @@ const readFiles = async ({ folder, processId, installationId }: MarkBookOptions)
   return files.filter((file) => file !== null);
 };
 
-/**
- * null: the file is gone, it is not a mark file, or it belongs to another user. A mark file is always replaced as a whole, so it is never half
- * written.
- */
+/** null: the file is gone, is not a mark file, or cannot be read by this user. Files are replaced as a whole, so none is half written. */
 const readMarkFile = async (file: string): Promise<MarkFile | null> => {
   try {
     return JSON.parse(await readFile(file, 'utf8')) as MarkFile;
@@ -284,10 +278,10 @@ const replaceFile = async (file: string, content: MarkFile): Promise<void> => {
   await rename(`${file}.new`, file);
 };
 
-/** A mark is deleted only if it is older than this. A younger mark may belong to a process that is about to replace it. */
+/** Only marks that were written longer ago than this are deleted. A process may be about to replace a younger one. */
 const FORGET_AFTER_SECONDS = 60;
 
-/** Deletes older marks of other processes. They prove nothing more after a check has found a newer mark. */
+/** Deletes marks of other processes that lie at or before a confirmed mark. They prove nothing more. */
 const forgetOlder = async (options: MarkBookOptions, { position }: Mark): Promise<void> => {
   const { pool, processId, clock } = options;
   await pool.query({

@@ -1,6 +1,6 @@
 /**
- * The event store in memory, for unit tests and the deterministic simulation. It follows the rules of the other stores. It has no timers and no
- * randomness. Its events are frozen, so a reader that changes one fails here instead of in production.
+ * The event store in memory, for unit tests and the deterministic simulation. It follows the rules of the other stores, without timers and
+ * randomness. Its events are frozen, so a reader that changes one fails in the tests.
  */
 import { BeyondTheEnd, deserialise, matchesPrefix, numericPosition, positionNumber, serialise } from './codec.js';
 import { followPages, type Page } from './following.js';
@@ -8,7 +8,7 @@ import { Conflict, Unavailable, type EventStore, type Position, type Recorded } 
 
 const BATCH_EVENTS = 500;
 
-/** An empty store. `now` is the store's clock (`storedAt`). Default: the time is always 0 (1970), so that a repeated run gives the same events. */
+/** An empty store. `now` gives `storedAt`, in milliseconds. Default: always 0, so that a repeated run gives the same events. */
 export const memoryEventStore = (options: { now?: () => number } = {}): EventStore => {
   const now = options.now ?? (() => 0);
   const streams = new Map<string, Recorded[]>();
@@ -37,7 +37,7 @@ export const memoryEventStore = (options: { now?: () => number } = {}): EventSto
       const last = present.length - 1;
       const wanted = expected === 'any' ? last : expected === 'no_stream' ? -1 : Number(expected);
       if (wanted !== last) {
-        // If the same ids follow the expected revision, this append is a repeat.
+        // If the same ids follow the expected revision, this append is a repeat and succeeds.
         const original = present.slice(wanted + 1, wanted + 1 + serialised.length);
         if (wanted > last || original.length < serialised.length || serialised.some(({ id }, index) => original[index]!.id !== id))
           throw new Conflict(stream, expected, last < 0 ? null : BigInt(last));

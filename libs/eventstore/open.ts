@@ -26,9 +26,9 @@ export interface GuardOptions extends Omit<InstallationPorts, 'store'>, Pick<Own
   readonly checkPool?: Pool;
   /** `MARKS_DIR`. */
   readonly marksDir: string;
-  /** Names this process in its marks. */
+  /** Identifies this process in its marks. */
   readonly process: { readonly id: string; readonly name: string; readonly pid: number };
-  /** Brings the tables up to this release. Throws if it cannot. */
+  /** Brings the tables up to this release, or throws. */
   readonly prepare: () => Promise<void>;
 }
 
@@ -40,8 +40,8 @@ export interface OpenLogOptions extends GuardOptions {
 }
 
 /**
- * Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. The store has no guard yet, so the log of another
- * installation is not refused here.
+ * Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. The store has no guard: it does not refuse the log of
+ * another installation.
  */
 export const openEventStore = async (
   kurrentdbUrl: string | null,
@@ -57,8 +57,8 @@ export const openEventStore = async (
       });
 
 /**
- * Opens the log of the installation, for every process and command. Refuses a log that does not belong to the database, before anything is changed. A
- * log that has lost events is opened with an incident, so that the process can report it (C76).
+ * Opens the log of the installation, for every process and command. Refuses a log that does not belong to the database, before anything is changed.
+ * If the log has lost events, the result has an incident, which the process can report (C76).
  */
 export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;

@@ -1,10 +1,9 @@
 /**
- * The guard of the log: it wraps the event store, and refuses every append if the log is another one or has lost events.
+ * The guard of the log wraps the event store. It refuses every append if the log is another one or has lost events.
  *
- * A check asks for the newest event that an earlier check found, and for every event acknowledged to this process since. It also asks for the marks
- * of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call of a gateway (on Postgres, the
- * append before that call is the check). If the store cannot be asked or is a standby, this counts as an outage and not as a loss
- * (docs/decisions/0032-marks-and-checks.md).
+ * A check asks the log for the newest event that an earlier check found, and for every event acknowledged to this process since. It also asks for the
+ * marks of other processes, checkpoints and signed heads. Checks run at the start, once a second, and before each call of a gateway. On Postgres, the
+ * append before that call is the check. A store that cannot be asked counts as an outage, not as a loss (docs/decisions/0032-marks-and-checks.md).
  */
 import { setMaxListeners } from 'node:events';
 import { type Clock, orStopped, timestamp } from '#kernel';
@@ -22,16 +21,13 @@ import {
 import { installationIn, type SealedPlace } from './installation.js';
 import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
 
-/** The pause between two routine checks. A simulation may set a longer one. */
+/** The pause between two routine checks. */
 const CHECK_EVERY_MS = 1_000;
 /** A check that found a fault is repeated once after this pause. */
 const REPEAT_MS = 100;
-/**
- * A check that found a fault is not repeated if it took this long: in a cluster the store itself repeats a read that lacks an event, because the answer
- * may come from a leader that was deposed.
- */
+/** A check that found a fault is not repeated if it took this long. In a cluster the store itself has repeated the read by then. */
 const REPEATED_BY_STORE_MS = 3_000;
-/** Pause between two checks of the newest signed head. Between two of these checks, the check of the seal's checkpoint proves as much. */
+/** Pause between two checks of the newest signed head. The seal's checkpoint, which covers as much, is checked more often. */
 const HEAD_EVERY_MS = 60_000;
 /** Pause between two error lines while an incident is open. */
 const REPORT_EVERY_MS = 60_000;
@@ -43,30 +39,30 @@ export interface OwnLogOptions {
   readonly clock: Clock;
   readonly log: Pick<Logger, 'warn' | 'error'>;
   /**
-   * True if an acknowledged append is itself a check. Its session was checked first, and while a session is open the log loses no event. This holds
-   * on Postgres, whose log can be restored or replaced only between sessions ({@link OwnLog.checkSession}).
+   * True if an acknowledged append is itself a check. On Postgres, a log can be restored or replaced only between sessions, and each session is
+   * checked before its first append ({@link OwnLog.checkSession}).
    */
   readonly appendsProve: boolean;
   readonly checkEveryMs?: number;
-  /** false: no error line, because the caller itself reports that an incident refuses its work. Default: an error line every minute. */
+  /** false: no error lines for an incident, because the caller reports it. Default: an error line every minute. */
   readonly reportsIncident?: boolean;
   /** The newest signed head. null: nothing is signed. */
   readonly signedHead?: () => Promise<SealedPlace | null>;
 }
 
-/** The part of the guard that other code needs. */
+/** The guard's checks, for code that does not need the event store. */
 export interface LogGate {
   /** The open incident. null: there is none that this process knows of. */
   readonly incident: Incident | null;
   /**
-   * Resolves when a check that began after the call has found every mark. `intent`: the position of an append just before the call. If `appendsProve`
-   * is set, that append is the check. Throws {@link StoreIncident}. If the check cannot be made, throws {@link Unavailable} or the error of the
-   * database.
+   * Resolves when a check that began after the call has found every mark. `intent`: the position of the append just before the call. With
+   * `appendsProve`, that append is the check. Throws {@link StoreIncident}. If the check cannot be made, throws {@link Unavailable} or the error of
+   * the database.
    */
   verified(intent: Position | null): Promise<void>;
-  /** Call it after events were read and before rows are made from them. It proves that the events belong to this log. Throws as {@link verified}. */
+  /** Proves that the events which were just read belong to this log. Call it before rows are made from them. Throws as {@link verified}. */
   verifiedRead(): Promise<void>;
-  /** Throws {@link StoreIncident} while an incident is open. Call it before work that must not begin during an incident. */
+  /** Throws {@link StoreIncident} while an incident is open. */
   refuse(): void;
 }
 
@@ -76,10 +72,7 @@ export class OwnLog implements EventStore, LogGate {
   private confirmed: Mark | null = null;
   /** Events whose appends were acknowledged to this process since the last check, in the order of the answers. */
   private acknowledged: Mark[] = [];
-  /**
-   * `others`: the marks of other processes, of files and of checkpoints, as they were last read. `found`: the names of those marks whose event a
-   * check of this process has found.
-   */
+  /** `others`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
   private others: readonly KnownMark[] = [];
   private found: ReadonlySet<string> = new Set();
   private wholeAt = Number.NEGATIVE_INFINITY;
@@ -101,13 +94,13 @@ export class OwnLog implements EventStore, LogGate {
     return this.check();
   }
 
-  /** Checks once a second and writes the marks of this process, until `stop` aborts. Then writes the marks a last time. */
+  /** Checks the log and writes the marks of this process once a second, until `stop` aborts. Then writes the marks once more. */
   async run(stop: AbortSignal): Promise<void> {
     const { clock, log } = this.options;
     while (!stop.aborted) {
       await clock.sleep(this.checkEveryMs, stop);
       if (stop.aborted) break;
-      // An outage is not reported here, because the work that fails reports it. The next check comes in a second.
+      // An outage is not reported here. The work that fails reports it.
       await orStopped(this.check(), stop).catch((error: unknown) => {
         if (!stop.aborted && !(error instanceof Unavailable)) log.warn({ err: error }, 'the event store could not be checked');
       });
@@ -116,9 +109,9 @@ export class OwnLog implements EventStore, LogGate {
     await this.keepMarks();
   }
 
-  /** Writes the newest marks of this process to the mark book, where they stay after the process has ended. */
+  /** Writes the newest marks of this process to the mark book. */
   async keepMarks(): Promise<void> {
-    // A process that has appended nothing has no marks of its own.
+    // A process that has appended nothing writes no marks.
     if (this.incident || !this.hasAppended) return;
     const own = this.marks();
     const text = JSON.stringify(own);
@@ -139,7 +132,7 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   async verifiedRead(): Promise<void> {
-    // On Postgres events and rows are in one database. Both can only be set back together, so no check is needed.
+    // On Postgres, events and rows are in one database and can only be restored together. So no check is needed.
     if (this.options.appendsProve) return this.refuse();
     return this.verified(null);
   }
@@ -148,7 +141,7 @@ export class OwnLog implements EventStore, LogGate {
     if (this.incident) throw storeIncident(this.incident);
   }
 
-  /** Checks the log over a new session for appends. If it throws {@link StoreIncident}, the caller must not use the session. */
+  /** Checks the marks over a new session for appends. If it throws {@link StoreIncident}, the caller must not use the session. */
   async checkSession(missing: (marks: readonly Mark[]) => Promise<readonly Mark[]>): Promise<void> {
     const look = async () => {
       const wanted = [...this.own(), ...this.others];
@@ -175,7 +168,7 @@ export class OwnLog implements EventStore, LogGate {
     if (finding) await this.open(finding);
   }
 
-  /** One look at the log. null: everything was found, or an incident is open. */
+  /** Looks at the log once. null: every mark was found, or an incident is open. */
   private async look(): Promise<Finding | null> {
     const { store, book, clock } = this.options;
     const begun = clock.monotonic();
@@ -183,16 +176,15 @@ export class OwnLog implements EventStore, LogGate {
     const before = this.incident;
     const known = await book.read();
     if (known.incident) this.enter(known.incident);
-    // Only the incident from before the read can be left here. Another check may have opened a newer incident during the read.
+    // A newer incident, which another check opened during the read, must stay.
     else if (before && before === this.incident) await this.leaveIfClosed(before);
     if (this.incident) return null;
 
     this.others = known.marks;
     const told = this.acknowledged.slice();
     const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
-    // `whole`: also check the identity and the end of the log. With a confirmed mark, both are needed less often. If the mark is found, the log is
-    // ours and was not cut: a cut would have lost the newest mark. An event that was only acknowledged proves neither, because another log may have
-    // acknowledged it.
+    // `whole`: also check the identity and the end of the log. If the log has a confirmed mark, it is ours and was not cut. So with a confirmed mark,
+    // identity and end are checked less often. A mark that was only acknowledged proves nothing: another log may have acknowledged it.
     const whole = !wanted.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
     const [lost, other] = await Promise.all([store.missing(wanted.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
     const finding = other ?? findingOf(wanted, lost) ?? (whole ? await this.outside(known.checkpoints) : null);
@@ -222,12 +214,12 @@ export class OwnLog implements EventStore, LogGate {
     return { kind: 'other_log', message: `it ${is}, and this database to ${installationId}`, mark: null };
   }
 
-  /** Checks positions that must be in the log: those of checkpoints, and that of the newest signed head. */
+  /** Checks that the log reaches every checkpoint and holds the event of the newest signed head. */
   private async outside(checkpoints: Known['checkpoints']): Promise<Finding | null> {
     const { store, clock, signedHead } = this.options;
     const end = checkpoints.length > 0 ? await store.head() : null;
     const beyond = checkpoints.find(({ position }) => end === null || position > end);
-    // A node that is about to lose its leadership may report an end that is too early. `eventAt` does not believe such an end at once.
+    // A deposed leader may report an end that is too early. In a cluster, `eventAt` reads again for some seconds.
     if (beyond && !(await store.eventAt(beyond.position))) {
       const message = `it ends at ${end ?? 'its start'}, before ${beyond.position}, where the checkpoint ${beyond.name} stands`;
       return { kind: 'lost_events', message, mark: null };
@@ -245,14 +237,14 @@ export class OwnLog implements EventStore, LogGate {
 
   private async open(finding: Finding): Promise<void> {
     const { log, clock } = this.options;
-    // This process stops its appends at once, even if the database cannot record the incident now.
+    // Stops the appends of this process first, because the database may not be able to record the incident now.
     this.enter({ ...finding, id: null, since: timestamp(clock.now()), foundBy: 'this process' });
     await this.tell().catch((error: unknown) => log.error({ err: error }, 'the incident could not be written down; the next try comes in a second'));
   }
 
   /**
-   * Writes an incident that this process found to the mark book, where other processes read it. If the database fails, throws its error; the next
-   * check tries again.
+   * Writes an incident that this process found to the mark book, where other processes read it. Throws the error of the database; the next check
+   * tries again.
    */
   private async tell(): Promise<void> {
     const { book } = this.options;
@@ -271,11 +263,14 @@ export class OwnLog implements EventStore, LogGate {
     log.error({ kind: incident.kind, since: incident.since, foundBy: incident.foundBy }, storeIncident(incident).message);
   }
 
-  /** Leaves the incident if a person has closed it. Then drops the marks of this process that no check has found: they may come from another log. */
+  /**
+   * Ends the incident if a person has closed it. Also drops the marks of this process that no check has found, because they may come from another
+   * log.
+   */
   private async leaveIfClosed(incident: Incident): Promise<void> {
     if (incident.id === null) return;
     if (!(await this.options.book.isClosed(incident.id))) {
-      // The database was set back to a time before the incident, so the incident is written again.
+      // A restored database does not have the incident, so the incident is written again.
       this.incident = { ...incident, id: null };
       return this.tell();
     }
@@ -297,16 +292,12 @@ export class OwnLog implements EventStore, LogGate {
     const appended = await this.orIncident(appending);
     this.hasAppended = true;
     this.acknowledged.push({ position: appended.position, id: events.at(-1)!.id.toLowerCase() });
-    // A new event must get a position after `confirmed`; only a repeated append returns its old position. If the position is not after `confirmed`,
-    // the log is checked.
+    // The append was a repeat, or the log was exchanged: a new event gets a position after `confirmed`.
     if (confirmed && appended.position <= confirmed.position) void this.check().catch(() => undefined);
     return appended;
   }
 
-  /**
-   * If an incident opens during an append, the outcome of the append is unknown. The caller gets this error at once and does not wait for the time
-   * limit.
-   */
+  /** If an incident opens during an append, throws OutcomeUnknown at once, without the wait for the time limit. */
   private async orIncident<T>(appending: Promise<T>): Promise<T> {
     const { signal } = this.opened;
     let stop: () => void = () => undefined;
@@ -335,7 +326,7 @@ export class OwnLog implements EventStore, LogGate {
   }
 }
 
-/** A gate that lets everything pass. It is for the command that has just found the log whole and is about to close the open incident. */
+/** A gate that never refuses. For a command that has just found the log whole and is about to close the incident. */
 export const foundWhole: LogGate = {
   incident: null,
   verified: async () => undefined,
@@ -343,14 +334,14 @@ export const foundWhole: LogGate = {
   refuse: () => undefined,
 };
 
-/** Each append in flight adds a listener, so there is no limit for listeners. */
+/** Each append in flight adds a listener, so the limit of listeners is removed. */
 const manyListeners = (): AbortController => {
   const controller = new AbortController();
   setMaxListeners(0, controller.signal);
   return controller;
 };
 
-/** One line that says what is wrong and what to do first. */
+/** The error of an incident, in one line. */
 const storeIncident = ({ kind, message }: Incident): StoreIncident =>
   new StoreIncident(
     `${kind === 'other_log' ? 'the event store is not the log of this installation' : 'the event store has lost events'}: ${message}; nothing is charged or changed; run payfold log status`,

@@ -1,4 +1,4 @@
-/** The guard of the log notices another log and lost events. Then it stops every append. An outage does not count as a loss. */
+/** If the log is another one or has lost events, the guard stops every append. An outage does not count as a loss. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createLogger } from '#platform';
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
@@ -15,7 +15,7 @@ let store: ExchangeableStore;
 let marks: Marks;
 let errors: string[];
 
-/** Advances the clock all the time, so that pauses of the guard end. */
+/** Advances the clock, so that pauses of the guard end. */
 let ticking: NodeJS.Timeout;
 beforeEach(async () => {
   clock = new MovableClock();

@@ -1,5 +1,5 @@
 /**
- * The Postgres adapter if connections break, the server stalls, or the server is killed in the middle of commits. The spec has its own cluster, with
+ * The Postgres adapter with broken connections, a stalled server, and a server that is killed during commits. The spec has its own cluster, with
  * fsync on.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
@@ -39,16 +39,13 @@ afterAll(async () => {
 
 const cutConnections = () => admin.query(`select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'payfold event%'`);
 
-/** Stops everything that a test started, even if the test failed half-way. */
+/** Stops everything that a test started, even if the test failed. */
 const cleanUps: (() => Promise<unknown>)[] = [];
 afterEach(async () => {
   for (const cleanUp of cleanUps.splice(0).reverse()) await cleanUp();
 });
 
-/**
- * Starts writers that repeat each append until they know its outcome, as a caller of the port does. `acknowledged`: the appended events with their
- * places.
- */
+/** Starts writers that repeat each append until they know its outcome. `acknowledged`: the appended events with their places. */
 const load = (store: EventStore, writers: number) => {
   let running = true;
   const acknowledged: { stream: string; event: NewEvent; revision: bigint; position: Position }[] = [];
@@ -85,7 +82,7 @@ const load = (store: EventStore, writers: number) => {
   return { acknowledged, errors, stop };
 };
 
-/** Every acknowledged event is in the log exactly once, at the position of its answer. The log has neither gaps nor repeated events. */
+/** Checks that every acknowledged event is in the log once, at the position of its answer, and that the log has no gaps. */
 const verify = async (store: EventStore, acknowledged: ReturnType<typeof load>['acknowledged']) => {
   const log = new Map((await logAfter(store, null)).map((event) => [event.position, event]));
   expect(acknowledged.filter(({ position, event }) => log.get(position)?.id !== event.id)).toEqual([]);
@@ -134,7 +131,7 @@ describe('connections that break', () => {
   });
 });
 
-/** Stands between store and Postgres, and can hold back every byte, as a stalled network does. */
+/** A proxy between store and Postgres that can hold back every byte, like a stalled network. */
 class Gate {
   open = true;
   private readonly sockets = new Set<Socket>();
@@ -233,7 +230,7 @@ describe('Postgres is killed (SIGKILL) under load and started again', () => {
       const before = work.acknowledged.length;
       await eventually(() => work.acknowledged.length > before + 1_000);
       process.kill(postgres.pid, 'SIGKILL');
-      // The cluster's shared memory is in use until the children of the killed server are gone. So the start is repeated.
+      // A start fails until the children of the killed server are gone, because they use the cluster's shared memory.
       await eventually(start, { everyMs: 200 });
     }
     const before = work.acknowledged.length;

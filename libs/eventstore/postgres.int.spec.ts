@@ -92,7 +92,7 @@ describe('group commit', () => {
     await careful.close();
     await pool.query('drop trigger look on es.events');
     await pool.query(`alter database ${database} reset all`);
-    // A connection for appends gets its settings before its first append, so every append has them.
+    // A connection for appends gets its settings before its first append.
     expect((await pool.query('select distinct setting from seen')).rows).toEqual([{ setting: 'on read committed' }]);
   });
 
@@ -158,7 +158,7 @@ describe('group commit', () => {
           const stream = streams[(writer * 7 + round) % streams.length]!;
           const last = (await collect(store.read(stream))).at(-1)?.revision;
           const expected = last ?? 'no_stream';
-          // Some appends carry the id of an earlier event, which is stored at another place.
+          // Some appends have the id of an event that is stored at another place.
           const event = earlier && round % 10 === 3 ? newEvent({ writer, round }, 'PaymentInitiated', earlier.event.id) : newEvent({ writer, round });
           try {
             const { revision } = await store.append(stream, expected, [event]);

@@ -2,9 +2,8 @@
  * The event store on Postgres: one table, one function, group commit.
  *
  * An append takes its positions under a lock on the row `es.head`, which it holds until the commit. So positions have no gaps and follow the order of
- * commits. A sequence would be faster and would lose events, because the order of its numbers is not the order of commits. A reader that has passed a
- * number never reads an earlier number again. With the lock alone, single appends would be slow. So all appends that arrive while a batch is in
- * flight go into the next batch: many appends, one commit.
+ * commits. Numbers of a sequence do not follow the order of commits, so a reader could miss events. Appends that arrive while a batch is in flight go
+ * into the next batch: many appends, one commit.
  */
 import { systemClock, within, type Clock } from '#kernel';
 import { ALL_AS_TEXT, createPool, DatabaseUnavailable, isRolledBack, StatementTimeout, type Client, type Migration, type Pool } from '#platform';
@@ -135,29 +134,29 @@ end $$;
 `,
 };
 
-/** The time limit of an append if the caller gives none. It is longer than a restart of Postgres (1–2 s) and shorter than an HTTP caller waits. */
+/** The default time limit of an append. Longer than a restart of Postgres (1–2 s). */
 const APPEND_TIMEOUT_MS = 5_000;
 /** How long one page of a read may take. */
 const READ_TIMEOUT_MS = 5_000;
 const READ_CONNECTIONS = 8;
 /**
- * Maximum number of batches in flight, pipelined over one connection: while one batch commits, the next is being sent. A second connection would only
- * wait for the lock on the head (measured: 20 % slower). With a third batch, each batch would be smaller (10 % slower).
+ * Maximum number of batches in flight, pipelined over one connection: while one batch commits, the next is sent. Measured: a second connection makes
+ * appends 20 % slower, a third batch 10 %.
  */
 const BATCHES_IN_FLIGHT = 2;
 const BATCH_EVENTS = 256;
 const BATCH_BYTES = 1_000_000;
-/** Maximum number of appends in the queue. With more, the store is overloaded, and an immediate refusal is better than a timeout. */
+/** Maximum number of appends in the queue. Further appends are refused at once. */
 const QUEUED_APPENDS = 4_096;
 const QUEUED_BYTES = 64_000_000;
-/** How often the time limits of appends are checked. One check for all appends is cheaper than a timer for each. */
+/** How often the time limits of all appends are checked. A timer for each append would cost more. */
 const SWEEP_MS = 25;
 const BACKOFF_MS = { first: 25, most: 500 } as const;
 /** Events per page of a read of the log. 200 to 1000 measured best for projections. */
 const PAGE_EVENTS = 500;
 /**
- * How often the log is polled in addition to NOTIFY. If a NOTIFY is lost, the event is delivered this much later; it is not lost. `deaf`: while no
- * connection listens, every NOTIFY of other processes is lost.
+ * How often the log is polled in addition to NOTIFY. If a NOTIFY is lost, its event arrives at the next poll. `deaf`: no connection listens at
+ * present.
  */
 const POLL_MS = { listening: 5_000, deaf: 500 } as const;
 
@@ -165,16 +164,16 @@ export interface PostgresEventStoreOptions {
   readonly clock?: Clock;
   readonly readConnections?: number;
   /**
-   * Called for each new session for appends, before its first append. `missing` asks over that session. If the call throws {@link StoreIncident}, the
-   * session is not used, and the appends that wait for it get that error.
+   * Called for each new session for appends, before its first append. `missing` asks over that session. If the function throws, the session is not
+   * used. Waiting appends get its {@link StoreIncident}. After an outage they are tried again.
    */
   readonly checkSession?: (missing: EventStore['missing']) => Promise<void>;
 }
 
 /**
- * Opens the store. It has connections of its own: one for appends, one for LISTEN while a reader follows the log, and `readConnections` for reads. So
- * long reads never delay an append. LISTEN does not work through a pooler in transaction mode. The database must have {@link eventStoreMigration}.
- * The errors have the meanings of event-store.ts. A plain `Error` is a fault of ours (a limit, a missing table).
+ * Opens the store. Its connections: one for appends, one for LISTEN, and `readConnections` for reads, so that reads never delay an append. LISTEN
+ * does not work through a pooler in transaction mode. The database must have {@link eventStoreMigration}. Errors are those of event-store.ts. A plain
+ * `Error` is our fault (a limit, a missing table).
  */
 export const createPostgresEventStore = (url: string, options: PostgresEventStoreOptions = {}): EventStore => {
   const clock = options.clock ?? systemClock;
@@ -200,8 +199,7 @@ export const createPostgresEventStore = (url: string, options: PostgresEventStor
           page: async (position, signal) => {
             for (let tries = 0; ; tries++) {
               try {
-                // The log may have been exchanged since the last subscription. So a subscription reads the end of the log again before it uses the
-                // cache.
+                // The log may have been exchanged since the last subscription, so check the cache before its first use.
                 if (!begun) await tail.lookAgain();
                 begun = true;
                 const held = position === null ? null : await tail.page(position, PAGE_EVENTS, streamPrefixes);
@@ -242,11 +240,11 @@ export const createPostgresEventStore = (url: string, options: PostgresEventStor
 
 const backoff = (tries: number): number => Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
 
-/** If the answer of an earlier try was lost, that try may have appended the events. A refusal of the present try proves nothing about it. */
+/** `ambiguous`: an earlier try may have appended the events, so a refusal of this try proves nothing. */
 const refusedOrUnknown = (ambiguous: boolean, message: string, cause: Error): Error =>
   ambiguous ? new OutcomeUnknown(message, { cause }) : new Error(message, { cause });
 
-/** Runs `work` on a connection of the pool. A connection that broke, or was given up in the middle of a statement, is closed. */
+/** Runs `work` on a connection of the pool. Closes the connection after any error that is not a refusal by the server. */
 const withClient = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
   let broken = false;
@@ -274,9 +272,9 @@ interface Append {
   readonly resolve: (answer: { revision: bigint; position: Position }) => void;
   readonly reject: (error: Error) => void;
   inFlight: boolean;
-  /** The answer of an earlier try was lost, so the append may have been committed. */
+  /** The answer of an earlier try was lost, so that try may have been committed. */
   ambiguous: boolean;
-  /** Postgres refused a batch with this append. The append is sent alone now, so that only a faulty append gets the error. */
+  /** Postgres refused a batch with this append. Each of its appends is now sent alone, so that only the faulty one fails. */
   alone: boolean;
   settled: boolean;
 }
@@ -288,7 +286,6 @@ class Appends {
   private queuedBytes = 0;
   /** Streams with an append in flight. The appends of this process to one stream keep their order. */
   private readonly busy = new Set<string>();
-  /** Batches in flight. A set of single appends would change with every append, which would double the time of garbage collection. */
   private readonly sending: (readonly Append[])[] = [];
   /** Appends without an answer. */
   private unanswered = 0;
@@ -333,7 +330,7 @@ class Appends {
     });
   }
 
-  /** True if the session is the one for our own appends. The NOTIFY of such an append is ignored, because its answer has announced it already. */
+  /** True if the session is the one for our own appends. Its NOTIFY is ignored, because the answer of the append announces the growth. */
   isOwn(session: number | undefined): boolean {
     return session !== undefined && session === this.line.session;
   }
@@ -344,10 +341,7 @@ class Appends {
     await this.line.close();
   }
 
-  /**
-   * Sends the queue at the end of this turn of the event loop. Many callers may append in the same turn. If the first append were sent at once, it
-   * would go alone, and the others would wait for its commit.
-   */
+  /** Sends the queue at the end of this turn of the event loop, so that all appends of the turn share a batch. */
   private schedule(): void {
     if (this.scheduled) return;
     this.scheduled = true;
@@ -370,7 +364,7 @@ class Appends {
     }
   }
 
-  /** The appends that may be sent now: at most one for each stream, up to the limits of a batch. */
+  /** The appends to send now: at most one for each stream, up to the limits of a batch. */
   private take(): Append[] {
     const taken: Append[] = [];
     const left: Append[] = [];
@@ -412,7 +406,7 @@ class Appends {
         append.inFlight = true;
         deadline = Math.max(deadline, append.deadline);
       }
-      // When the last caller has stopped waiting, the driver gives up the statement and its connection.
+      // When the last time limit has passed, the driver gives up the statement and its connection.
       const waitMs = Math.ceil(deadline - this.clock.monotonic()) + SWEEP_MS;
       const { rows } = await client.query<AppendRow>({ ...appendQuery(sent), query_timeout: waitMs } as ReturnType<typeof appendQuery>);
       this.failures = 0;
@@ -441,7 +435,7 @@ class Appends {
     this.onAppended();
   }
 
-  /** Puts the appends of a failed batch back at the head of the queue, under the same ids. The store recognises those that were stored. */
+  /** Puts the appends of a failed batch back at the head of the queue, with the same ids. The store recognises those that it has. */
   private recover(appends: readonly Append[], error: unknown): void {
     const cause = error as Error;
     const rolledBack = isRolledBack(error);
@@ -506,7 +500,7 @@ class Appends {
   }
 }
 
-/** The connection for appends. It is opened when it is needed, and opened again if it was lost. */
+/** The connection for appends. It is opened when needed, and again after a loss. */
 class Line {
   /** The process id that Postgres gave to the session. undefined: there is no session. */
   session: number | undefined;
@@ -540,7 +534,7 @@ class Line {
         this.session = undefined;
         client.release(true);
       };
-      // The connection is given up only when it ends. A failed statement affects neither the connection nor the other batch on it.
+      // A failed statement affects neither the connection nor the other batch on it.
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
       this.session = (client as { processID?: number }).processID;
@@ -559,7 +553,7 @@ class Line {
   }
 }
 
-/** The second statement of the function must see every commit from before the lock was granted, whatever the default isolation of the database is. */
+/** The database may have another default. In `es.append_batch`, the statement after the lock must see every earlier commit. */
 const SESSION = `set default_transaction_isolation to 'read committed'`;
 
 const APPEND = `select * from es.append_batch($1::text[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::uuid[], $7::text[], $8::text[], $9::text[])`;
@@ -599,10 +593,7 @@ const TEXT_OID = 25;
 const ARRAY_HEADER_BYTES = 20;
 const LENGTH_BYTES = 4;
 
-/**
- * A text[] in Postgres' binary form. In the text form, each quote of a payload would be escaped here and unescaped by Postgres. This is a third of
- * the cost of an append.
- */
+/** A text[] in Postgres' binary form. The text form needs escaped quotes, which would be a third of the cost of an append. */
 const textArray = <T>(items: readonly T[], text: (item: T) => string, size = (item: T) => Buffer.byteLength(text(item))): Buffer => {
   let total = ARRAY_HEADER_BYTES + items.length * LENGTH_BYTES;
   for (const item of items) total += size(item);
@@ -635,8 +626,8 @@ const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 a
 const READ_STREAMS = `select ${COLUMNS} from es.events e where e.stream_id = any($1::text[]) order by e.stream_id, e.revision`;
 
 /**
- * Reads the head and the events up to it in one snapshot. No event between them is missing, so `through` is exact even with a filter. The join is
- * lateral with a limit, so both bounds reach the index. A plain join would scan the log to its end for every page.
+ * Reads the head and the events up to it in one snapshot, so `through` is exact even with a filter. The lateral join with a limit uses the index. A
+ * plain join would scan the log to its end for every page.
  */
 const READ_LOG = `select h.position, ${COLUMNS}
   from es.head h
@@ -647,7 +638,7 @@ const READ_LOG = `select h.position, ${COLUMNS}
     order by o.position limit $2::int) e on true
   order by e.position`;
 
-/** The answer also says if the server is a standby. A standby may lag, so its answer says nothing about the primary. */
+/** Also returns whether the server is a standby. A standby may lag, so its answer proves nothing. */
 const MISSING = `select pg_is_in_recovery(), m.position, m.id
   from (select) one left join (
     select m.position, m.id from unnest($1::bigint[], $2::uuid[]) m (position, id)
@@ -734,7 +725,7 @@ class Reads {
     const bounds = [from + BigInt(max), head, ...(until === undefined ? [] : [positionNumber(until)])];
     const to = bounds.reduce((least, bound) => (bound < least ? bound : least));
     if (prefixes === undefined)
-      // Positions have no gaps. If one is missing, an event was deleted or a commit was lost.
+      // Positions have no gaps. If one is missing, an event was deleted or lost.
       for (let index = 0; index < Math.max(events.length, Number(to - from)); index++)
         if (events[index]?.position !== numericPosition(from + BigInt(index + 1))) throw new LogGap(numericPosition(from + BigInt(index + 1)));
     return { events, through: to > from ? numericPosition(to) : after, atEnd: to >= head, characters };
@@ -758,7 +749,7 @@ class Reads {
     return row[0] === null ? null : recorded(row);
   }
 
-  /** Repeats the query once if the connection was dead already. After a restart of Postgres the pool still holds such connections. */
+  /** Repeats the query once after a lost connection. After a restart of Postgres, the pool still holds dead connections. */
   private async query<Row extends unknown[]>(name: string, text: string, values: unknown[]): Promise<Row[]> {
     for (let tries = 0; ; tries++) {
       if (this.closed) throw new Unavailable('the event store is closed');
@@ -780,7 +771,7 @@ class Reads {
 
 /**
  * Signals that the log may have grown: at once for appends of this process, by NOTIFY for appends of others, and by a poll. All waiters are woken
- * together and share one read of the log.
+ * together.
  */
 class Growth {
   count = 0;
@@ -789,7 +780,7 @@ class Growth {
   private stopped: Promise<unknown> = Promise.resolve();
   private readonly waiting = new Set<AbortController>();
   private listening = false;
-  /** Ends the current wait of the poll. Aborted when the listening connection is lost, so that the poll goes on at the shorter pause. */
+  /** Ends the current wait of the poll. Aborted when the listening connection is lost, because the poll must be faster then. */
   private pause = new AbortController();
 
   constructor(
@@ -814,7 +805,7 @@ class Growth {
     signal.removeEventListener('abort', stop);
   }
 
-  /** LISTENs as long as there is a reader. Returns the function that releases this reader. */
+  /** Adds a reader. Listens and polls while there is one. Returns the function that removes the reader. */
   follow(): () => void {
     this.followers += 1;
     if (!this.listener) {
@@ -871,7 +862,7 @@ class Growth {
           client.release(true);
         }
       } catch {
-        // Without a listener the poll goes on, and readers are only woken later.
+        // Without a listener, the poll still wakes readers, only later.
       }
       if (!signal.aborted) await this.clock.sleep(backoff(tries), signal);
     }

@@ -1,4 +1,4 @@
-/** Shapes of read models on a real Postgres: built beside each other, refused, waited for and dropped. */
+/** Shapes of read models on a real Postgres. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { systemClock } from '#kernel';
@@ -74,7 +74,7 @@ test('a new shape is built beside the old one, which goes on', async () => {
   await append();
   await build(readModels(old, model(1)));
   await prepareReadModels(next, [model(2)], store);
-  // The events get an older time, because a shape that is less than two seconds behind counts as built.
+  // Makes the events older, because a shape that is less than two seconds behind counts as built.
   await old.query(`update es.events set stored_at = stored_at - interval '1 minute'`);
   expect(await readModels(next, model(2)).areBuilt()).toBe(false);
   expect(await seen(old, 1)).toBe(50);
@@ -112,7 +112,7 @@ test('a build that was cut off continues', async () => {
       await model(1).apply(client, events);
     },
   });
-  // The connections of `dying` are ended in the middle of a batch, as if its process was killed.
+  // The connections of `dying` are ended in the middle of a batch, as if its process were killed.
   const dying = poolOf(model(1));
   const [stop, models] = [new AbortController(), readModels(dying, halting)];
   const following = models.follow(stop.signal);
@@ -168,12 +168,12 @@ test('a process that stands still while the change waits is named, also once it 
   for (const shape of [1, 2]) await prepareReadModels(pool, [model(shape)], store);
   const { position } = await append();
   const other = await recordProcess(pool, { id: randomUUID(), role: 'worker', pid: 4712, readModels: ['seen-events@1'], clock: systemClock });
-  // The process was last seen 29 s ago, so in one second it counts as gone.
+  // The other process was last seen 29 s ago, so in one second it counts as gone.
   await pool.query(`update payfold_process set seen_at = clock_timestamp() - interval '29 s'`);
   const ours = readModels(pool, model(2));
   await expect(ours.inForce(model(2), position, 2_500)).rejects.toThrow(/process 4712 on \S+ \(worker/);
   expect(await livingProcesses(pool)).toEqual([]);
-  // When this wait begins, the process was last seen more than 30 s ago.
+  // When this wait begins, the other process counts as gone already.
   await ours.inForce(model(2), position, 2_500);
   await pool.query('update payfold_process set seen_at = clock_timestamp()');
   const waiting = ours.inForce(model(2), position, 10_000);
@@ -232,7 +232,7 @@ describe('a rebuild', () => {
 
   test('holds what the live rows hold, though they were ahead of it until the swap', async () => {
     const pool = await built();
-    // The rebuild reads the head twice before the swap. Both times it gets an early head, but the live rows have later events already.
+    // The rebuild reads the head twice before the swap, and gets an early head both times. The live rows have later events already.
     const early = await store.head();
     const looks = [early, early];
     const seesLess = { ...store, head: async () => looks.shift() ?? (await store.head()) };

@@ -1,9 +1,8 @@
 /**
  * Read models: projections whose rows can be made again from the log.
  *
- * A model is one object. Its number `shape` goes up when its tables or its `apply` change. The tables of each shape are in a schema of their own. So
- * two releases with different shapes can run side by side, and an installation can go back to the older release. How to add or change a model:
- * docs/changing.md.
+ * A change of the tables or of `apply` raises the number `shape`. The tables of each shape are in a schema of their own. So two releases with
+ * different shapes can run side by side. How to add or change a model: docs/changing.md.
  */
 import { createHash } from 'node:crypto';
 import { type Clock, orStopped, ServiceError } from '#kernel';
@@ -22,16 +21,15 @@ import {
 } from './subscriber.js';
 
 export interface ReadModel extends Projection {
-  /** Goes up by one with every change of the tables, or of the rows that `apply` makes from the same events. */
+  /** Rises by one with every change of the tables, or of the rows that `apply` makes from the same events. */
   readonly shape: number;
   readonly tables: readonly string[];
-  /** SQL that makes the tables, with unqualified names and without the parts that make loading slow. `createIndexes` makes those parts. */
+  /** SQL that makes the tables, with unqualified names. Indexes, which make loading slow, belong in `createIndexes`. */
   readonly createTables: string;
   readonly createIndexes: string;
   /**
-   * Fills the empty tables from the batches faster than `apply`, with bounded memory. `late` is a second connection, because `client` is busy
-   * copying. Returns the events that still have to go through `apply`, in order, after the indexes are made. Default: every event goes through
-   * `apply`.
+   * Fills the empty tables faster than `apply`. `late` is a second connection, for statements during a COPY on `client`. Returns the events that
+   * `apply` must get after the indexes are made, in order. Default: `apply` gets every event.
    */
   readonly load?: (client: Client, late: Client, batches: AsyncIterable<readonly Recorded[]>) => Promise<AsyncIterable<readonly Recorded[]>>;
 }
@@ -82,10 +80,7 @@ const sha256Of = ({ createTables, createIndexes }: ReadModel): string =>
 
 const PREPARE_LOCK = 7_205_112;
 
-/**
- * Makes the empty tables of shapes that the database does not have. If the database has a shape with other SQL under the same number, throws and
- * changes nothing.
- */
+/** Makes the empty tables of missing shapes. If the database has a shape with other SQL under the same number, throws and changes nothing. */
 export const prepareReadModels = async (pool: Pool, models: readonly ReadModel[], store: Pick<EventStore, 'head'>): Promise<void> => {
   if ((await missingShapes(pool, models)).length === 0) return;
   const isEmpty = (await store.head()) === null;
@@ -106,7 +101,7 @@ export const prepareReadModels = async (pool: Pool, models: readonly ReadModel[]
   });
 };
 
-/** Shapes that the database does not have. Throws if a shape has other tables under the same number. */
+/** Shapes that the database does not have. Throws if the SQL of an existing shape differs. */
 export const missingShapes = async (db: Queryable, models: readonly ReadModel[]): Promise<readonly ReadModel[]> => {
   const { rows } = await db.query<{ name: string; shape: number; sha256: string }>('select name, shape, sha256 from public.read_model');
   return models.filter((model) => {
@@ -124,7 +119,7 @@ export interface ShapeStatus {
   readonly shape: number;
   readonly isBuilt: boolean;
   readonly position: Position | null;
-  /** RFC 3339: when a process last used the shape, exact to the hour. */
+  /** RFC 3339: the last time at which a process used the shape, exact to the hour. */
   readonly usedAt: string;
 }
 
@@ -166,9 +161,9 @@ export const dropUnusedShapes = async (pool: Pool, models: readonly ReadModel[])
   });
 };
 
-/** A shape that is less than this time behind the log counts as built. A process of a new release is not ready before its shapes are built. */
+/** A shape that is less than this time behind the log counts as built. */
 const READY_LAG_MS = 2_000;
-/** If more events than this are missing, a model with `load` is loaded instead of followed. */
+/** A model with `load` that lacks more events than this is rebuilt with `load`. */
 const LOAD_FROM_EVENTS = 10_000;
 const BUILD_RETRY_MS = 1_000;
 const TELL_EVERY_MS = 10_000;
@@ -178,7 +173,7 @@ export interface ReadModelsOptions extends Omit<SubscriberOptions, 'checkpoint'>
   /** The pool for reads and writes of the models. Its `search_path` must name their schemas ({@link searchPathOf}). */
   readonly pool: Pool;
   readonly clock: Clock;
-  /** Reports the progress of a build. `total`: events of all streams. null: the store is KurrentDB, which does not tell how many events it has. */
+  /** Reports the progress of a build. `total`: events of all streams; null for KurrentDB, whose positions do not count events. */
   readonly onBuild?: (building: {
     readonly name: string;
     readonly shape: number;
@@ -211,8 +206,8 @@ export class ReadModels {
   }
 
   /**
-   * Builds the shapes that are not built, one after the other, and follows the log with each, until `stop` aborts. A build that was cut off goes on
-   * or begins again. If other processes do the same at the same time, one of them builds and the others wait.
+   * Builds missing shapes one after the other, and starts the subscriber of each model. Resolves when all shapes are built, or when `stop` aborts. If
+   * several processes do this at the same time, one builds and the others wait.
    */
   async follow(stop: AbortSignal): Promise<void> {
     for (const model of this.models) {
@@ -223,10 +218,7 @@ export class ReadModels {
     while (!stop.aborted && !(await orStopped(this.areBuilt(), stop).catch(() => false))) await this.options.clock.sleep(BUILD_RETRY_MS, stop);
   }
 
-  /**
-   * True if every shape has been less than {@link READY_LAG_MS} behind the log at some time. Such a shape is recorded as built, and stays built
-   * however far it lags later.
-   */
+  /** True if every shape is built, which means that it once was less than {@link READY_LAG_MS} behind the log. */
   async areBuilt(): Promise<boolean> {
     if (this.built) return true;
     const { pool } = this.options;
@@ -241,7 +233,7 @@ export class ReadModels {
     return (this.built = all);
   }
 
-  /** Brings a model up to the present end of the log. Returns that position. null: the log is empty. Throws when the time is up. */
+  /** Brings a model up to the present head and returns the head. null: the log is empty. Throws when the time is up. */
   async caughtUp(model: Pick<ReadModel, 'name'>, timeoutMs: number): Promise<Position | null> {
     const head = await this.options.store.head();
     if (head !== null) await this.of(model).runUntil(head, { timeoutMs });
@@ -249,9 +241,9 @@ export class ReadModels {
   }
 
   /**
-   * Brings a model up to the position of a change, so that the change counts for the next request. Also waits for processes of another release, which
-   * read another shape. If such a process still reads the old state when the time is up, throws INVALID_STATE and names the process. The change is
-   * recorded in any case. A process that hangs during the wait does not count as gone, because it may go on at any time.
+   * Brings a model up to the position of a change, so that the next request reads the change. Also waits for processes of another release, which read
+   * another shape. When the time is up, throws INVALID_STATE and names the process that still reads the old state. The change stays recorded. A
+   * process that hangs during the wait still counts as alive.
    */
   async inForce(model: ReadModel, position: Position, timeoutMs: number): Promise<void> {
     const { pool, clock } = this.options;
@@ -307,7 +299,7 @@ export class ReadModels {
   }
 }
 
-/** Processes that were alive after `since` and read another shape of this model, if that shape has not reached `position`. */
+/** Processes, alive at `since` or later, that read another shape of this model, if that shape has not reached `position`. */
 const readersBehind = async (db: Queryable, model: ReadModel, position: Position, since: Date) => {
   const others = (await livingProcesses(db, since)).flatMap((one) =>
     one.readModels
@@ -330,24 +322,19 @@ export interface RebuildReport {
   readonly position: Position | null;
   readonly events: number;
   readonly seconds: number;
-  /**
-   * Events of all streams between `position` and the head at the time of the swap. null: the store is KurrentDB, where positions are byte offsets.
-   */
+  /** Events of all streams between `position` and the head at the time of the swap. null for KurrentDB, whose positions do not count events. */
   readonly lagEvents: number | null;
-  /** Rows per table, live before the swap and rebuilt. The numbers are equal unless the live rows were wrong. */
+  /** Rows of each table, live before the swap and rebuilt. Different numbers mean that the live rows were wrong. */
   readonly rows: readonly { readonly table: string; readonly live: number; readonly rebuilt: number }[];
 }
 
-/**
- * If the last catch-up took no longer than this, the swap begins. The remaining events are applied while the live projection waits, so they must be
- * few.
- */
+/** If the last catch-up took no longer than this, the swap begins. The live projection waits during the swap, so few events may remain. */
 const SWAP_LAG_MS = 1_000;
 const CATCH_UP_MS = 10 * 60_000;
 const SWAP_MS = 60_000;
 const REBUILD_LOCK = 7_205_111;
 
-/** Another process rebuilds a read model of this database at the moment. */
+/** Another process is rebuilding a read model of this database. */
 export class RebuildRunning extends Error {
   constructor() {
     super('another rebuild is running');
@@ -356,14 +343,12 @@ export class RebuildRunning extends Error {
 }
 
 /**
- * Builds the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When they have caught
- * up, the schemas change places in one short transaction. Readers see the old rows or the new ones, never a mixture and never none.
+ * Builds the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When these tables have
+ * caught up, they replace the live ones in one short transaction. Readers see the old rows or the new ones, never a mixture.
  *
- * The rebuild reads up to the head of the log. A live checkpoint beyond the head comes from another log, or from a lost part of this log. So the
- * rebuild does not wait until the log reaches it.
+ * The rebuild reads up to the head of the log, even if the live checkpoint lies beyond the head.
  *
- * Only one rebuild runs at a time per database ({@link RebuildRunning}). Throws the error that stops the rebuild, or the reason of `stop` as soon as
- * it aborts. Then the live tables are unchanged.
+ * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged.
  */
 export const rebuild = async (
   model: ReadModel,
@@ -371,10 +356,10 @@ export const rebuild = async (
     store: EventStore;
     pool: Pool;
     now: () => number;
-    /** The guard of the log. It refuses the begin and the swap while an incident of the event store is open. */
+    /** The guard of the log. During an incident it refuses the begin and the swap. */
     ownLog?: LogGate;
     stop?: AbortSignal;
-    /** `total`: events of all streams when the rebuild began. null: the store is KurrentDB, which does not tell how many events it has. */
+    /** `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
     onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
   },
 ): Promise<RebuildReport> => {
@@ -397,7 +382,7 @@ export const rebuild = async (
   try {
     const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
     if (!rows[0]!.free) throw new RebuildRunning();
-    // A load takes long, so it is not one transaction. If it is cut off, the next rebuild drops its tables.
+    // A load takes too long for one transaction. The next rebuild drops the tables of an interrupted load.
     for (const connection of [client, late]) {
       await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
       sessions.push(await sessionOf(connection));
@@ -412,7 +397,7 @@ export const rebuild = async (
       for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }), stop)) {
         events += batch.length;
         last = { position: batch.at(-1)!.position, id: batch.at(-1)!.id };
-        // The fold of a batch does not yield to the event loop. Without this pause, the next page would be requested only after the folding.
+        // The fold of a batch does not yield to the event loop. This pause lets the request for the next page go out first.
         await new Promise((turned) => setImmediate(turned));
         yield batch;
         onProgress?.({ events, position: batch.at(-1)!.position, total });
@@ -440,8 +425,7 @@ export const rebuild = async (
 
     const swapping = transaction(pool, async (swap) => {
       sessions.push(await sessionOf(swap));
-      // This lock stops the live projection. The events that the live projection has applied are applied to the new tables too. Then the schemas
-      // change places.
+      // This lock stops the live projection. Then the new tables get every event that the live projection has applied.
       const before = await lockCheckpoint(swap, checkpoint);
       const end = await unlessStopped(store.head());
       const reached = before?.position ?? null;
@@ -462,13 +446,12 @@ export const rebuild = async (
     clean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
-    // After a stop or a failure, a COPY or the build of an index may still run on these connections and hold locks on the tables. The server would
-    // notice a closed connection only at the end of the statement, so the sessions are ended. All three connections are closed, because their
-    // settings and the lock must not reach the next user.
+    // After a stop or a failure, a COPY or the build of an index may still run and hold locks. The server would notice a closed connection only at
+    // the end of the statement, so the sessions are terminated. The connections are closed, because their settings must not reach the next user.
     if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
     for (const connection of [client, late]) connection.release(true);
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
-    // The server notices a closed connection only later, and until then the next rebuild would find the lock taken. So the lock is released first.
+    // The server notices a closed connection only later. So the lock is released first.
     await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
     guard.release(true);
   }

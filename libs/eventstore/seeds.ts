@@ -1,23 +1,23 @@
 /**
  * Finds the addresses of a cluster that accept connections and never answer.
  *
- * To find the members of the cluster, the client asks the addresses of its URL one after the other, in a random order. It waits 5 s for each. An
- * address that never answers would delay a start, and a search for a new leader, by 5 s. So all addresses are asked here first, at the same time, and
- * silent ones are left out of the client's URL. An address that refuses connections costs no time and stays.
+ * The client asks the addresses of its URL one after the other, in a random order, and waits 5 s for each. A silent address would delay each search
+ * for the leader by 5 s. So all addresses are asked here first, at the same time, and silent ones are left out of the client's URL. An address that
+ * refuses connections costs no time and stays.
  */
 import { connect } from 'node:http2';
 import { type Clock } from '#kernel';
 
 /** How long an address may take to answer. A healthy node needs milliseconds. */
 const ANSWER_MS = 1_000;
-/** The call with which the client asks for the members of the cluster. Any answer shows that the address is not silent. */
+/** The client's call for the members of the cluster. Any answer, even an error, shows that the address is not silent. */
 const GOSSIP = '/event_store.client.gossip.Gossip/Read';
 /** An empty message of gRPC: not compressed, no bytes. */
 const EMPTY_MESSAGE = Buffer.alloc(5);
 
 const URL_PARTS = /^([^:]+:\/\/(?:[^:]+:[^@]+@)?)([^/?#@]+)((?:[/?#].*)?)$/s;
 
-/** The addresses between which the client chooses. Empty if the URL names only one address, or a DNS name that stands for several addresses. */
+/** The addresses among which the client chooses. Empty if the URL names only one address or uses `+discover`. */
 const seedsOf = (url: string): readonly string[] => {
   const [, prefix = '', addresses = ''] = URL_PARTS.exec(url) ?? [];
   const seeds = addresses.split(',').filter((seed) => seed !== '');
@@ -37,7 +37,7 @@ export const withoutSeeds = (url: string, silent: readonly string[]): string => 
   const left = seedsOf(url).filter((seed) => !silent.includes(seed));
   if (silent.length === 0 || left.length === 0) return url;
   const [, prefix, , rest] = URL_PARTS.exec(url)!;
-  // With only one address, the client would take that node for the leader without asking. So the address is listed twice.
+  // With a single address, the client would not search for the leader. So the address is listed twice.
   return `${prefix}${(left.length === 1 ? [...left, ...left] : left).join(',')}${rest}`;
 };
 
@@ -49,7 +49,7 @@ const isSilent = async (address: string, clock: Clock): Promise<boolean> => {
     done.abort('answered');
   };
   try {
-    // A TLS error counts as an answer too. For example, this process may not trust the node's certificate.
+    // A TLS error, for example for an unknown certificate, counts as an answer too.
     const session = connect(address);
     session.on('error', answered);
     const request = session.request({ ':method': 'POST', ':path': GOSSIP, 'content-type': 'application/grpc', te: 'trailers' });

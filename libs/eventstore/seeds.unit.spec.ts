@@ -32,6 +32,6 @@ test('silent is an address that accepts and never answers; not one that refuses,
   );
   const seeds = `127.0.0.1:${port},127.0.0.1:${silent.port},127.0.0.1:9,not-a-host.invalid:1`;
   expect(await silentSeeds(`kdb://${seeds}?tls=false`, systemClock)).toEqual([`127.0.0.1:${silent.port}`]);
-  // The first server has no TLS. So over TLS it answers with an error, which counts as an answer.
+  // The first server has no TLS. Its error over TLS counts as an answer.
   expect(await silentSeeds(`kdb://${seeds}`, systemClock)).toEqual([`127.0.0.1:${silent.port}`]);
 });

@@ -1,8 +1,8 @@
 /**
  * The only way to use a stream: fold its events into a state, decide, and append at the revision that was read.
  *
- * If the outcome of an append is unknown, the append is repeated with the same event ids, and the store recognises the repeat. A new append has new
- * event ids, so two processes that append at the same revision always conflict (T2).
+ * An append with an unknown outcome is repeated with the same event ids, and the store recognises the repeat. Every other append has new event ids.
+ * So two processes that append at the same revision always conflict (T2).
  */
 import { type Clock, type Decider, type Ids, timestamp } from '#kernel';
 import { type Actor, Conflict, type EventStore, type Expected, type NewEvent, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
@@ -45,7 +45,7 @@ export interface Origin {
 export interface AppendOptions {
   /** Milliseconds for which an append may be repeated. Default: {@link MAX_APPEND_TRIES} tries. */
   readonly forMs?: number;
-  /** Id of the first event. With a fixed id, a repeated command finds the event that it appended before. Default: a new id. */
+  /** Id of the first event. With a fixed id, the store recognises the event of a repeated command. Default: a new id. */
   readonly eventId?: string;
 }
 
@@ -70,7 +70,7 @@ export const append = async <State, Event extends DomainEvent>(
   { actor, correlationId }: Origin,
   { forMs, eventId }: AppendOptions = {},
 ): Promise<Loaded<State>> => {
-  // The events are folded before they are appended, because an impossible event must never reach the log.
+  // The fold comes before the append: an event that cannot be folded must never reach the log.
   const after = events.reduce((before, event) => decider.evolve(before, event), state);
   const written = events.map((event, index) => {
     const effective = effectiveAt?.(event) ?? null;
@@ -87,8 +87,7 @@ export const append = async <State, Event extends DomainEvent>(
 };
 
 /**
- * Decides commands, one after the other, and appends their events. If there are no events, appends nothing. Throws the errors of `append` and
- * `decide`.
+ * Decides the commands in order and appends their events together. Without events nothing is appended. Throws the errors of `append` and `decide`.
  */
 export const execute = async <State, Command, Event extends DomainEvent>(
   ports: StreamPorts,
@@ -109,12 +108,11 @@ export const execute = async <State, Command, Event extends DomainEvent>(
   return events.length === 0 ? loaded : append(ports, type, loaded, events, origin, options);
 };
 
-/** If another writer appends first in this many rounds, the stream counts as too busy. */
+/** After this many rounds with a conflict, the stream counts as too busy. */
 export const MAX_CONFLICT_ROUNDS = 5;
 
 /**
- * Repeats `work` as long as it throws {@link Conflict}, because another writer appended first. `work` must load and decide again each time. Throws
- * `busy()` after {@link MAX_CONFLICT_ROUNDS} rounds.
+ * Repeats `work` while it throws {@link Conflict}. `work` must load the stream and decide again each time. Throws `busy()` after `rounds` conflicts.
  */
 export const retryOnConflict = async <T>(work: () => Promise<T>, busy: () => Error, rounds = MAX_CONFLICT_ROUNDS): Promise<T> => {
   for (let round = 1; ; round++) {
@@ -128,8 +126,8 @@ export const retryOnConflict = async <T>(work: () => Promise<T>, busy: () => Err
 };
 
 /**
- * Loads a stream and executes one command on it. After a conflict it decides again. Throws `busy()`, the errors of `decide`, and the errors of the
- * store.
+ * Loads a stream and executes one command on it. After a conflict, loads and decides again. Throws `busy()`, the errors of `decide`, and the errors
+ * of the store.
  */
 export const change = <State, Command, Event extends DomainEvent>(
   ports: StreamPorts,
@@ -142,8 +140,8 @@ export const change = <State, Command, Event extends DomainEvent>(
 ): Promise<Loaded<State>> => retryOnConflict(async () => execute(ports, type, await load(ports.store, type, id), [command], origin, options), busy);
 
 /**
- * Begins a stream with one event. true: the event is recorded, perhaps by an earlier call with the same `eventId`. false: the stream begins with an
- * event of another id.
+ * Begins a stream with one event. true: this call or an earlier one with the same `eventId` recorded the event. false: the stream begins with another
+ * event.
  */
 export const recordOnce = async <Event extends DomainEvent>(
   ports: Omit<StreamPorts, 'ids'>,
@@ -168,8 +166,8 @@ const RETRY_APPEND_MS = 250;
 const MAX_APPEND_TRIES = 5;
 
 /**
- * Appends the events. While the outcome is unknown, repeats the same events at the same revision. With `forMs` it also repeats while the store cannot
- * be reached. A Conflict is certain and is thrown at once. After a lost answer, any error except a Conflict becomes {@link OutcomeUnknown}.
+ * Appends the events, and repeats the append while its outcome is unknown. With `forMs`, also repeats while the store cannot be reached. Throws a
+ * Conflict at once. After a lost answer, any other error becomes {@link OutcomeUnknown}.
  */
 export const appendRepeatedly = async (
   store: Pick<EventStore, 'append'>,

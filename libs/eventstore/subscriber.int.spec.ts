@@ -33,7 +33,7 @@ afterEach(async () => {
   await drop();
 });
 
-/** This handler is deliberately not idempotent: an event that is applied twice is visible in the rows. */
+/** Deliberately not idempotent: an event that is applied twice has two rows. */
 const write = async (client: Client, events: readonly Recorded[]) => {
   await client.query('insert into seen (id, position) select * from unnest($1::uuid[], $2::text[])', [
     events.map(({ id }) => id),
@@ -111,12 +111,12 @@ describe('a worker', () => {
     const first: string[] = [];
     for (let count = 0; count < 20; count++) first.push(...(await append(1)).ids);
     await eventually(async () => (await seen()).length === 20);
-    // A subscription may deliver any number of events at once. But 20 events must not be written one by one.
+    // 20 events must not be written one by one.
     expect(sizes.length).toBeLessThan(3);
     const { ids, position } = await append(1);
     await worker.runUntil(position, { timeoutMs: 20_000 });
     expect(await seen()).toEqual([...first, ...ids]);
-    // Events that are being gathered at a stop are neither lost nor applied twice.
+    // A stop during the wait for more events neither loses events nor applies them twice.
     const more = await append(2);
     await worker.stop();
     worker.start();
@@ -130,7 +130,7 @@ describe('a worker', () => {
     const worker = subscriber({ gatherMs: 500, apply: async (client, events) => (sizes.push(events.length), write(client, events)) });
     worker.start();
     await eventually(() => worker.state === 'active');
-    // On a busy machine the next page may arrive too late to be written with the first one. So the test tries until this succeeds once.
+    // On a busy machine the next page may arrive too late to be written with the first one. So the test tries until one round succeeds.
     await eventually(async () => {
       await append(1);
       await systemClock.sleep(50);
@@ -147,7 +147,7 @@ describe('a worker', () => {
     await eventually(() => worker.state === 'active');
     for (let round = 0; round < 3; round++) {
       const { position } = await append(2);
-      // The first round waits before the worker has the events. The others wait while the worker gathers.
+      // In the first round, the wait begins before the worker has the events. In the others, the worker already gathers.
       if (round > 0) await systemClock.sleep(300);
       expect(await worker.caughtUpTo(position, 60_000)).toBe(true);
     }
@@ -188,8 +188,7 @@ describe('a worker', () => {
         await write(client, events);
       },
     });
-    // The transaction of `sleeper` is ended, as if its connection had broken while its process was stopped. `sleeper` still takes itself for the
-    // owner.
+    // The connection of `sleeper` is ended, as if its process had been stopped for long. `sleeper` still uses its old lease.
     sleeper.start();
     await eventually(async () => (await checkpoint())?.owner);
     await eventually(async () => (await pool.query(`select pg_terminate_backend(pid) from pg_stat_activity where state like 'idle in%'`)).rowCount);
@@ -249,7 +248,7 @@ describe('a worker', () => {
       ids.push(...one.ids);
       position = one.position;
       if (round % 4 === 0)
-        // This may fail: the pool may give out a connection that an earlier round has killed.
+        // The pool may give out a connection that an earlier round has killed, so an error is ignored.
         await pool
           .query(
             `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'payfold spec' and pid <> pg_backend_pid()`,
@@ -260,7 +259,7 @@ describe('a worker', () => {
         await active?.stop();
         active?.start();
       }
-      // A command beside the workers, as an operator would run it.
+      // A command of an operator, beside the workers.
       if (round % 13 === 6) await subscriber().runUntil(position, { timeoutMs: 10_000 });
     }
     expect(await workers[0]!.caughtUpTo(position, 20_000)).toBe(true);

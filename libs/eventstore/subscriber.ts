@@ -1,15 +1,13 @@
 /**
- * The only way to follow the log. A projection or reactor gets events in order and writes rows. The rows and their position in the log are committed
- * in one transaction.
+ * The only way to follow the log. A projection or reactor gets events in order and writes rows. Rows and checkpoint are committed in one transaction.
  *
  * The store delivers each event at least once. The compare-and-set on the checkpoint (checkpoint.ts) makes sure that each event is applied exactly
- * once. This holds with two workers, a repeated batch, a crash between commit and answer, and a worker that was stopped for an hour. The lease only
- * saves work: one worker is active for each projection, and the others stand by.
+ * once, even with two workers or after a crash between commit and answer. The lease only saves work: one worker is active for each projection, and
+ * the others stand by.
  *
  * Use: `const list = createSubscriber({ name: 'payment-list', streamPrefixes: ['payment-'], apply }, { store, checkpoint: postgresCheckpoint(pool,
  * 'payment-list') })`. A worker calls `list.start()` and later `await list.stop()`. A command calls `await list.runUntil(position, { timeoutMs })`. A
- * process that only reads uses `watchProjection` and `projectionStatus`. A rebuild runs the same `apply` from the start of the log, with another
- * checkpoint and into another schema.
+ * process that only reads uses `watchProjection` and `projectionStatus`.
  */
 import { orStopped, systemClock, type Clock } from '#kernel';
 import { DatabaseUnavailable, uuidV7, type Client, type Logger } from '#platform';
@@ -20,31 +18,27 @@ import type { LogGate } from './own-log.js';
 
 /** Events per transaction. 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
-/** A worker that died is replaced after this long. A healthy worker renews its lease three times in that time. */
+/** Another worker takes over this long after the active one died. A living worker renews its lease three times in this time. */
 const LEASE_MS = 10_000;
-/** The number of times that a standby worker checks within the time of one lease whether the lease is free. */
+/** Within the time of one lease, a standby worker checks this many times whether the lease is free. */
 const STANDBY_LOOKS = 10;
-/**
- * If only the position moved (no event passed the filter), it is saved at most this often. Callers in this process that wait for the position need
- * not wait until it is saved.
- */
+/** Minimum time between two saves of a position if no event passed the filter. */
 const SAVE_PLACE_MS = 250;
-/** How often the checkpoint of another process is read while a caller waits for it. */
+/** How often the checkpoint is read while a caller waits for its position. */
 const WATCH_MS = 25;
-/** A command waits for the worker with the lease. If that worker makes no progress for this time, the command applies the events itself. */
+/** If the worker with the lease makes no progress for this long, a waiting command applies the events itself. */
 const PATIENCE_MS = 250;
-/** Pauses before retries. After the database has come back, a projection may lag by the longest pause. */
+/** Pauses before retries. After an outage of the database, a projection may lag by the longest pause. */
 const BACKOFF_MS = { first: 50, most: 1_000 } as const;
-/** Pause between two checks whether the incident of the event store is still open. The incident itself is reported elsewhere. */
+/** Pause between two checks whether the incident of the event store is still open. */
 const INCIDENT_POLL_MS = 1_000;
 /** Tries of a single event before it counts as poison. */
 const POISON_ATTEMPTS = 2;
 /**
- * If a whole log does not have the position of the checkpoint, the projection fails only after this many tries, with growing pauses. Another log may
- * have answered for a moment.
+ * If the log does not have the position of the checkpoint, the projection fails after this many tries. Another log may have answered for a moment.
  */
 const PLACE_ATTEMPTS = 6;
-/** If a subscription lived this long, the log had its position. Then the tries are counted from 0 again. */
+/** If a subscription lived this long, the log had its position, and the tries are counted from 0 again. */
 const PLACE_HELD_MS = 60_000;
 
 /** A reader of the log. `Tx`: the transaction in which the projection writes its rows. */
@@ -53,15 +47,14 @@ export interface Projection<Tx = Client> {
   /** Prefixes of the streams that the projection gets. Default: all streams of Payfold. */
   readonly streamPrefixes?: readonly string[];
   /**
-   * How long events wait for further events, so that they are written together. Default 0. Under load one transaction then writes hundreds of events,
-   * and most payments are written once instead of once for each event. A caller of {@link Subscriber.runUntil} or {@link Subscriber.caughtUpTo} in
-   * the same process ends the wait.
+   * How long events wait for further events, so that one transaction writes them together. Default 0. A caller of {@link Subscriber.runUntil} or
+   * {@link Subscriber.caughtUpTo} in the same process ends the wait.
    */
   readonly gatherMs?: number;
   /**
-   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Table names are unqualified, so that a rebuild can write to
-   * another schema. An error rolls the transaction back. After an error of the connection or the server the events are tried again; any other error
-   * stops the projection at the event. `apply` must ignore events of unknown types.
+   * Writes the rows for events, in order, in the transaction that moves the checkpoint. Must use unqualified table names, so that a rebuild can write
+   * to another schema. Must ignore events of unknown types. An error rolls the transaction back. After an error of the connection or the server, the
+   * events are applied again. Any other error stops the projection at the event.
    */
   readonly apply: (tx: Tx, events: readonly Recorded[], log?: ProjectionLog) => Promise<void>;
 }
@@ -74,13 +67,13 @@ export interface SubscriberOptions<Tx = Client> {
   readonly clock?: Clock;
   readonly batchEvents?: number;
   readonly leaseMs?: number;
-  /** Checks, before rows are made, that the events belong to our log. While it throws {@link StoreIncident}, the projection waits. */
+  /** Checks before each write that the events belong to our log. While it throws {@link StoreIncident}, the projection waits. */
   readonly ownLog?: LogGate;
   /** The logger that `apply` gets. */
   readonly log?: ProjectionLog;
-  /** Id of the lease's owner: a UUID that no other living process uses. Default: a new one. */
+  /** Owner of the lease: a UUID that no other living process uses. Default: a new one. */
   readonly owner?: string;
-  /** Reports every error: errors that are tried again, and the error that stops the projection. */
+  /** Called for every error. `retrying` false: the error stopped the projection. */
   readonly onError?: (error: Error, what: { readonly name: string; readonly retrying: boolean }) => void;
 }
 
@@ -90,7 +83,7 @@ export interface RunUntilOptions {
   readonly onProgress?: (position: Position) => void;
 }
 
-/** `standby`: another worker holds the lease. `failed`: the projection stopped at an event and is not healthy; only a new start tries again. */
+/** `standby`: another worker holds the lease, or an incident is open. `failed`: an error stopped the projection; only a new start tries again. */
 export type SubscriberState = 'stopped' | 'standby' | 'active' | 'failed';
 
 export interface Subscriber {
@@ -98,20 +91,19 @@ export interface Subscriber {
   readonly state: SubscriberState;
   /** The reason for the state `failed`. */
   readonly failure: ProjectionFailed | null;
-  /** The error that is being retried at present. null: there is none. */
+  /** The error after which the subscriber now tries again. null: there is none. */
   readonly retrying: Error | null;
-  /** Follows the log until {@link stop}. Starting a failed subscriber tries the event again. */
+  /** Follows the log until {@link stop}. After a failure, begins again at the checkpoint. */
   start(): void;
   /** Finishes the current batch and gives the lease back. */
   stop(): Promise<void>;
   /**
-   * Brings the projection up to a position (of an append, or `head()`). Needs no `start()`, and may be called while workers run. It waits as long as
-   * a worker makes progress. If no worker does, it applies the events itself, in this process, with the same compare-and-set as a worker. Throws
-   * {@link ProjectionFailed} at a poison event, StoreIncident during an incident, and Unavailable when the time is up. If `stop` aborts, throws its
-   * reason at once.
+   * Brings the projection up to a position (of an append, or `head()`). Needs no `start()`, and may be called while workers run. If no worker makes
+   * progress, applies the events itself. Throws {@link ProjectionFailed} at a poison event, StoreIncident during an incident, and Unavailable when
+   * the time is up. If `stop` aborts, throws its reason at once.
    */
   runUntil(until: Position, options: RunUntilOptions): Promise<void>;
-  /** true as soon as the rows contain all events up to `position`, whichever process runs the projection. false when the time is up. */
+  /** Resolves with true when the rows contain all events up to `position`, and with false when the time is up. Any process may run the projection. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
   status(): Promise<ProjectionStatus>;
 }
@@ -120,19 +112,19 @@ export interface ProjectionStatus extends CheckpointStatus {
   readonly name: string;
   readonly head: Position | null;
   /**
-   * Events of all streams between position and head. null: the checkpoint is not in the log, or the store is KurrentDB, where positions are byte
-   * offsets.
+   * Events of all streams between position and head. null: the position lies beyond the head, or the store is KurrentDB, whose positions do not count
+   * events.
    */
   readonly lagEvents: number | null;
-  /** Age of the oldest event that is not applied yet. 0: there is none. null: unknown, because the checkpoint is not in the log. */
+  /** Age in milliseconds of the oldest event that is not applied yet. 0: there is none. null: the checkpoint is not in the log. */
   readonly lagMs: number | null;
 }
 
-/** A projection cannot go on. Names the event, and the reason (`cause`). */
+/** A projection cannot go on. Names the event and the reason (`cause`). */
 export class ProjectionFailed extends Error {
   constructor(
     readonly projection: string,
-    /** null: the log itself cannot be read any further. */
+    /** null: the log cannot be read any further. */
     readonly event: Recorded | null,
     cause: Error,
   ) {
@@ -146,7 +138,7 @@ export class ProjectionFailed extends Error {
   }
 }
 
-/** The checkpoint is no longer ours: another worker took over, or the checkpoint was reset or went back with a restored database. */
+/** This worker no longer owns the checkpoint: another worker took over, or the checkpoint was reset or restored. */
 class Lost extends Error {}
 
 const isTransient = (error: unknown): boolean =>
@@ -251,14 +243,13 @@ class LogSubscriber<Tx> implements Subscriber {
       }
     }
     await this.checkpoint.release(this.lease.owner).catch(() => undefined);
-    // A start after a failure tries again.
+    // After a failure, `start` may run again without `stop`.
     if (this.state === 'failed') this.running = null;
   }
 
   /**
-   * Decides what to do if our position is not in the log. If the checkpoint lies before our position, database and log were restored together. Then
-   * returns {@link Lost}, and the projection goes on from the checkpoint. If the log has lost events, returns the error of the check, so that the
-   * projection waits. Otherwise returns `gone`.
+   * Returns the error to act on if our position is not in the log. {@link Lost}: database and log were restored together, so the projection goes on
+   * from the checkpoint. If the check of the log fails, returns its error. Otherwise returns `gone`.
    */
   private async lostOr(gone: NotInTheLog): Promise<unknown> {
     try {
@@ -309,7 +300,7 @@ class LogSubscriber<Tx> implements Subscriber {
         if (turn.value.kind === 'events') {
           const events = [...turn.value.events];
           if (gatherMs > 0) {
-            // If the last batch was full, more events are there already, so do not wait.
+            // After a full batch, more events are there already.
             if (!full) await this.gather(gatherMs, ended.signal);
             // All events that have arrived by now are written together.
             while (events.length < this.batchEvents && !ended.signal.aborted) {
@@ -318,7 +309,7 @@ class LogSubscriber<Tx> implements Subscriber {
               next = pull();
               if (more.value.kind === 'events') events.push(...more.value.events);
               else if (more.value.kind === 'checkpoint') seen = more.value.position;
-              // The item is `caught_up`: the events so far end at the end of the log. If callers wait, write these events now.
+              // The item is `caught_up`. If callers wait, write the events now.
               else if (this.watch.awaited) break;
             }
             full = events.length >= this.batchEvents;
@@ -327,7 +318,7 @@ class LogSubscriber<Tx> implements Subscriber {
           place = await this.applyAll(place, events, ended.signal);
           if (ended.signal.aborted) return;
           if (seen !== null && seen <= place.position) seen = null;
-          // The events are written, so the position of the `checkpoint` after them is reached too.
+          // The `checkpoint` came after the written events, so its position is reached too.
           if (seen !== null) this.watch.passed(seen);
         } else if (turn.value.kind === 'checkpoint' && turn.value.position > place.position) {
           seen = turn.value.position;
@@ -341,7 +332,7 @@ class LogSubscriber<Tx> implements Subscriber {
     }
   }
 
-  /** Sleeps, but not while a caller in this process waits for the projection. */
+  /** Sleeps unless a caller in this process waits for the projection. */
   private async gather(ms: number, stop: AbortSignal): Promise<void> {
     if (this.watch.awaited) return;
     const awake = new AbortController();
@@ -368,7 +359,7 @@ class LogSubscriber<Tx> implements Subscriber {
       try {
         if (!(await this.checkpoint.renew(this.lease, place.epoch))) return onLost();
       } catch {
-        // Go on: without the database no other worker can take the lease either, and the compare-and-set protects the rows.
+        // Without the database no other worker can take the lease either. The compare-and-set protects the rows.
       }
     }
   }
@@ -391,7 +382,7 @@ class LogSubscriber<Tx> implements Subscriber {
           if (place.position !== moving?.position) moving = { position: place.position, at: now };
           if (now - moving.at < PATIENCE_MS) {
             if (place.position !== '') onProgress?.(place.position as Position);
-            // The worker with the lease may be in this process. It must not gather now.
+            // If the worker with the lease is in this process, end its wait for more events.
             this.wakeUp();
             await this.clock.sleep(WATCH_MS, stop);
             continue;
@@ -425,8 +416,8 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- applying
 
   /**
-   * Applies events in as few transactions as possible. If a batch fails because of an event, the batch is halved until that event is alone; the
-   * events before it are committed. Returns early, between transactions, when `stop` aborts.
+   * Applies events in as few transactions as possible. If a batch fails because of an event, halves the batch until the event is alone. When `stop`
+   * aborts, returns after the current transaction.
    */
   private async applyAll(place: Place, events: readonly Recorded[], stop: AbortSignal | null): Promise<Place> {
     let rest = events.filter(({ position }) => position > place.position);
@@ -443,7 +434,7 @@ class LogSubscriber<Tx> implements Subscriber {
           place = await this.catchUpWith(place);
           rest = rest.filter(({ position }) => position > place.position);
         } else if (isTransient(error)) {
-          // Only a worker passes `stop`, and only a worker retries here. `runUntil` decides itself how long it retries.
+          // Only a worker passes `stop`. `runUntil` passes null and retries itself.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);
         } else if (error instanceof StoreIncident) throw error;
@@ -472,13 +463,10 @@ class LogSubscriber<Tx> implements Subscriber {
     return { position: to, epoch: place.epoch };
   }
 
-  /**
-   * Called if a compare-and-set threw {@link Moved}. If the checkpoint is still ours, returns its present position, to go on from. Otherwise throws
-   * {@link Lost}.
-   */
+  /** Called after {@link Moved}. Returns the present place if this worker still owns the checkpoint. Otherwise throws {@link Lost}. */
   private async catchUpWith(place: Place): Promise<Place> {
     const found = await this.checkpoint.look();
-    // Another owner has the checkpoint, or it lies before our commit because the database was restored. Begin again from the checkpoint.
+    // Another worker owns the checkpoint, or a restored database has an older one.
     if (found.epoch !== place.epoch || found.position < place.position) throw new Lost();
     if (found.position !== '') this.watch.passed(found.position as Position);
     return { position: found.position, epoch: found.epoch };
@@ -499,7 +487,7 @@ class LogSubscriber<Tx> implements Subscriber {
     this.options.onError?.(this.failure, { name: this.name, retrying: false });
   }
 
-  /** Records the failure for operators. If even that fails, the next start finds the same event again. */
+  /** Records the failure for operators. An error of this write is ignored. */
   private async record(error: unknown): Promise<ProjectionFailed> {
     const failed = error instanceof ProjectionFailed ? error : new ProjectionFailed(this.name, null, causeOf(error));
     const { message, stack = '' } = failed.cause as Error;
@@ -538,9 +526,9 @@ export async function* readAhead<T>(pages: AsyncIterable<T>, stop?: AbortSignal)
 
 // ---- from outside
 
-/** Waits for a projection that another process runs. One poll serves all waiters. */
+/** Waits for a projection that any process runs. All callers share one poll. */
 export interface ProjectionWatch {
-  /** As {@link Subscriber.caughtUpTo}. During an outage of the database it goes on waiting. */
+  /** As {@link Subscriber.caughtUpTo}. Goes on waiting during an outage of the database. */
   caughtUpTo(position: Position | null, timeoutMs: number): Promise<boolean>;
 }
 
@@ -548,8 +536,8 @@ export const watchProjection = (checkpoint: Pick<Checkpoint, 'position'>, clock:
   new Watch(checkpoint, clock);
 
 /**
- * How long the last known position is trusted. If it is older and lies beyond the wanted position, the checkpoint is read again, because a restored
- * database may have gone back. The time is longer than a worker may take to save a position.
+ * A known position that is older than this is read again from the checkpoint, because the database may have been restored since. Longer than a worker
+ * takes to save a position.
  */
 const TRUST_SEEN_MS = 2_000;
 
@@ -572,7 +560,7 @@ class Watch implements ProjectionWatch {
     if (position > this.seen) this.learn(position);
   }
 
-  /** The checkpoint may have gone back, so the last known position is dropped. */
+  /** Drops the last known position, because the checkpoint may now lie before it. */
   forget(): void {
     this.seen = '';
   }
@@ -617,7 +605,7 @@ class Watch implements ProjectionWatch {
   }
 }
 
-/** The position of a projection, whichever process runs it. Throws Unavailable, or the database's error. */
+/** The status of a projection that any process runs. Throws Unavailable, or the database's error. */
 export const projectionStatus = async (
   { name, streamPrefixes }: Pick<Projection, 'name' | 'streamPrefixes'>,
   { store, checkpoint, clock = systemClock }: Pick<SubscriberOptions, 'store' | 'clock'> & { readonly checkpoint: Pick<Checkpoint, 'status'> },
@@ -640,7 +628,7 @@ export const projectionStatus = async (
   return { name, ...status, head, lagEvents: behind ? eventsBetween(position, head) : 0, lagMs };
 };
 
-/** The position of a projection against the head, without the cost of finding the age of its oldest event. */
+/** The position of a projection and the head, without the cost of `lagMs`. */
 export const projectionPlace = async (
   store: EventStore,
   checkpoint: Pick<Checkpoint, 'position'>,
@@ -651,15 +639,9 @@ export const projectionPlace = async (
   return { position, head, lagEvents: head !== null && position !== head ? eventsBetween(position, head) : 0 };
 };
 
-/**
- * True if a checkpoint lies beyond the head, so that it is not in the log. The caller must read the checkpoint before the head; otherwise the
- * checkpoint could pass the head in between.
- */
+/** True if a checkpoint lies beyond the head, so that it is not in the log. The caller must read the checkpoint first and the head second. */
 const isBeyond = (position: Position | null, head: Position | null): boolean => position !== null && (head === null || position > head);
 
-/**
- * Number of events between two positions. Positions of Postgres and memory are numbers without gaps, so their difference is the number of events.
- * null for KurrentDB, because its positions are byte offsets.
- */
+/** Number of events between two positions. null for KurrentDB, because its positions are byte offsets and do not count events. */
 export const eventsBetween = (position: Position | null, head: Position): number | null =>
   /^\d+$/.test(head) && /^\d*$/.test(position ?? '') ? Number(BigInt(head) - BigInt(position ?? 0)) : null;

@@ -11,7 +11,7 @@ import { createSimulatorGateway } from './simulator/simulator.js';
     {
       provide: GATEWAYS,
       inject: [ProcessContext],
-      // All gateway accounts of the sandbox belong to the simulator. Production has no simulator, so no account has a gateway there.
+      // The simulator is the only gateway of the sandbox. Production has no simulator, so no account has a gateway there.
       useFactory: (context: ProcessContext): Gateways => {
         const { config, places } = context;
         const simulator = places.simulatorUrl ? createSimulatorGateway({ url: places.simulatorUrl }) : null;

@@ -1,4 +1,4 @@
-/** The clock. Code in `libs/` gets a `Clock` as an argument and does not read the time itself, so that tests and the simulation set the time. */
+/** Code in `libs/` gets the time only from a `Clock`. Tests and the simulation pass clocks of their own. */
 export interface Clock {
   /** Milliseconds since the epoch, for times that are recorded. */
   now(): number;
@@ -27,12 +27,12 @@ export const systemClock: Clock = {
 /** RFC 3339, UTC, milliseconds (C2). */
 export const timestamp = (epochMs: number): string => new Date(epochMs).toISOString();
 
-/** Clocks of well-run hosts differ by less than this. */
+/** The largest difference that we expect between the clocks of two hosts. */
 export const HOST_CLOCKS_DIFFER_MS = 10 * 60_000;
 
 /**
- * Milliseconds since an instant (RFC 3339) that any host recorded. If the instant is more than {@link HOST_CLOCKS_DIFFER_MS} in the future, a wrong
- * clock recorded it. It then counts as infinitely long ago, so that no process waits for it.
+ * Milliseconds since `since` (RFC 3339). If `since` is more than {@link HOST_CLOCKS_DIFFER_MS} in the future, a wrong clock wrote `since`. The age is
+ * then infinite, so that no process waits.
  */
 export const ageMs = (clock: Clock, since: string): number => {
   const age = clock.now() - Date.parse(since);
@@ -41,7 +41,7 @@ export const ageMs = (clock: Clock, since: string): number => {
 
 const LATE = Symbol('late');
 
-/** Rejects with `error()` if `promise` takes longer than `ms`. The work behind `promise` goes on. */
+/** Rejects with `error()` if `promise` takes longer than `ms`. Does not stop the work behind `promise`. */
 export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, error: () => Error): Promise<T> => {
   const timer = new AbortController();
   try {
@@ -49,12 +49,12 @@ export const within = async <T>(clock: Clock, ms: number, promise: Promise<T>, e
     if (first === LATE) throw error();
     return first;
   } finally {
-    // The explicit reason saves time: without one, Node would create a DOMException with its stack for every call.
+    // Without a reason, Node would create a DOMException with a stack trace for every call.
     timer.abort('done');
   }
 };
 
-/** Rejects with the reason of `stop` as soon as `stop` aborts. The work behind `promise` goes on. */
+/** Rejects with the reason of `stop` as soon as `stop` aborts. Does not stop the work behind `promise`. */
 export const orStopped = async <T>(promise: Promise<T>, stop: AbortSignal | undefined): Promise<T> => {
   if (!stop) return promise;
   const over = new AbortController();

@@ -1,6 +1,8 @@
 /**
- * A decider describes one concept by three pure parts. `initial` is the first state. `decide` answers a command with the events that follow from it,
- * or throws a refusal. `evolve` folds one event into the state. Commands and queries fold with the same `evolve`, so they always see the same state.
+ * The three pure parts of one concept. `initial` is the first state. `decide` returns the events that follow from a command, or throws a refusal.
+ * `evolve` returns the state after an event.
+ *
+ * Commands and queries use the same `evolve`.
  */
 export interface Decider<State, Command, Event> {
   readonly initial: State;
@@ -18,7 +20,7 @@ export const fold = <State, Event>(
   return state;
 };
 
-/** Marks a branch that the types rule out. If it is reached, our own code has a fault. */
+/** Marks a branch that the types make impossible. Throws if the program reaches the branch. */
 export const unreachable = (value: never): never => {
   throw new Error(`unhandled case: ${JSON.stringify(value)}`);
 };

@@ -1,6 +1,6 @@
 /**
- * The error catalogue of the specification, section "Errors". A {@link ServiceError} means that the caller made a mistake, or that the request could
- * not be done. A fault of our own is a plain `Error`, which the HTTP edge answers as INTERNAL_ERROR.
+ * The error catalogue (specification, section "Errors"). A {@link ServiceError} tells the caller why a request failed. A fault of our own is a plain
+ * `Error`, which the HTTP edge answers as INTERNAL_ERROR.
  */
 
 /** Each error code with its HTTP status. */
@@ -32,7 +32,7 @@ export const STATUS_OF = {
 
 export type ErrorCode = keyof typeof STATUS_OF;
 
-/** A refusal that is sent to the caller. `details` holds further fields of the answer, and `retryAfterSeconds` becomes its `Retry-After` header. */
+/** A refusal that is sent to the caller. `details`: further fields of the answer. `retryAfterSeconds`: the answer's `Retry-After` header. */
 export class ServiceError extends Error {
   constructor(
     readonly code: ErrorCode,
@@ -44,13 +44,13 @@ export class ServiceError extends Error {
     this.name = 'ServiceError';
   }
 
-  /** The HTTP status from the catalogue. Refusals of the transport have the code VALIDATION_ERROR, but a status of their own (C65). */
+  /** The HTTP status. A refusal of the transport is a VALIDATION_ERROR with a status of its own (C65). */
   get status(): number {
     return this.options.status ?? STATUS_OF[this.code];
   }
 }
 
-/** The only answer that a caller gets about a fault of ours. The process writes the details to its own log, under the request id. */
+/** The answer to a fault of ours. Only the log of the process has the details, under the request id. */
 export const internalError = (): ServiceError => new ServiceError('INTERNAL_ERROR', 'An unexpected error occurred.');
 
 /** A failed authentication: 401 or 403. The answer carries only a message (specification, Authentication 5). */

@@ -1,12 +1,9 @@
-/**
- * Formats of ids, and the port that draws new ids. Drawing and hashing need randomness and crypto, so they are in `platform/ids`. Deciders get ids as
- * arguments.
- */
+/** Formats of ids, and the port that draws new ids. `platform/ids` implements the port. Deciders get ids as arguments. */
 
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 export const isUuid = (value: unknown): value is string => typeof value === 'string' && UUID.test(value);
 
-/** Draws new ids. A port, so that a simulation can draw them from a seed. */
+/** Draws new ids. A simulation draws them from a seed. */
 export interface Ids {
   /** UUID v7: time-ordered, lower case. */
   uuid(): string;

@@ -5,7 +5,7 @@ export type Json = null | boolean | number | string | Json[] | { [key: string]: 
 export const canonicalJson = (value: unknown): string => {
   if (typeof value === 'string') return quoted(value);
   if (value === null || typeof value !== 'object') return JSON.stringify(value);
-  // The text is joined by hand for speed, since the seal and the drift check make it for every event and payment.
+  // The text is joined by hand for speed: the seal and the drift check make the text of every event and payment.
   let text = '';
   if (Array.isArray(value)) {
     for (const item of value) text += text === '' ? canonicalJson(item) : `,${canonicalJson(item)}`;
@@ -17,6 +17,6 @@ export const canonicalJson = (value: unknown): string => {
   return `{${text}}`;
 };
 
-/** Matches ASCII text in which no character needs an escape. Most text is like this. */
+/** Matches ASCII text in which no character needs an escape. */
 const PLAIN = /^[ !#-[\]-~]*$/;
 const quoted = (text: string): string => (PLAIN.test(text) ? `"${text}"` : JSON.stringify(text));

@@ -7,7 +7,7 @@ export const MAX_AMOUNT_CENTS = 99_999_999;
 export const isCents = (value: unknown): value is Cents =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 1 && value <= MAX_AMOUNT_CENTS;
 
-/** Throws if the sum is not a safe integer, since money is never rounded. */
+/** Throws if the sum is not a safe integer: money is never rounded. */
 export const sumCents = <T>(items: readonly T[], cents: (item: T) => Cents): Cents => {
   const total = items.reduce((sum, item) => sum + cents(item), 0);
   if (!Number.isSafeInteger(total)) throw new Error('sum of cents is not a safe integer');
@@ -15,9 +15,10 @@ export const sumCents = <T>(items: readonly T[], cents: (item: T) => Cents): Cen
 };
 
 /**
- * Shares out `totalCents` in proportion to `weights`. Each share is rounded down. The cents that are left over go to the shares with the largest
- * remainders. If remainders are equal, the lower index comes first (C33, C34). The sum of the shares is exactly `totalCents`. If all weights are 0,
- * only a total of 0 can be shared out.
+ * Shares out `totalCents` in proportion to `weights`. The shares sum to exactly `totalCents` (C33, C34).
+ *
+ * Each share is rounded down. The remaining cents go to the shares with the largest remainders; among equal remainders, the lower index is first.
+ * Throws if all weights are 0 and `totalCents` is not.
  */
 export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] => {
   const weightSum = weights.reduce((sum, weight) => sum + weight, 0);
@@ -25,7 +26,7 @@ export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] 
     if (totalCents !== 0) throw new Error('nothing to share the cents over');
     return weights.map(() => 0);
   }
-  // BigInt is needed: cents times cents can exceed the safe integers, even if each amount is within the limits of C4.
+  // Cents times cents can exceed the safe integers, even if each amount is within the limits of C4.
   const whole = BigInt(weightSum);
   const exact = weights.map((weight) => BigInt(totalCents) * BigInt(weight));
   const shares = exact.map((product) => Number(product / whole));
@@ -38,7 +39,7 @@ export const proRata = (totalCents: Cents, weights: readonly number[]): Cents[] 
   return shares;
 };
 
-/** Writes `1234` as `12.34`. It moves the digits as text and uses no float. */
+/** Writes `1234` as `12.34`, without floats. */
 export const decimal = (cents: Cents): string => {
   const digits = String(Math.abs(cents)).padStart(3, '0');
   return `${cents < 0 ? '-' : ''}${digits.slice(0, -2)}.${digits.slice(-2)}`;

@@ -1,7 +1,8 @@
 /**
- * Adjustments by hand, closed periods, and changes of posting rules. Pure. Each adjustment is a stream of its own (`adjustment-<id>`). All periods
- * are closed in one stream (`adjustment-periods`), so that they are closed in order. All rules change in one stream (`adjustment-rules`), for the
- * same reason.
+ * Adjustments by hand, closed periods, and changes of posting rules. Pure.
+ *
+ * Each adjustment has a stream of its own (`adjustment-<id>`). All closings of periods share one stream (`adjustment-periods`), which keeps them in
+ * order. All changes of rules share another (`adjustment-rules`).
  */
 import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
 import { isAccount } from './chart.js';
@@ -19,7 +20,7 @@ export type ManualAdjustment = Fact<
   {
     readonly adjustmentId: string;
     readonly postings: readonly { readonly account: string; readonly cents: number }[];
-    /** RFC 3339: the time at which the adjustment takes effect. */
+    /** RFC 3339: when the adjustment takes effect. */
     readonly effectiveAt: string;
     readonly reason: string;
     readonly by: string;
@@ -27,10 +28,10 @@ export type ManualAdjustment = Fact<
 >;
 
 export type PeriodEvent =
-  /** From this position of the log on, nothing is booked before `to` any more. */
+  /** After this event, no entry is booked before `to`. */
   | Fact<'PeriodClosed', { readonly from: string | null; readonly to: string; readonly by: string }>
   /**
-   * The balances at the position of the PeriodClosed: before the period (`opening`) and at its end (`closing`). Every verification compares them with
+   * The balances before the period (`opening`) and at its end (`closing`), at the position of the PeriodClosed. Every verification compares them with
    * the journal.
    */
   | Fact<
@@ -47,16 +48,18 @@ export type PeriodEvent =
       }
     >;
 
-/** From this position of the log on, the rule posts under this version. */
+/** After this event, the rule posts under this version. */
 export type PostingRuleChanged = Fact<'PostingRuleChanged', { readonly rule: string; readonly version: number }>;
 
 export type AdjustmentEvent = ManualAdjustment | PeriodEvent | PostingRuleChanged;
 
-/** Largest sum of an adjustment. A larger one is more likely a typing error. */
+/** The largest amount of one posting. A larger amount is more likely a typing error. */
 const MAX_ADJUSTMENT_CENTS = 100_000_000_000;
 const MAX_ADJUSTMENT_POSTINGS = 20;
 
-/** Makes the event of an adjustment. Throws VALIDATION_ERROR if the postings do not balance, or name an account that is not in the chart. */
+/**
+ * Makes the event of an adjustment. Throws VALIDATION_ERROR for postings that do not balance, for an unknown account, and for other invalid postings.
+ */
 export const adjust = (at: string, data: ManualAdjustment['data']): ManualAdjustment => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', message);
   const { postings } = data;
@@ -113,17 +116,14 @@ const decide = (periods: Periods, command: PeriodCommand): readonly PeriodEvent[
 
 export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: { closedTo: null, open: null }, decide, evolve };
 
-/**
- * The time at which an entry is booked. It is the effective time, or, if that is in a closed period, the first instant after the closed periods. So
- * closed periods never change.
- */
+/** The time at which an entry is booked: its effective time, or the end of the closed periods if that end is later. Closed periods never change. */
 export const bookedAt = (effectiveAt: string, closedTo: string | null): string =>
   closedTo !== null && effectiveAt < closedTo ? closedTo : effectiveAt;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Posting rules.
 
-/** The version of each rule that was changed. Every other rule is in its first version. */
+/** The version of each rule that was ever changed. All other rules are in their first version. */
 export type RuleVersions = Readonly<Record<string, number>>;
 
 export interface ChangePostingRules {

@@ -1,37 +1,34 @@
 /**
  * The chart of accounts: the accounts, their kinds and their names. Pure.
  *
- * In the names below, a part in braces stands for a merchant account at the processor (`mid`), a portal (the configuration of one agency) or a bank
+ * Parameters of the names: `mid` is a merchant account at the processor, `portalId` is the portal of one agency, and `bankAccount` names a bank
  * account. Amounts are USD in whole cents. A debit is positive.
  */
 
 /** The kind of an account. Assets and expenses normally have a debit balance, all others a credit balance. */
 export type AccountType = 'assets' | 'liabilities' | 'revenue' | 'expense' | 'equity';
 
-/** Name of the operator's bank account. It gets all funding that does not go to an agency. */
+/** The operator's bank account. All funding that does not go to an agency goes to this account. */
 export const OPERATING_BANK = 'operating';
 
-/**
- * Escapes a name from outside. In hledger's text a colon separates segments, and two spaces end the name of the account. So a segment must contain
- * neither.
- */
+/** Escapes a name from outside. In hledger's text, a colon separates segments, and two spaces end the account's name. */
 const segment = (text: string): string =>
   /^[\w.@+-]*$/.test(text) ? text : text.replace(/[^\w.@+-]/g, (character) => `%${character.charCodeAt(0).toString(16).padStart(2, '0')}`);
 
 export const account = {
-  /** Charges that are approved and not settled yet. The balance may be negative while refunds wait for a batch. */
+  /** Approved charges that are not settled yet. Refunds that wait for a batch can make the balance negative. */
   unsettled: (mid: string) => `assets:processor:${segment(mid)}:unsettled`,
-  /** Settled, not yet funded. */
+  /** Settled money that is not funded yet. */
   inTransit: (mid: string) => `assets:processor:${segment(mid)}:in_transit`,
   /** The operator's bank account. It holds only funded money. */
   bank: (bankAccount: string) => `assets:bank:${segment(bankAccount)}`,
-  /** Disputed money that the processor has taken back, while the outcome is open. */
+  /** Disputed money that the processor took back, while the dispute is open. */
   disputes: (mid: string) => `assets:disputes:${segment(mid)}`,
   /** Principal that we owe to the agency. A debit balance means that the agency owes us. */
   payable: (portalId: string) => `liabilities:agency:${segment(portalId)}:payable`,
   /** Settlement lines that are not explained yet. */
   suspense: (mid: string) => `liabilities:suspense:${segment(mid)}`,
-  /** Fees charged, less voided ones. */
+  /** Charged fees, less voided fees. */
   serviceFee: (portalId: string) => `revenue:service_fee:${segment(portalId)}`,
   /** Fees given back after settlement. They reduce revenue. */
   serviceFeeRefunded: (portalId: string) => `revenue:service_fee_refunded:${segment(portalId)}`,
@@ -50,7 +47,7 @@ const NAMES = new RegExp(
     `liabilities:suspense:${SEGMENT}|revenue:service_fee(?:_refunded)?:${SEGMENT}|expense:(?:processing|dispute_fee|chargeback_loss):${SEGMENT}|equity:adjustment)$`,
 );
 
-/** True if the text names an account of this chart. Adjustments by hand may use only such accounts. */
+/** True if the text names an account of this chart. */
 export const isAccount = (text: string): boolean => NAMES.test(text);
 
 export const typeOf = (name: string): AccountType => name.slice(0, name.indexOf(':')) as AccountType;

@@ -18,12 +18,12 @@ export const manualAdjustmentEvents = defineEvents<ManualAdjustment>({ ManualAdj
 
 const PREFIX = 'adjustment-';
 
-/** Periods are closed in one stream, so that they are closed in order. */
+/** One stream holds all closings of periods, in order. */
 export const PERIODS_STREAM: DecidedStreamType<Periods, PeriodCommand, PeriodEvent> = { prefix: PREFIX, events: periodEvents, decider: periods };
 export const PERIODS_ID = 'periods';
 export const PERIODS = PREFIX + PERIODS_ID;
 
-/** Posting rules change in one stream, so that each version follows the one before. */
+/** One stream holds all changes of posting rules, in order. */
 export const POSTING_RULES_STREAM: DecidedStreamType<RuleVersions, ChangePostingRules, PostingRuleChanged> = {
   prefix: PREFIX,
   events: postingRuleEvents,
@@ -32,7 +32,7 @@ export const POSTING_RULES_STREAM: DecidedStreamType<RuleVersions, ChangePosting
 export const POSTING_RULES_ID = 'rules';
 export const RULE_CHANGES = PREFIX + POSTING_RULES_ID;
 
-/** Each adjustment by hand is a stream of its own, with one event. */
+/** Each adjustment by hand has a stream of its own, with one event. */
 export const ADJUSTMENT_STREAM: StreamType<ManualAdjustment | null, ManualAdjustment> = {
   prefix: PREFIX,
   events: manualAdjustmentEvents,

@@ -1,9 +1,11 @@
 /**
- * The journal: a read model of every entry that the posting rules make from the log, in log order, and of the balances of accounts.
+ * The journal: a read model of all entries that the posting rules make from the log, and of the account balances.
  *
- * Each entry has three times: when we recorded it, when it took effect, and when it is booked. The last two differ only if the entry took effect in a
- * closed period. The id of an entry is made from its event, its rule and the version of that rule at the position of the event. So a rebuild gives
- * the same bytes. The projection stops at an entry that does not balance, and at an unknown event, rule or version.
+ * Each entry has three times: when it was recorded, when it took effect, and when it is booked. The last two differ only if the entry took effect in
+ * a closed period.
+ *
+ * The id of an entry is made from its event, its rule, and the version of the rule at the event. So a rebuild gives the same bytes. The projection
+ * stops at an unbalanced entry, and at an unknown event, rule or version.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
@@ -40,7 +42,7 @@ const TABLES = `
   create table journal_total (
     account text not null, recorded_on date not null, effective_on date not null, debit_cents numeric not null, credit_cents numeric not null,
     primary key (account, recorded_on, effective_on))`;
-// Rows are stored in log order, so their times rise from block to block. A BRIN index finds times in such blocks at almost no cost.
+// Rows are stored in log order, so times rise from block to block. For such rows a BRIN index is small and fast.
 const INDEXES = `
   alter table journal_entry add constraint journal_entry_pkey primary key (position, number);
   alter table journal_payment add constraint journal_payment_pkey primary key (payment_id);
@@ -49,7 +51,7 @@ const INDEXES = `
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
 
-/** How long the projection may gather events. No report shows this delay, since each report first brings the journal up to date. */
+/** How long the projection may gather events. Reports do not show this delay: each report first brings the journal up to date. */
 const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
@@ -74,14 +76,14 @@ export interface JournalEntry extends Entry {
   readonly bookedAt: string;
 }
 
-/** The posting rules and the last closed period that were in force just before the position of an event in the log. */
+/** The posting rules and the last closed period that are in force for one event. */
 export interface Policy {
   /** End of the last closed period. */
   readonly closedTo: string | null;
   readonly rules: RulesInForce;
 }
 
-/** The entries of one event. Throws at an event type or version that this program does not know, and if an entry does not balance. */
+/** The entries of one event. Throws if this program does not know the event's type or version, or if an entry does not balance. */
 export const journalise = (
   recorded: Recorded,
   books: Books,
@@ -109,7 +111,7 @@ export const journalise = (
   return { books: posted.books, entries };
 };
 
-/** Times of a processor may have an offset. Days are counted in UTC. */
+/** The times of a processor may have an offset. All our times are UTC. */
 const instant = (text: string): string => (text.length === 24 && text.endsWith('Z') ? text : new Date(Date.parse(text)).toISOString());
 
 const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { readonly books: Books; readonly entries: readonly Entry[] } => {
@@ -128,7 +130,7 @@ const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { re
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Policies.
 
-/** A policy, and the position of the event that set it. An empty position means the start of the log. */
+/** A policy, and the position of the event that set the policy. An empty position means the start of the log. */
 export interface PolicyFrom extends Policy {
   readonly position: string;
 }
@@ -149,7 +151,7 @@ const policiesAfter = (changes: readonly PolicyChange[], table: PostingRules): r
   return policies;
 };
 
-/** All policies that are in the tables of the journal, in log order. */
+/** All policies from the tables of the journal, in log order. */
 export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
   const { rows } = await db.query<{ position: string } & ({ rule: string; version: number } | { rule: null; closed_to: Date })>(
     `select position, null as rule, null as version, closed_to from journal_period
@@ -161,7 +163,7 @@ export const readPolicies = async (db: Queryable, table: PostingRules = POSTING_
   );
 };
 
-/** Policies that are read from the log instead of the tables. They hold only the changes of posting rules: `closedTo` is always null. */
+/** All policies from the log, without the tables. They hold only changes of posting rules: `closedTo` is always null. */
 export const rulePolicies = async (store: Pick<EventStore, 'read'>, table: PostingRules = POSTING_RULES): Promise<readonly PolicyFrom[]> => {
   const changes: PolicyChange[] = [];
   for await (const recorded of store.read(RULE_CHANGES)) changes.push({ position: recorded.position, ...postingRuleEvents.read(recorded).data });
@@ -252,7 +254,7 @@ const columnsOf = (one: JournalEntry): (string | null)[] => [
   accountsText(one.postings),
   centsText(one.postings),
 ];
-// Names of accounts hold no character that needs quotes in the text of a Postgres array.
+// Account names need no quotes in the text of a Postgres array.
 const accountsText = (postings: readonly Posting[]): string => `{${postings.map(({ account }) => account).join(',')}}`;
 const centsText = (postings: readonly Posting[]): string => `{${postings.map(({ cents }) => cents).join(',')}}`;
 
@@ -347,7 +349,7 @@ export interface BalanceQuery {
 
 const MAX_SAFE = BigInt(Number.MAX_SAFE_INTEGER);
 
-/** Balances as of `asOf`, `effectiveTo`, or both. Whole days come from the daily totals, and the rest of the last day from its entries. */
+/** Balances as of `asOf`, `effectiveTo`, or both. Whole days are read from the daily totals, and the last, incomplete day from its entries. */
 export const balances = async (db: Queryable, { asOf, effectiveTo }: BalanceQuery): Promise<Balance[]> => {
   const knownDay = asOf?.slice(0, 10) ?? 'infinity';
   const effectiveDay = effectiveTo?.slice(0, 10) ?? 'infinity';
@@ -371,7 +373,7 @@ const balanceOf = (account: string, debit: string, credit: string): Balance => {
   return { account, debitCents: Number(debitCents), creditCents: Number(creditCents), balanceCents: Number(debitCents - creditCents) };
 };
 
-/** Money in suspense, in cents: the sum over all merchant accounts. A debit balance counts as positive, like a credit balance. */
+/** Money in suspense, in cents: the sum of the absolute balances of all merchant accounts. */
 export const suspenseCents = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ cents: string }>(
     `select coalesce(sum(abs(balance)), 0) as cents from (
@@ -383,7 +385,7 @@ export const suspenseCents = async (db: Queryable): Promise<number> => {
 /** Invariant 2. */
 export const bookSumCents = (rows: readonly Balance[]): number => rows.reduce((sum, { balanceCents }) => sum + balanceCents, 0);
 
-/** A place in the journal: after the entry with this position and number. */
+/** The place after the entry with this position and number. */
 export interface JournalPlace {
   readonly position: string;
   readonly number: number;
@@ -445,20 +447,18 @@ export const entriesOfPayments = async (db: Queryable, paymentIds: readonly stri
   return rows.map(entryOf);
 };
 
-/**
- * An entry as one line of text. {@link ENTRY_LINE} makes the same line in SQL, so that many rows can be compared with their entries without parsing.
- */
+/** An entry as one line of text. {@link ENTRY_LINE} makes the same line in SQL, so that rows and entries are compared without parsing. */
 export const entryLine = ({ position, number, entryId, eventId, rule, recordedAt, effectiveAt, bookedAt, postings }: JournalEntry): string =>
   `${position} ${number} ${entryId} ${eventId} ${rule} ${sqlTime(recordedAt)} ${sqlTime(effectiveAt)} ${sqlTime(bookedAt)} ${accountsText(postings)} ${centsText(postings)}`;
 const ENTRY_LINE = `concat_ws(' ', position, number, entry_id, event_id, rule, recorded_at, effective_at, booked_at, accounts, cents)`;
-/** Writes a time as Postgres writes it in UTC: without zeros at the end of the fraction. */
+/** Writes a time as Postgres writes it in UTC: without trailing zeros in the fraction. */
 const sqlTime = (iso: string): string => {
   let end = 23;
   while (iso[end - 1] === '0' && end > 20) end -= 1;
   return `${iso.slice(0, 10)} ${iso.slice(11, end === 20 ? 19 : end)}+00`;
 };
 
-/** For each payment, the entries that these rules made from events of the payment's own stream, as lines of text in log order. */
+/** For each payment, the entries of these rules as lines of text, in log order. Only events of the payment's own stream count. */
 export const linesOfPayments = async (db: Queryable, paymentIds: readonly string[], rules: readonly Rule[]): Promise<ReadonlyMap<string, string>> => {
   const { rows } = await db.query<{ payment_id: string; lines: string }>({
     name: 'journal-lines-of-payments',

@@ -13,7 +13,6 @@ const CAUGHT_UP_MS = 10 * 60_000;
 
 export const PERIOD_PORTS = Symbol('period ports');
 
-/** Posts an adjustment by hand. */
 export class AdjustBooks extends Command<void> {
   constructor(readonly adjustment: Adjustment) {
     super();

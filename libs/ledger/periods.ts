@@ -1,6 +1,6 @@
 /**
- * Closes periods. After the position of the closing in the log, nothing is booked before the period's end. A fact that is recorded later is booked at
- * the first instant after the closed periods, and keeps its effective time.
+ * Closes periods. After a closing, no entry is booked before the period's end. A later fact with an earlier effective time is booked at the first
+ * instant after the closed periods.
  *
  * The closing also records the trial balance before the period and at its end, and a digest of the period's entries. Every later verification
  * compares them with the journal.
@@ -31,8 +31,8 @@ export type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['da
 const PAGE_ENTRIES = 2_000;
 
 /**
- * Closes the books to `to`. If they are closed to that time already, completes the missing steps of an earlier call. Throws VALIDATION_ERROR or
- * INVALID_STATE.
+ * Closes the books up to `to`, and returns the trial balance. A repeated call completes the missing steps of an earlier one. Throws VALIDATION_ERROR
+ * or INVALID_STATE.
  */
 export const closePeriod = async (ports: PeriodPorts, to: string, by: string): Promise<Balance> => {
   const { store, clock, ids } = ports;
@@ -41,12 +41,12 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
   for (;;) {
     const { state, balance } = await retryOnConflict(async () => {
       const before = await load(store, PERIODS_STREAM, PERIODS_ID);
-      // If an earlier closing has no trial balance yet, it is completed first.
+      // An earlier closing without a trial balance is completed first.
       const command = { type: 'ClosePeriod', at: now(), to: before.state.open?.to ?? to, by } as const;
       const closed = await execute(ports, PERIODS_STREAM, before, [command], origin);
       const { open } = closed.state;
       if (!open) return { state: closed.state, balance: null };
-      // Until its trial balance is recorded, the closing is the newest event of the stream. So `closed.position` is the position of the closing.
+      // The closing is the newest event of the stream until its trial balance is recorded. So `closed.position` is its position.
       await ports.journalReached(closed.position!);
       const balance = await periodBalance(ports.db, open.from, open.to, closed.position!);
       await execute(ports, PERIODS_STREAM, closed, [{ type: 'RecordTrialBalance', at: now(), balance }], origin);
@@ -68,7 +68,7 @@ const recordedBalances = async (store: EventStore): Promise<readonly Balance[]> 
   return balances;
 };
 
-/** Balances of the entries that are booked before `to`, up to the position `until` of the log (null: all). */
+/** Balances of the entries that are booked before `to`. Only events up to the position `until` count (null: all). */
 const balancesBefore = async (db: Queryable, to: string | null, until: string | null): Promise<AccountBalance[]> => {
   if (to === null) return [];
   const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
@@ -129,9 +129,8 @@ export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | '
 export type Adjustment = ManualAdjustment['data'];
 
 /**
- * Posts an adjustment by hand. Under one id it is posted only once, so a caller that does not know the outcome can repeat the call. Throws
- * VALIDATION_ERROR if the postings do not balance, or name an account that is not in the chart. Throws INVALID_STATE if another adjustment has the
- * same id.
+ * Posts an adjustment by hand. After an unknown outcome, the caller can repeat the call with the same id. Throws VALIDATION_ERROR for invalid
+ * postings, and INVALID_STATE if another adjustment has the same id.
  */
 export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
   const { clock, ids, store } = ports;
@@ -148,9 +147,10 @@ export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, 
 };
 
 /**
- * Puts the newest version of every posting rule of this release in force, from this point of the log on. The journal of an older release stops at the
- * change, so no older process may run any more. Returns the versions of all rules that ever changed, and the position of the last change (null: there
- * is none). If no rule has a newer version, nothing is appended.
+ * Puts the newest version of every posting rule in force, from this point of the log on. Appends nothing if no rule has a newer version. The journal
+ * of an older release stops at this event, so no older process may run any more.
+ *
+ * Returns the versions of all rules that ever changed, and the position of the last change (null: there is none).
  */
 export const changePostingRules = async (
   { store, clock, ids }: Pick<PeriodPorts, 'store' | 'clock' | 'ids'>,

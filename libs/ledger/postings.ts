@@ -1,10 +1,10 @@
 /**
  * The posting rules R1 to R17: how each fact changes the books. Pure.
  *
- * A posting follows a fact about money, never a request. A request, a decline, a failure or an unknown outcome posts nothing.
+ * Only facts about money are posted. A request, a decline, a failure or an unknown outcome posts nothing.
  *
- * Read from top to bottom: entries; the books of a payment; the rules, each in all its versions; then the rules for each fact of payments, of
- * settlement, and of adjustments.
+ * Order of this file: entries; the books of a payment; the rules in all their versions; then the facts of payments, of settlement, and of
+ * adjustments.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
 import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';
@@ -24,12 +24,12 @@ export interface Entry {
   /** Number of the settlement line, if the event holds several lines; otherwise null. An event has at most one entry for each rule and part. */
   readonly part: number | null;
   readonly paymentId: string | null;
-  /** When the entry took effect in the world (RFC 3339). It may be earlier than the time at which we recorded it. */
+  /** When the entry took effect (RFC 3339). This time may be earlier than the time at which we recorded the event. */
   readonly effectiveAt: string;
   readonly postings: readonly Posting[];
 }
 
-/** Debits and credits of an entry. An account may occur more than once, and cents may be 0 or negative. */
+/** Debits and credits of an entry. An account may occur twice, and cents may be 0 or negative. */
 interface Sides {
   readonly debits: readonly Posting[];
   readonly credits: readonly Posting[];
@@ -42,9 +42,9 @@ interface When {
   readonly effectiveAt: string;
 }
 
-/** Makes an entry of these sides, without zeros and with each account once. Throws if the sides do not balance, so that the projection stops. */
+/** Makes an entry: sums each account and drops zeros. Throws if the sides do not balance. The projection then stops. */
 const balanced = (rule: Rule, { part = null, paymentId, effectiveAt }: When, { debits, credits }: Sides): Entry[] => {
-  // An entry has few postings, so a search is cheaper than a map. This code runs for every entry.
+  // An entry has few postings, so a search is faster than a map.
   const sums: { account: string; cents: number }[] = [];
   const add = (name: string, cents: number) => {
     const sum = sums.find(({ account: known }) => known === name);
@@ -90,7 +90,7 @@ const mirrored = <R extends Rule>(rules: RulesInForce, rule: R, when: When, inpu
 interface BookedLeg {
   readonly leg: Leg;
   readonly mid: string;
-  /** As charged. */
+  /** The cents that were charged. */
   readonly principalCents: Cents;
   readonly feeCents: Cents;
   /** Voided cents. They never settle. */
@@ -150,7 +150,6 @@ interface DisputedCents {
   readonly shares: readonly DisputeShare[];
 }
 
-/** The input of each rule. */
 interface RuleInputs {
   R1: ChargedLegs;
   R2: ChargedLegs;
@@ -170,7 +169,7 @@ interface RuleInputs {
   R13: AccountCents;
   R14: LegShare;
   R15: AccountCents;
-  /** `adopted`: the agency that gets the money, and its fee. null: the money settles a charge or refund that is unsettled. */
+  /** `adopted`: the agency that gets the money, and its fee. null: the money goes to the unsettled account of the processor. */
   R16: AccountCents & { readonly adopted: { readonly portalId: string; readonly feeCents: Cents } | null };
   R17: { readonly postings: readonly Posting[] };
 }
@@ -192,9 +191,7 @@ const borneBy = ({ portalId, shares }: DisputedCents): readonly Posting[] => [
   on(account.chargebackLoss(portalId), feeOf(shares)),
 ];
 
-/**
- * To change a rule, add a version at the end. It is in force from the event PostingRuleChanged on, so that entries before the event stay as they are.
- */
+/** To change a rule, add a version at the end. A PostingRuleChanged puts the version in force. Entries before that event do not change. */
 export const POSTING_RULES: PostingRules = {
   R1: [
     ({ portalId, legs }) => ({
@@ -254,10 +251,7 @@ export type RulesInForce = { readonly [R in Rule]: { readonly version: number; r
 export const firstRules = (table: PostingRules = POSTING_RULES): RulesInForce =>
   Object.fromEntries(Object.entries(table).map(([rule, [post]]) => [rule, { version: 1, post }])) as unknown as RulesInForce;
 
-/**
- * The rules in force after a change. Throws if this release does not have the changed rule or its version, since this release would post by an older
- * version.
- */
+/** The rules in force after a change. Throws if this release lacks the changed rule or its new version. */
 export const rulesAfter = (
   rules: RulesInForce,
   { rule, version }: { readonly rule: string; readonly version: number },
@@ -277,8 +271,8 @@ export const rulesAfter = (
 // Payments.
 
 /**
- * The entries of a payment's event, and the next state of its books. If the event's data hold a time, such as `closedAt`, the entries take effect at
- * that time. Otherwise they take effect at the time of the event.
+ * The entries of a payment's event, and the next state of its books. The entries take effect at the time in the event's data, such as `closedAt`.
+ * Without such a time, they take effect at the time of the event.
  */
 export const postPayment = (rules: RulesInForce, paymentId: string, books: Books, event: PaymentEvent): Posted => {
   const now = { paymentId, effectiveAt: event.at };
@@ -292,7 +286,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
       return event.data.as === 'succeeded' ? charged(rules, begun(books, event), now) : same;
     case 'PaymentVoided': {
       const before = begun(books, event);
-      // If the charge was pending or unknown, nothing was captured or posted, so nothing is taken back.
+      // If the charge was pending or unknown, no charge was posted. So nothing is taken back.
       return before.charged ? voided(rules, before, event.data.leg, event.data, now) : same;
     }
     case 'PaymentRefunded':
@@ -399,7 +393,7 @@ const voided = (
   };
 };
 
-/** Posts only if the disputed money moves, or if another party bears it now. A change of the dispute's stage alone posts nothing (R10). */
+/** Posts only if the disputed money moves, or if another party bears it now. A new stage alone posts nothing (R10). */
 const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
   const before = books.disputes[dispute.disputeId];
   const shares = before?.shares ?? sharesOf(books, dispute);
@@ -424,8 +418,10 @@ const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, a
 };
 
 /**
- * The disputed cents by leg. If the processor named a leg, all cents go to that leg. Otherwise they go first to the principal's charge, then to the
- * fee's, each up to the cents that earlier disputes have left. If one transaction carried principal and fee, its cents are shared out pro rata.
+ * The disputed cents by leg. If the dispute names a leg, all cents go to that leg. Otherwise the cents go first to the principal's charge, then to
+ * the fee's. Each charge takes at most the cents that earlier disputes have left.
+ *
+ * If one charge carried principal and fee, both share its cents pro rata.
  */
 const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Dispute): readonly DisputeShare[] => {
   const standing = Object.values(books.disputes).flatMap(({ status, shares }) => (status === 'recovered' ? [] : shares));
@@ -437,7 +433,7 @@ const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Disp
     left -= cents;
     return cents;
   });
-  // If the disputes exceed the charged amount, the rest goes to the first of these legs.
+  // If the disputes exceed the charged amount, the rest goes to the first leg.
   taken[0]! += left;
   return legs.flatMap(({ leg, mid, principalCents, feeCents }, index) => {
     const cents = taken[index]!;
@@ -474,8 +470,8 @@ export const postSettlement = (rules: RulesInForce, event: SettlementEvent): rea
 };
 
 /**
- * The entries of one settlement line. A sale that is matched to a payment posts nothing here, since the events of the payment post it (R4, R5). A
- * rejected line moves no money. R14 also follows from an event of the payment.
+ * The entries of one settlement line. A rejected line moves no money. If a sale matches a payment, the events of the payment post it (R4, R5). R14
+ * also follows from an event of the payment.
  */
 const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: RecordedLine): readonly Entry[] => {
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
@@ -490,8 +486,8 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
       return [...post("R4'", gross), ...post('R5', fee)];
     case 'chargeback':
     case 'chargeback_reversal':
-      // The events of the dispute post the money itself (R9, R12). The fee of the line is the dispute fee (R13). If the gross differs from the
-      // expected cents, the difference is unexplained (R15).
+      // The events of the dispute post the money itself (R9, R12). The fee of the line is the dispute fee (R13). A gross amount that differs from the
+      // expected cents is unexplained (R15).
       return [...post('R13', fee), ...post('R15', line.expectedCents === null ? 0 : gross - line.expectedCents)];
     case 'fee':
       return post('R5', -net);
@@ -503,8 +499,8 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
 };
 
 /**
- * The entries of a corrected line. For each rule: the postings of the new line, less the postings of the old line. Both are made by the versions that
- * are in force at the correction.
+ * The entries of a corrected line. For each rule: the postings of the new line, less those of the old line. Both use the rule versions in force at
+ * the correction.
  */
 const correctionEntries = (rules: RulesInForce, mid: string, closedAt: string, { before, after }: LineCorrection): readonly Entry[] => {
   const now = after === null ? [] : lineEntries(rules, mid, closedAt, after);
@@ -524,8 +520,8 @@ export const postException = (rules: RulesInForce, event: ExceptionEvent): reado
   if (event.type !== 'ExceptionResolved' || event.data.resolution === 'no_posting') return [];
   const { resolution, merchantAccount: mid, suspenseCents: cents, paymentId, portalId, feeCents } = event.data;
   const when = { paymentId, effectiveAt: event.at };
-  // `settles`: the line settles a charge or refund that is unsettled here. `refund`: the money goes back through the processor, and a later
-  // settlement line takes it out of the unsettled account again.
+  // `settles`: the line settles an unsettled charge or refund. `refund`: the money goes back through the processor. A later settlement line then
+  // takes it out of the unsettled account.
   if (resolution === 'settles' || resolution === 'refund') return entry(rules, 'R16', when, { mid, cents, adopted: null });
   if (portalId === null) throw new Error('R16: money is adopted for an agency');
   return entry(rules, 'R16', when, { mid, cents, adopted: { portalId, feeCents } });

@@ -1,5 +1,5 @@
 /**
- * Tests the posting rules over random histories of payments: the books always balance, and agree with the state of the payment (invariants 1 to 9).
+ * Tests the posting rules over random histories of payments. The books always balance, and agree with the state of the payment (invariants 1 to 9).
  */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -420,7 +420,7 @@ describe('one rule after the other', () => {
       'R9',
       { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 },
     ]);
-    // The first dispute has taken the whole fee leg. So the second one goes to the principal leg, even beyond the principal.
+    // The first dispute has taken the whole fee leg. The second one goes to the principal leg, even beyond the principal.
     expect(after(dispute('debited', 1, 'fee'))).toEqual(['R9', { [agency.disputes]: 10_300, [agency.transit]: -10_300 }]);
     const small = shown(charged('separate', [dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1)]).entries).at(-1);
     expect(small).toEqual(['R9', { [fees.disputes]: 103, [fees.transit]: -103 }]);
@@ -547,7 +547,8 @@ describe('one rule after the other', () => {
     expect(postException(RULES, { ...adopted, data: { ...adopted.data, paymentId: PAYMENT } })).toMatchObject([{ paymentId: PAYMENT }]);
     expect(() => postException(RULES, { ...adopted, data: { ...adopted.data, portalId: null } })).toThrow(/adopted for an agency/);
     expect(() => resolve('adopt', PORTAL, 501)).toThrow('part of the amount');
-    // An earlier resolution took 500 cents out of suspense, and its line no longer exists. The new resolution books them in the opposite direction.
+    // An earlier resolution took 500 cents out of suspense, and its line no longer exists. The new resolution books these cents in the opposite
+    // direction.
     const back = settlementException
       .decide(
         { opened: { ...opened, kind: 'SUSPENSE_MISMATCH', suspenseCents: -500 }, status: 'opened' },

@@ -1,6 +1,6 @@
 /**
- * The journal and its figures as text for other tools: CSV (RFC 4180) in which no cell works as a formula, NDJSON without loss, and hledger's plain
- * text. We did not write hledger, so it can check the sums of the books independently. Pure.
+ * The journal and its figures as text for other tools: CSV (RFC 4180), NDJSON without loss, and hledger's plain text. No CSV cell works as a formula.
+ * hledger is independent of our code, so it can check the sums of the books. Pure.
  */
 import { decimal } from '#kernel';
 import type { JournalEntry } from './journal.js';
@@ -8,7 +8,7 @@ import { RULE_WORDS } from './postings.js';
 
 export type Cell = string | number | boolean | null;
 
-/** A spreadsheet would run a text that begins like a formula. Such a text gets an apostrophe in front (ASVS 1.2.10). Numbers stay unchanged. */
+/** A spreadsheet executes a text that begins like a formula. Such a text gets an apostrophe in front (ASVS 1.2.10). Numbers stay unchanged. */
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
@@ -46,7 +46,7 @@ export const journalHeading = (format: JournalFormat): string =>
 
 /**
  * Returns a function that writes the entries of one text, in order. In CSV each posting is a line. In hledger's text each account is declared before
- * the first entry that uses it, since `hledger check --strict` requires that.
+ * its first use, as `hledger check --strict` requires.
  */
 export const journalText = (format: JournalFormat): ((entry: JournalEntry) => string) => {
   if (format !== 'hledger') return (entry) => entryText(format, entry);

@@ -1,4 +1,4 @@
-/** Tests that card data is shown nowhere (PCI DSS 3.3.1, 3.5.1.1), and that the fingerprint of a key uses it only as C13 says. */
+/** Tests that card data is shown nowhere (PCI DSS 3.3.1, 3.5.1.1), and that a key's fingerprint uses card data only as C13 allows. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { format, inspect } from 'node:util';
@@ -36,7 +36,7 @@ describe('a Secret shows itself only when it is revealed', () => {
       `${String(secret)}`,
     );
     expect(lines.join()).not.toContain('4242');
-    // `Secret` masked the number; the logger had nothing to mask.
+    // `Secret` masked the number, so the logger had nothing to mask.
     expect(maskedLines.count).toBe(before);
   });
 });

@@ -1,6 +1,6 @@
 /**
- * Tests which event and which answer follow from each outcome of a charge (docs/contract.md#gateway). No success is answered without a durable
- * outcome.
+ * Tests the event and the answer that follow from each outcome of a charge (docs/contract.md#gateway). A success is answered only after its outcome
+ * is durable.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
@@ -223,7 +223,7 @@ describe('the two legs of a charge (C41)', () => {
 });
 
 describe('the event store fails', () => {
-  /** The store sleeps between retries, so the clock is moved forward until the call ends. */
+  /** Moves the clock until the call ends, since the store sleeps between retries. */
   const hurry = async <T>(call: Promise<T>): Promise<T> => {
     let done = false;
     void call.then(
@@ -344,7 +344,7 @@ describe('with a key', () => {
     ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where key_hash = $1`, [
       house.services.idempotency.name(house.accountId, key).keyHash,
     ]);
-  /** Sends a create whose key store fails right before the key is finished. So the row stays as a vanished owner leaves it. */
+  /** Sends a create whose key store fails right before the key is finished. The key stays in progress, as if its owner had vanished. */
   const unsettled = (key: string, asked = {}) => {
     const idempotency = { ...house.services.idempotency, finish: () => Promise.reject(new Error('gone')) };
     return sent(chargeOnce({ ...house.services, idempotency }, house.request(asked), house.received(key, asked)));
@@ -461,9 +461,7 @@ describe('refusals before anything begins (E7 to E11)', () => {
   };
   const block = (kind: 'block' | 'hold', until: string | null = null) =>
     house.administration.restrictCase({ portalId: house.portalId, referenceId: 'CASE-7', kind, until, reason: null });
-  /**
-   * Each row changes the configuration, and all changes stay in force. The refusal that the newest change causes is checked before the earlier ones.
-   */
+  /** Each row changes the configuration, and all changes stay in force. The newest change is checked before the earlier ones. */
   const worse: [string, number, () => Promise<unknown>][] = [
     ['PAYMENT_NOT_ALLOWED', 422, () => house.administration.setRules(house.portalId, { maxCents: 9_999 })],
     ['PAYMENT_HELD', 409, () => block('hold')],

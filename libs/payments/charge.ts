@@ -1,6 +1,6 @@
 /**
  * Creates a payment in four steps: checks and refusals (E7 to E11), the intent, the gateway calls, the outcome. The intent is durable before money
- * moves, and no success is answered without a durable outcome. If the outcome is uncertain, recovery undoes the charge.
+ * moves. A success is answered only after its outcome is durable. If the outcome is uncertain, recovery undoes the charge.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
@@ -41,7 +41,7 @@ export interface PaymentPorts {
   readonly clock: Clock;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
-  /** Says whether the log belongs to this installation and is whole. */
+  /** Says whether the log is ours and whole. */
   readonly ownLog: LogGate;
   readonly gateways: Gateways;
   readonly directory: Directory;
@@ -62,14 +62,11 @@ export interface ChargeRequest {
   }[];
   readonly payer: Payer | null;
   readonly instrument: PaymentInstrument;
-  /** The total that the payer agreed to. If the total is different now, the charge is refused before it begins. Default: no check (C49). */
+  /** The total that the payer agreed to. If the total differs now, no charge begins. Default: no check (C49). */
   readonly quotedTotalCents?: Cents;
 }
 
-/**
- * The ids of the attempt. If the request has a key, these ids are drawn when the key is claimed. So the stream's name is known before the attempt
- * begins.
- */
+/** The ids of the attempt. For a request with a key, they are drawn when the key is claimed. */
 export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
 }
@@ -101,7 +98,7 @@ export const charge = async (
     const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
     loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
   } catch (error) {
-    // A takeover of this request's key has fenced the stream, so this request must never begin (docs/contract.md#streams-and-appends).
+    // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).
     if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
     // The intent was sent, and a log that is not ours may hold it (C76).
     if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
@@ -109,19 +106,18 @@ export const charge = async (
   }
 
   const outcome = await moveMoney(ports, gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch((error: unknown) => {
-    // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
+    // The intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
     throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
   });
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], origin, deadline);
   } catch (error) {
-    // The stream was fenced in the meantime, or it is unknown whether the store holds the outcome. Recovery resolves the attempt. No success is
-    // answered without a durable outcome.
+    // Another process fenced the stream, or the append has no known outcome. Recovery resolves the attempt.
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
     throw timeout(attempt.paymentId);
   }
-  // A decline is recorded first and counted afterwards, since a missing count does less harm than a missing outcome.
+  // The decline is recorded before it is counted. A missing count does less harm than a missing outcome.
   if (outcome.kind === 'declined')
     await velocity
       .recordDecline(subject, limits, attempt.attemptId)
@@ -131,7 +127,7 @@ export const charge = async (
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
 
-/** The answer that follows from a payment's state. A takeover makes the same answer from the stream, byte for byte (T7). */
+/** The answer that follows from a payment's state. A takeover makes the same bytes from the stream (T7). */
 export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
   if (!isVisible(payment)) throw new Error('no payment to answer with');
   switch (payment.phase) {
@@ -161,7 +157,7 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
 
 const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
 
-/** The answer for a key whose create ended without a certain outcome (C16, C64). `payment` null: the stream cannot be read now. */
+/** The answer for a key whose create has no certain outcome (C16, C64). `payment` null: the stream cannot be read now. */
 export const reconciliationRequired = (paymentId: string, payment: Payment | null): ServiceError =>
   payment === null || isVisible(payment)
     ? new ServiceError(
@@ -183,13 +179,13 @@ export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): v
     });
 };
 
-/** The checks E8 to E10 that need no card: may this account take this amount on this portal for this case now? Throws the refusal. */
+/** The checks E8 to E10, which need no card: account, portal, amount and case. Throws the refusal. */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
   { accountStatus, access, portal, restriction }: ChargeTerms,
 ): { portal: Portal; portalGateway: PortalGateway; gateway: PaymentGateway } => {
-  // If the account that owns a hosted checkout is deactivated, the answer is the same as for an account without access (C66).
+  // If the account that owns a hosted checkout is deactivated, the answer is the same as without access (C66).
   if (!portal || access !== 'granted' || accountStatus !== 'active')
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const gateway = portal.gateway && gateways.find(accountOf(portal.gateway, 'principal'));
@@ -207,7 +203,7 @@ export const refuseByTerms = (
 
 const notAllowed = (message: string, details = {}) => new ServiceError('PAYMENT_NOT_ALLOWED', message, details);
 
-/** Runs the checks E8 to E10. Then plans the charge: fee, lines, legs and every reference that the attempt may use. */
+/** Runs the checks E8 to E10, then plans the charge: fee, lines, legs, and every reference that the attempt may use. */
 const refuseOrPlan = (
   ports: PaymentPorts,
   request: ChargeRequest,
@@ -267,7 +263,7 @@ const refuseOrPlan = (
   return { gateway, plan };
 };
 
-/** A fee that is charged as a transaction of its own goes to the operator's own merchant account. */
+/** The fee leg is charged to the operator's own merchant account. */
 const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGateway, leg: Leg): GatewayAccount => ({
   ...account,
   merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
@@ -347,7 +343,7 @@ const definiteFailure = (
   }
 };
 
-/** Voids the approved legs. null: a leg was not voided, or it is unknown whether it was voided. */
+/** Voids the approved legs. null: a void failed, or its outcome is unknown. */
 const takeBack = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,

@@ -21,7 +21,7 @@ export interface PaymentServices {
   readonly ports: PaymentPorts;
   readonly idempotency: IdempotencyStore;
   readonly claims: Claims;
-  /** Every process uses the same encoder, since a worker may store an answer for a key that the API replays later. */
+  /** Must be the same in every process: the API may replay an answer that a worker stored. */
   readonly answers: AnswerEncoder;
   readonly list: PaymentListPorts;
   readonly recovery: Recovery;
@@ -47,19 +47,19 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     },
     takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
     reconciliationRequired: async (paymentId) => {
-      // If the log cannot be read now, nothing is known about the payment. Then the answer asks the caller to check the payment.
+      // If the log cannot be read now, the answer asks the caller to check the payment.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
       if (payment?.phase !== 'none') return reconciliationRequired(paymentId, payment);
-      // An empty stream may be a lost one. So the answer says that nothing was charged only if the log is whole.
+      // An empty stream may be a lost one. The answer says that nothing was charged only if the log is whole.
       return (await mayBeLost(ports).catch(() => true)) || ports.ownLog.incident ? storeIncident() : reconciliationRequired(paymentId, payment);
     },
   });
 };
 
 /**
- * Decides how a key ends if it belongs to a create whose owner vanished (T7). If the stream holds PaymentCreated or PaymentDeclined, the answer is
- * made again from the events up to it. If the stream holds no outcome, it is fenced, so that the owner can never begin or finish, and the key becomes
- * reserved. After any other outcome the key becomes reserved, too.
+ * Decides how the key of a create ends if its owner vanished (T7). If the stream holds PaymentCreated or PaymentDeclined, the answer is made again
+ * from the events up to it. Otherwise the key becomes reserved. If the stream holds no outcome, it is fenced first, so that the owner can no longer
+ * begin or finish.
  */
 export const finishCreate = async (
   ports: PaymentPorts,
@@ -75,7 +75,7 @@ export const finishCreate = async (
   const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null) {
-    // If there is no stream, it may be lost. So the log is checked first.
+    // A missing stream may be a lost one, so the log is checked first.
     await ports.ownLog.verified(null);
     const reason = 'the request vanished before it began';
     await ports.streams.execute(loaded, [{ type: 'Abandon', at, attemptId, accountId, reason }], origin, deadline);
@@ -84,7 +84,7 @@ export const finishCreate = async (
   return 'reserved';
 };
 
-/** Makes the answer of a create again from its stream, if the payment was created or declined (C15). null: the stream holds neither outcome. */
+/** Makes the answer of a create again from its stream (C15). null: the stream holds no PaymentCreated and no PaymentDeclined. */
 export const createResult = (paymentId: string, events: readonly PaymentEvent[]): Result<PaymentView> | null => {
   const outcome = events[1];
   return outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined'
@@ -108,7 +108,7 @@ export const reverseOnce = (
   received: Received,
 ): Promise<Answered<ReversalView>> => reverseKeyed(services, request, received, request.accountId, partner(request.accountId, received));
 
-/** Keys of staff are stored under this account id. No account has the nil UUID, so a key of staff never equals the key of an account. */
+/** Keys of staff are stored under this account id. No account has the nil UUID, so keys of staff and of accounts never collide. */
 const STAFF_KEY_SPACE = '00000000-0000-0000-0000-000000000000';
 
 export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId' | 'amountCents' | 'includeFee'> & {
@@ -118,8 +118,8 @@ export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId'
 };
 
 /**
- * Refunds or voids for staff, on a payment of any account. The rules, the answers and the webhook are those of a partner's request (C56). A request
- * without a key may count as a repeat of an earlier request (C18).
+ * Refunds or voids for staff, on a payment of any account. Rules, answers and webhooks are the same as for a partner (C56). A request without a key
+ * may count as a repeat of an earlier request (C18).
  */
 export const reverseByStaff = async (
   services: PaymentServices,
@@ -145,8 +145,8 @@ const reverseKeyed = (
   const { ports } = services;
   const paymentId = request.paymentId.toLowerCase();
   const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
-  // A payment id is always a UUID. Any other text in the path is not stored with the key, since it may hold characters that no column can store. The
-  // key is claimed before the 404 is answered (C63).
+  // If the path holds no UUID, its text is not stored with the key: a column may refuse its characters. The key is claimed before the 404 is answered
+  // (C63).
   const named = isUuid(paymentId) ? paymentId : '';
   return keyed(services, keySpace, `${request.operation}:${named}`, received, {
     run: async (owned) => {
@@ -174,8 +174,9 @@ const partner = (accountId: string, { requestId }: Received): Origin => ({ actor
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
 /**
- * Reads a payment from its stream, so that the view shows everything that an earlier answer mentioned (C48). Throws PAYMENT_NOT_FOUND, also if the
- * payment belongs to another account. If the payment may be lost, throws the error of an incident instead (C76).
+ * Reads a payment from its stream. The view is never older than an earlier answer (C48).
+ *
+ * Throws PAYMENT_NOT_FOUND, also for a payment of another account. If the payment may be lost, throws the error of an incident instead (C76).
  */
 export const findPayment = async (services: PaymentServices, accountId: string, paymentId: string): Promise<PaymentView> => {
   const { ports, recovery } = services;
@@ -187,8 +188,7 @@ export const findPayment = async (services: PaymentServices, accountId: string, 
   if (!isHis(payment) && !inIncident && (await mayBeLost(ports))) ({ payment } = await furthest(services, id));
   if (!isVisible(payment) || !isHis(payment)) throw ports.ownLog.incident ? storeIncident() : notFound();
   if (ports.ownLog.incident) return paymentView(id, payment);
-  // If the payment has been open for a while, recovery tries to resolve it in the background. The answer does not wait for that
-  // (docs/contract.md#recovery).
+  // If the payment has been open for a while, recovery tries to resolve it in the background (docs/contract.md#recovery).
   const open = openOf(payment);
   if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
   return paymentView(id, payment);
@@ -206,7 +206,10 @@ const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
   }
 };
 
-/** The payment from its stream or from its row in the list: the one with the higher revision. Either may be lost, or may belong to another log. */
+/**
+ * The payment from its stream or from its row in the list: the one with the higher revision. The stream and the row may be lost, or belong to another
+ * log.
+ */
 const furthest = async ({ ports, list }: PaymentServices, paymentId: string): Promise<{ readonly payment: Payment }> => {
   const none: { payment: Payment; revision: bigint | null } = { payment: { phase: 'none' }, revision: null };
   const [stream, [row = none]] = await Promise.all([
@@ -230,7 +233,7 @@ export interface QuoteRequest {
   readonly amountCents: Cents;
 }
 
-/** The fee that a charge would have, computed by the function that charges use (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
+/** The fee of a charge, computed by the function that charges use (C49). Reserves nothing. Throws PORTAL_ACCESS_DENIED. */
 export const quoteFee = async ({ ports }: PaymentServices, { accountId, portalId, amountCents }: QuoteRequest): Promise<FeeQuote> => {
   const { portal, access } = await ports.directory.chargeTerms(accountId, portalId, null);
   if (!portal || access !== 'granted') throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');

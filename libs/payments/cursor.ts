@@ -1,6 +1,6 @@
 /**
- * The cursor of the list (C45). It holds a version, the time and the id of a page's last payment, and a MAC over these, the account and the filters.
- * So it is valid only for the list that gave it out. The current key of the ring makes the MAC, and every key of the ring can check it.
+ * The cursor of the list (C45). It holds a version, the time and the id of a page's last payment, and a MAC. The MAC also covers the account and the
+ * filters, so a cursor is valid only for its own list. The current key of the ring makes the MAC. Every key of the ring can check it.
  */
 import { timingSafeEqual } from 'node:crypto';
 import { canonicalJson, ServiceError } from '#kernel';
@@ -14,10 +14,7 @@ export interface PagePlace {
   readonly id: string;
 }
 
-/**
- * This number is increased when the format of cursors changes. In version 1 the MAC covered unset filters too, so every new filter made all open
- * cursors invalid.
- */
+/** Increase this number when the format of cursors changes. */
 const CURSOR_VERSION = 2;
 const PLACE_BYTES = 25;
 const MAC_BYTES = 16;
@@ -31,8 +28,8 @@ export const sealCursor = (keys: KeyRing, accountId: string, filters: ListFilter
 };
 
 /**
- * The place that a cursor names. Throws VALIDATION_ERROR if the cursor was changed, is of an earlier version, or belongs to another account or to
- * other filters.
+ * The place that a cursor names. Throws VALIDATION_ERROR if the cursor was changed, has an earlier version, or belongs to another account or to other
+ * filters.
  */
 export const openCursor = (keys: KeyRing, accountId: string, filters: ListFilters, cursor: string): PagePlace => {
   const bytes = Buffer.from(cursor, 'base64url');

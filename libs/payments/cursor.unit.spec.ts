@@ -78,7 +78,7 @@ test('one of an earlier form is refused with words of its own', () => {
     form1[0] = no;
     expect(refusal(() => open(form1.toString('base64url'))).message).toBe('cursor is not valid for this list.');
   }
-  // A changed cursor of the present version must not count as a cursor of an earlier release.
+  // A changed cursor of the present version must not count as a cursor of an earlier version.
   const changed = Buffer.from(cursor, 'base64url');
   changed[changed.length - 1]! ^= 1;
   expect(refusal(() => open(changed.toString('base64url'))).message).toBe('cursor is not valid for this list.');

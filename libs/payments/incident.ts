@@ -1,6 +1,6 @@
 /**
- * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It also finds and abandons create requests
- * that have a key but no intent in the log (C64, C76).
+ * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It also fences the streams of create
+ * requests whose intents are not in the log (C64, C76).
  */
 import { type EventStore, readStreams } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
@@ -20,18 +20,15 @@ export interface Unborne {
   readonly storedAnswers: readonly string[];
 }
 
-/**
- * Compares every row of the list, and every stored answer with status 200, with the payment's stream. Memory grows only with the contradictions that
- * are found.
- */
+/** Compares every list row with its payment's stream, and every stored answer of HTTP status 200. Memory grows only with the contradictions. */
 export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> => {
   const lastRevisions = async (paymentIds: readonly string[]) =>
     (await readStreams(store, paymentIds.map(paymentStream), { skipUnreadable: true })).map((events) => ({
       revision: events.at(-1)?.revision ?? -1n,
-      // A key may have got the result of another attempt (C18, C38). Then only the `toldAs` of a ReversalAcknowledged names the key's own attempt.
+      // A key may have got the result of another attempt (C18, C38). Then only `toldAs` of a ReversalAcknowledged names the key's own attempt.
       attempts: new Set(events.flatMap(({ data }) => namedIn(data as { readonly attemptId?: string; readonly toldAs?: string | null }))),
     }));
-  // If no API or worker has ever used this database, it may lack both tables.
+  // Both tables may be missing if no API or worker has ever used this database.
   const { rows: tables } = await pool.query<{ found: boolean }>(
     `select to_regclass('payment_list') is not null and to_regclass('idempotency_key') is not null as found`,
   );
@@ -54,7 +51,7 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
        where state = 'completed' and status = 200 and (api_account_id, key_hash) > ($1, $2) order by api_account_id, key_hash limit $3`,
       [...after, PAGE_ROWS],
     );
-    // The row of a create holds the id of its payment. The row of a refund or void names the payment in its operation.
+    // The row of a create has its payment's id. The row of a refund or void names the payment in its operation.
     const paymentIds = rows.map(({ operation, payment_id: own }) => (operation === 'create' ? own : operation.slice(operation.indexOf(':') + 1)));
     const streams = await lastRevisions(paymentIds);
     for (const [index, row] of rows.entries()) if (!streams[index]!.attempts.has(row.attempt_id)) storedAnswers.push(paymentIds[index]!);
@@ -80,9 +77,9 @@ export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> 
   return rows;
 };
 
-/** An ended create without an intent in the log. Its intent went to a log that was not ours, or its process died before it sent the intent. */
+/** An ended create without an intent in the log. Its intent went to another log, or its process died before it sent the intent. */
 export interface EmptyCreate extends EndedCreate {
-  /** false: a gateway executed one of its charges or cannot tell, or a merchant account has no gateway here. */
+  /** True if every merchant account has a gateway here, and every gateway promised that no charge of this attempt will ever be executed. */
   readonly wasNeverCharged: boolean;
 }
 
@@ -90,8 +87,10 @@ const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 const FINALISE_MS = 60_000;
 
 /**
- * The creates whose stream is empty. For each of them, finalises the charge references that its attempt could have used at each merchant account.
- * Stops at the first reference that may have been executed. Call this only after the log was found whole.
+ * The creates whose stream is empty. For each create, finalises the charge references that its attempt could have used at each merchant account. The
+ * check of a create ends at the first reference that may have been executed.
+ *
+ * Call this only after the log was found whole.
  */
 export const emptyCreates = async (
   ports: PaymentPorts,
@@ -108,7 +107,7 @@ export const emptyCreates = async (
 };
 
 /**
- * Fences the empty streams of these creates, so that their intents cannot arrive later. The answer for their keys says that nothing was charged
+ * Fences the empty streams of these creates, so that their intents cannot arrive later. Their keys then get the answer that nothing was charged
  * (C64).
  */
 export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: readonly EmptyCreate[]): Promise<void> => {

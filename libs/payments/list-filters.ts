@@ -1,16 +1,13 @@
-/**
- * The filters of the list: the type of each filter, and its SQL condition. The HTTP edge parses them. The cursor is bound to the filters that are
- * set.
- */
+/** The filters of the list: their types and SQL conditions. The HTTP edge parses them. A cursor is bound to the filters that are set. */
 import type { PaymentStatus } from './payment.js';
 
-/** null: every payment passes. */
+/** A filter that is null accepts every payment. */
 export interface ListFilters {
   readonly portalId: string | null;
   readonly status: PaymentStatus | null;
   /** Milliseconds since the epoch, inclusive, on createdAt. */
   readonly from: number | null;
-  /** As `from`, exclusive. */
+  /** Milliseconds since the epoch, exclusive, on createdAt. */
   readonly to: number | null;
 }
 

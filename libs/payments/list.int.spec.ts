@@ -89,7 +89,7 @@ const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: stri
 describe('pages', () => {
   let newestFirst: string[];
   beforeAll(async () => {
-    // Each of ten milliseconds has three payments. So many payments have the same time, and their ids decide the order.
+    // Every three payments share one millisecond, so their ids decide the order.
     const made: [string, string][] = [];
     for (let index = 0; index < 30; index++) {
       const at = new Date(Date.UTC(2026, 0, 5, 10) + Math.floor(index / 3)).toISOString();

@@ -1,6 +1,6 @@
 /**
- * The list: a read model of payments by account, newest first, and its pages (C44–C48). A row holds the folded state, made with the decider's own
- * `evolve`. So a page shows exactly what GET shows.
+ * The list: a read model of payments by account, newest first, and its pages (C44–C48). A row holds the state that the decider's `evolve` makes. So a
+ * page shows the same as GET.
  */
 import type { Directory } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
@@ -38,15 +38,13 @@ export interface PaymentRow {
 export interface PaymentListRows {
   /** The rows that exist, in any order. */
   read(paymentIds: readonly string[]): Promise<PaymentRow[]>;
-  /** An existing row with the same or a later revision stays as it is. Throws for a payment that must have no row. */
+  /** Writes rows. An existing row with the same or a later revision stays. Throws for a payment that must have no row. */
   write(rows: readonly PaymentRow[]): Promise<void>;
-  /**
-   * Rows of an account, newest first. Of rows with the same time, the one with the higher id comes first. `after`: the last row of the page before.
-   */
+  /** Rows of an account, newest first. Among equal times, the higher id comes first. `after`: the last row of the page before. */
   page(accountId: string, filters: ListFilters, after: PagePlace | null, limit: number): Promise<Pick<PaymentRow, 'paymentId' | 'payment'>[]>;
 }
 
-/** Advances rows by a batch of events, in memory. `rows` holds the earlier rows. An event that was applied already is skipped. */
+/** Folds events into `rows`, which holds the earlier rows. Skips events that are applied already. */
 const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[]): void => {
   for (const recorded of events) {
     const paymentId = paymentIdOf(recorded.stream);
@@ -63,8 +61,8 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
 };
 
 /**
- * How long the read model gathers events before a write. A list request in the same process ends the gathering (C48). A list request in another
- * process may have to wait for this time.
+ * How long the read model gathers events before a write. A list request in the same process ends this wait (C48). A list request in another process
+ * may have to wait for it.
  */
 const GATHER_MS = 50;
 
@@ -84,13 +82,13 @@ export const applyPaymentList = async (
   if (visible.length > 0) await list.write(visible);
 };
 
-/** The number of payments that a load folds in memory at the same time. Most streams end soon after their first event. */
+/** The number of payments that a load folds in memory at the same time. */
 const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
 
 /**
- * Fills the empty table. Payments are folded in memory and copied out, oldest first. If an event arrives after its payment was copied out, it is kept
- * in the table `late_event` and applied after the indexes are made. So memory does not grow with history.
+ * Fills the empty table. Payments are folded in memory and copied out, oldest first. Later events of a copied payment are kept in the table
+ * `late_event`, and applied after the indexes are made. So memory does not grow with history.
  */
 const loadPaymentList = async (
   client: Client,
@@ -209,7 +207,7 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.
 
-/** Charges and reversals without an outcome, and the age of the oldest; 0 if there is none. */
+/** The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. */
 export const openAttempts = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
     'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
@@ -242,7 +240,7 @@ export interface ListRequest {
 
 export interface ListedPage {
   readonly page: PaymentPage;
-  /** `lag`: `0` if the page shows everything that had happened when the request arrived, else `unknown`. */
+  /** `lag`: `0` if the page shows everything that happened before the request, else `unknown`. */
   readonly ledger: { readonly position: Position | null; readonly lag: string };
 }
 
@@ -256,7 +254,7 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   if (filters.portalId !== null && (await ports.directory.grant(accountId, filters.portalId)) === null)
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
   const after = cursor === null ? null : openCursor(ports.keys, accountId, filters, cursor);
-  // Waits until the list has applied the events from before the request. If that takes too long, the headers of the answer say so.
+  // Waits until the list shows the events from before the request. If that takes too long, the headers of the answer say so.
   const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
   const rows = await ports.rows.page(accountId, filters, after, size + 1);

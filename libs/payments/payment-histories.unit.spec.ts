@@ -1,7 +1,4 @@
-/**
- * Tests random valid histories of a payment. Whatever is requested and whatever the gateway answers, the amounts add up
- * (docs/contract.md#money-and-states).
- */
+/** Tests random valid histories of a payment: the amounts always add up (docs/contract.md#money-and-states). */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { fold, ServiceError } from '#kernel';
@@ -118,7 +115,7 @@ describe('in every history', () => {
     expect(state.attempts.filter(({ ended: end }) => end === null).length).toBeLessThanOrEqual(1);
   };
 
-  /** Runs a history, and checks every state on the way. Each state goes through JSON and back before the next step. */
+  /** Runs a history and checks every state. Each state goes through JSON and back before the next step. */
   const play = (terms: Parameters<typeof initiated>[0], steps: readonly Step[]): PaymentEvent[] => {
     const facts: PaymentEvent[] = [];
     let state: Payment = decider.initial;
@@ -135,7 +132,7 @@ describe('in every history', () => {
         add(events);
         return events.length > 0;
       } catch (error) {
-        // A refusal is an answer; a fault is not.
+        // Only refusals are expected here. Any other error is a fault.
         if (!(error instanceof ServiceError)) throw error;
         return false;
       }
@@ -147,8 +144,7 @@ describe('in every history', () => {
       for (const [index, { leg, means }] of moves.entries()) {
         const did = legs[index]!;
         if (did === 'void' || did === 'refund') {
-          // C24: a requested refund may be executed as a void or as a refund, a requested void only as a void. If the move is planned as a refund, it
-          // is executed as a refund.
+          // C24: a requested void is executed only as a void. A requested refund may be executed as either, unless the move is planned as a refund.
           const how = operation === 'void' ? 'void' : means === 'refund' ? 'refund' : did;
           ask({ type: 'RecordLegReturned', at: LATER, attemptId, leg, means: how, transactionId: `t${++drawn}` });
           continue;
@@ -209,7 +205,7 @@ describe('in every history', () => {
       // The seed is fixed, so that every run reaches all of the events below.
       { numRuns: 300, seed: 1 },
     );
-    // If the histories never reached these events, the test would prove nothing about them.
+    // Without these events, the test would prove nothing about them.
     for (const type of [
       'PaymentVoided',
       'PaymentRefunded',

@@ -1,9 +1,8 @@
 /**
  * A payment, from its request to the last cent returned.
  *
- * Read from top to bottom: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here calls a
- * gateway, a clock or a database: times, ids, references and gateway outcomes arrive inside commands. GET, list, answers and audit all fold with this
- * `evolve`.
+ * Order of this file: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here calls a
+ * gateway, a clock or a database: commands bring times, ids, references and gateway outcomes. GET, list, answers and audit all use this `evolve`.
  */
 import { type Cents, type Decider, type Json, proRata, ServiceError, sumCents, unreachable } from '#kernel';
 import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
@@ -39,8 +38,8 @@ export type PaymentEvent =
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
   /**
-   * A caller gets the result of the attempt `attemptId`. `toldAs`: set if the caller's key is bound to another attempt; the id of that other attempt.
-   * The other attempt moved no money, and no newer intent names the key. So this event names the key.
+   * A caller gets the result of the attempt `attemptId`. `toldAs`: the attempt that the caller's key is bound to, if it is another one. That attempt
+   * moved no money, and no newer intent names the key. So this event names it.
    */
   | Fact<'ReversalAcknowledged', { readonly attemptId: string; readonly toldAs?: string; readonly idempotency: RecordedKey | null }>
   | Fact<
@@ -49,8 +48,7 @@ export type PaymentEvent =
     >
   | Fact<'SettlementRejected', { readonly leg: Leg; readonly batchId: string; readonly closedAt: string }>
   /**
-   * A corrected file says that the leg is not in the batch, or that it has other amounts there. This event cancels the PaymentSettled of the leg, and
-   * repeats its amounts.
+   * Cancels the PaymentSettled of the leg, with the same amounts. A corrected file says that the leg is not in the batch, or has other amounts there.
    */
   | Fact<
       'SettlementWithdrawn',
@@ -68,7 +66,7 @@ export type PaymentEvent =
       }
     >;
 
-/** An event that names the key of a request, and the attempt that the key is bound to from then on. */
+/** An event that names the key of a request and binds the key to an attempt. */
 export type KeyedEvent = Extract<PaymentEvent, { readonly data: { readonly idempotency: RecordedKey | null } }>;
 
 /** The attempt that an event announces, and the key of its request. `idempotency` null: a request without a key. */
@@ -78,8 +76,8 @@ export interface Intent {
 }
 
 /**
- * The key of a request, as the log keeps it. A key store that has lost the row of the key makes it again from this record. The record holds only
- * keyed hashes, as hex, since the log is never deleted. The fingerprint is made with the card's last four digits instead of its number.
+ * The key of a request, as the log keeps it. A key store that has lost a row makes the row again from this record. The record holds only keyed
+ * hashes, as hex, since the log is never deleted. The fingerprint uses the card's last four digits instead of its number.
  */
 export interface RecordedKey {
   /** The account, or the key space of staff. */
@@ -152,8 +150,8 @@ export interface Charge {
 }
 
 /**
- * A leg that was charged and then voided by the same request, because the other leg failed (C41). The processor has both transactions. If no leg was
- * voided, the field `takenBack` is absent.
+ * A leg that was charged and then voided by the same request, because the other leg failed (C41). The processor has both transactions. The field
+ * `takenBack` is absent if no leg was voided.
  */
 export interface TakenBack {
   readonly leg: Leg;
@@ -170,7 +168,7 @@ export interface ReversalRequest {
   readonly attemptId: string;
   readonly initiatedBy: Initiator;
   readonly reason: string | null;
-  /** The amount and the fee as they were requested. A repeat without a key is recognised by them (C18). */
+  /** The amount and the fee as they were requested. They identify a repeat without a key (C18). */
   readonly asked: { readonly amountCents: Cents | null; readonly includeFee: boolean };
   readonly legs: readonly LegMove[];
   readonly lines: readonly { readonly lineItemId: string; readonly principalCents: Cents; readonly feeCents: Cents }[];
@@ -182,12 +180,12 @@ export interface LegMove {
   readonly leg: Leg;
   readonly principalCents: Cents;
   readonly feeCents: Cents;
-  /** The operation that is tried first. The gateway may need the other one (C24). */
+  /** The operation that is tried first. The gateway may require the other one (C24). */
   readonly means: Means;
   readonly references: { readonly void: Ref; readonly refund: Ref };
 }
 
-/** The money of one leg was returned. `leg` is null if the charge was never executed, so that no money had to move. */
+/** The money of one leg was returned. `leg` null: the charge was never executed, so no money had to move. */
 export interface LegReturned {
   readonly attemptId: string;
   readonly leg: Leg | null;
@@ -200,7 +198,7 @@ export interface ReversalEnd {
   readonly attemptId: string;
   readonly operation: Means;
   readonly outcome: 'completed' | 'partial' | 'rejected' | 'never_executed';
-  /** The way in which the gateway returned the money. null: nothing moved (C24). */
+  /** How the gateway returned the money. null: no money moved (C24). */
   readonly reversalType: Means | null;
   /** Cents that this attempt returned, fee included. */
   readonly amountCents: Cents;
@@ -242,11 +240,11 @@ export type Payment =
   | { readonly phase: 'abandoned'; readonly accountId: string }
   | Awaiting
   | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null })
-  /** The payment was pending or unknown before. Its charge was reversed, or was never processed. Nothing was captured. */
+  /** The payment was pending or unknown. Its charge was reversed, or was never processed. Nothing was captured. */
   | (Known & { readonly phase: 'voided' })
   | Charged;
 
-/** `fenced`: recovery owns the attempt. The fence has raised the stream's revision, so a late outcome of the request conflicts and is refused. */
+/** `fenced`: recovery owns the attempt. A late outcome of the request then conflicts and is refused. */
 export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean };
 
 export type Charged = Known & {
@@ -256,7 +254,8 @@ export type Charged = Known & {
   readonly legs: readonly ChargedLeg[];
   readonly lines: readonly { readonly principalReturnedCents: Cents; readonly feeReturnedCents: Cents }[];
   /**
-   * The operation that returned money last. The status depends on it: `voided` or `refunded`, `succeeded` or `partially_refunded` (C21, C22, C27).
+   * The operation that returned money last. It decides between `voided` and `refunded`, and between `succeeded` and `partially_refunded` (C21, C22,
+   * C27).
    */
   readonly lastReturnedBy: Means | null;
   readonly attempts: readonly ReversalAttempt[];
@@ -295,14 +294,11 @@ export interface ReversalAttempt extends ReversalRequest {
   }[];
   readonly ended:
     (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
-  /** The attempt was left open after a part of the money had been returned. The caller got PARTIAL_REFUND_PENDING or retry_void. */
+  /** The attempt was left open after a part of the money was returned. The caller got PARTIAL_REFUND_PENDING or retry_void. */
   readonly toldPartial: boolean;
   /** A repeated request has got the result of this attempt (C18). */
   readonly acknowledged: boolean;
-  /**
-   * If a key that is bound to another attempt got the result: the id of that other attempt. From then on the result belongs to that key
-   * (specification, Idempotency 1).
-   */
+  /** The other attempt whose key got this result; null: no such key. From then on the result belongs to that key (specification, Idempotency 1). */
   readonly toldAs: string | null;
   /** The attempt that completed this partial one. */
   readonly completedBy: string | null;
@@ -333,7 +329,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     }
     case 'ReconciliationStarted':
       if (payment.phase === 'charged') {
-        // An attempt that has ended may be fenced, too: its request got a 5xx, because the log's answer to the last append was lost (C18).
+        // An attempt that has ended may be fenced, too. Its request got a 5xx, because the log's answer to the last append was lost (C18).
         if (attemptOf(payment, event.data.attemptId)?.fenced) throw impossible(payment, event);
         return withAttempt(payment, event, at, (attempt) => ({
           ...attempt,
@@ -375,8 +371,8 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
     }
     case 'PaymentVoided':
-      // If the payment is unknown, the charge was undone or never made, so nothing was captured. A pending charge may still succeed, so it must be
-      // fenced before this event.
+      // The charge of an unknown payment was undone or never made, so nothing was captured. A pending charge may still succeed, so it must be fenced
+      // before this event.
       if (payment.phase === 'voided') return { ...payment, updatedAt: at };
       if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
       if (payment.phase !== 'charged') throw impossible(payment, event);
@@ -463,7 +459,7 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
   disputes: [],
 });
 
-/** Applies the return of one leg. The amounts of the leg and of the lines change together, so the lines always sum to the payment. */
+/** Applies the return of one leg. Leg and lines change together, so the lines always sum to the payment. */
 const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, means: Means): Charged => {
   const { attemptId, leg, principalCents, feeCents, transactionId } = event.data;
   const attempt = attemptOf(before, attemptId);
@@ -526,7 +522,7 @@ const withLeg = (payment: Charged, event: PaymentEvent & { data: { leg: Leg } },
   return { ...payment, updatedAt: at, legs: payment.legs.map((charge) => (charge.leg === leg ? change(charge) : charge)) };
 };
 
-/** Throws unless the payment is pending. Only then may its request record success or failure. An unknown payment waits for recovery (C29). */
+/** Throws unless the payment is pending. Only then may its request record an outcome. An unknown payment waits for recovery (C29). */
 const pending = (payment: Payment, event: PaymentEvent): Awaiting => {
   if (payment.phase !== 'pending') throw impossible(payment, event);
   return payment;
@@ -542,7 +538,7 @@ const asCharged = (payment: Payment, event: PaymentEvent): Charged => {
   return payment;
 };
 
-/** `evolve` throws this error for an impossible history. Such a history is a fault of ours, or tampering. */
+/** The error for an impossible history: a fault of ours, or tampering. */
 const impossible = (payment: Payment, event: PaymentEvent) => new Error(`impossible history: ${event.type} while ${payment.phase}`);
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -575,7 +571,7 @@ export const statusOf = (payment: VisiblePayment): PaymentStatus => {
   const left = remaining(payment);
   if (payment.lastReturnedBy === null) return 'succeeded';
   if (left.principal + left.fee === 0) return payment.lastReturnedBy === 'void' ? 'voided' : 'refunded';
-  // If a part of a void succeeded, the payment stays succeeded until the void is complete (C27).
+  // A void that succeeded in part leaves the payment succeeded until the void is complete (C27).
   return payment.lastReturnedBy === 'void' ? 'succeeded' : 'partially_refunded';
 };
 
@@ -589,14 +585,11 @@ export const disputedCents = (payment: Charged): Cents =>
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
-/**
- * The attempt whose result belongs to the key that is bound to `attemptId`. If that key has got the result of another attempt, this is that other
- * attempt. Otherwise it is `attemptId` itself.
- */
+/** The attempt whose result belongs to the key of `attemptId`. This is another attempt if the key got its result, otherwise `attemptId` itself. */
 export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
   payment.attempts.find(({ toldAs }) => toldAs === attemptId) ?? attemptOf(payment, attemptId);
 
-/** The one reversal without an end: it is in progress, or its request ended with an unknown outcome. */
+/** The one reversal that has not ended. It is in progress, or its request ended with an unknown outcome. */
 export const openAttempt = (payment: Charged): ReversalAttempt | undefined => payment.attempts.find((attempt) => attempt.ended === null);
 
 /** Work for recovery: a charge without outcome, or a reversal without end. */
@@ -616,8 +609,8 @@ export const partialRefund = (payment: Charged, initiatedBy: Initiator): Reversa
       );
 
 /**
- * A refund or void that was completed after its caller had got the answer that the fee is not returned yet. The first retry gets the whole result,
- * even under another key or without one. No money is returned a second time (C27, C38).
+ * A refund or void that was completed after its caller was told that the fee is not returned yet. The first retry gets the whole result, under any
+ * key or none. No money is returned a second time (C27, C38).
  */
 export const completedMeanwhile = (
   payment: Charged,
@@ -636,10 +629,10 @@ export const completedMeanwhile = (
       (asked.amountCents === null || asked.amountCents === principalOf(attempt)),
   );
 
-/** For {@link untoldAttempt}: how long after the request of an attempt a request without a key may get its result (C18). */
+/** A repeat without a key may get the result of an attempt that is at most this old (C18). */
 const KEYLESS_REPEAT_MS = 24 * 3_600_000;
 
-/** The attempt that a request without a key repeats. It succeeded after its own caller got a 5xx, and no caller has got its result since (C18). */
+/** The attempt that a request without a key repeats (C18). It succeeded after its own caller got a 5xx, and no caller has got its result since. */
 export const untoldAttempt = (
   payment: Charged,
   operation: Means,
@@ -666,7 +659,7 @@ export type PaymentCommand =
   | ({ readonly type: 'Initiate'; readonly at: string; readonly terms: PaymentTerms } & Intent)
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
-  /** `untold`: the attempt may have ended in the log, but its request could not learn that and answered 5xx. */
+  /** `untold`: the attempt may have ended in the log, but its request answered 5xx without knowing that. */
   | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string; readonly untold?: boolean }
   | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
   | RequestVoid
@@ -680,10 +673,7 @@ export type PaymentCommand =
       readonly transactionId: string;
     }
   | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
-  /**
-   * `toldAs`: the key of the caller that gets the result, and the attempt that this key is bound to. null: the caller has no key, or its key owns the
-   * result.
-   */
+  /** `toldAs`: the caller's key, and the attempt that this key is bound to. null: the caller has no key, or its key owns the result. */
   | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: Intent | null }
   | {
       readonly type: 'RecordSettlement';
@@ -728,7 +718,7 @@ export type ChargeOutcome =
   | { readonly kind: 'failed'; readonly reason: string; readonly takenBack?: readonly TakenBack[] }
   | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
 
-/** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: the charge was executed and then undone. */
+/** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: the charge was executed, then undone. */
 export type ChargeFinding = { readonly leg: Leg } & (
   | { readonly found: 'reversed'; readonly transactionId: string }
   | { readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null }
@@ -803,7 +793,7 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
 
 const initiate = (payment: Payment, { at, attemptId, idempotency, terms }: Ask<'Initiate'>): PaymentEvent[] => {
   if (payment.phase !== 'none') throw new Error('the payment was begun before');
-  // These sums are our own, made from validated input. So a difference is a fault of ours, not a refusal.
+  // Our own code made these sums from validated input. A difference is a fault of ours, not a refusal.
   if (sumCents(terms.lineItems, (line) => line.amountCents) !== terms.amountCents) throw new Error('the lines do not sum to the principal');
   if (sumCents(terms.lineItems, (line) => line.serviceFeeCents) !== terms.serviceFeeCents)
     throw new Error('the fee was not shared out to the last cent');
@@ -907,12 +897,9 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
   return [{ type: 'RefundRequested', at: command.at, data: request(target, command, asked, moves, completes?.attemptId ?? null) }];
 };
 
-/**
- * The operation that returns a part of a leg, decided before the gateway is called (C23, C24). A void that would return more than was requested is
- * never chosen.
- */
+/** The operation that returns a part of a leg, decided before the gateway is called (C23, C24). Never a void that returns more than was requested. */
 const meansFor = (leg: ChargedLeg, part: Part, capability: { partialVoid: boolean; refundUnsettled: boolean }): Means => {
-  // If a refund was made on this leg, the gateway has settled the leg or accepts refunds before settlement. The stream may not know of the batch yet.
+  // After a refund on this leg, the gateway has settled it or accepts refunds before settlement. The stream may not know the batch yet.
   if (leg.settledBatchId !== null || leg.refunded) return 'refund';
   const means = unsettledMeans(leg, part, capability);
   if (!means) throw new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.');
@@ -935,8 +922,8 @@ const request = (
 ): ReversalRequest & Intent => {
   const principalCents = sumCents(legs, (leg) => leg.principalCents);
   const feeCents = sumCents(legs, (leg) => leg.feeCents);
-  // The principal is shared out in proportion to the remaining principal of the lines (C34). A fee is returned whole, so each line gets back what
-  // remains of its own fee share.
+  // The principal is shared out in proportion to the remaining principal of the lines (C34). A fee is returned whole: each line gets the rest of its
+  // fee share.
   const principalByLine = proRata(
     principalCents,
     payment.terms.lineItems.map((line, index) => line.amountCents - payment.lines[index]!.principalReturnedCents),
@@ -974,9 +961,7 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
 };
 
-/**
- * A leg settles in one batch. If the same batch reports other amounts later, they replace the first ones. A report of another batch changes nothing.
- */
+/** A leg settles in one batch. Later amounts from the same batch replace the first ones. A report of another batch changes nothing. */
 const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): PaymentEvent[] => {
   const { at, leg: name, batchId, closedAt, accepted, grossCents, feeCents } = command;
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -989,8 +974,8 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
 };
 
 /**
- * Makes the leg unsettled again, as in the books. From then on the gateway decides again whether the leg can be voided or refunded (C24). Nothing
- * happens if the leg did not settle in this batch.
+ * Makes the leg unsettled again, as in the books. The gateway then decides again between void and refund (C24). If the leg did not settle in this
+ * batch, nothing happens.
  */
 const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
@@ -1005,8 +990,8 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
 };
 
 /**
- * A dispute is opened only on a charged payment. Its amount is at least 1 cent, and at most the captured amount of the leg that it names, or of all
- * legs (C30). If it is opened again with the same terms, nothing changes.
+ * Opens a dispute on a charged payment. Its amount is at least 1 cent, and at most the captured amount of the named leg or of all legs (C30). A
+ * second opening with the same terms changes nothing.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
@@ -1025,7 +1010,8 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
 };
 
 /**
- * A dispute may change from any status to any other (C30). A change of status, stage or both is one event. Without a change there is no event (C57).
+ * A dispute may change from any status to any other (C30). One event carries a change of status, stage or both. Without a change there is no event
+ * (C57).
  */
 const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'UpdateDispute'>): PaymentEvent[] => {
   const before = disputable(payment).disputes.find((dispute) => dispute.disputeId === disputeId);
@@ -1070,8 +1056,8 @@ const named = (payment: Parameters<typeof statusOf>[0]): string => {
 };
 
 /**
- * Every attempt is part of the state, and a large state makes each read slow. So the number of attempts is limited: MAX_REVERSALS for attempts that
- * returned money, MAX_ATTEMPTS for all attempts. Staff may exceed MAX_ATTEMPTS.
+ * Limits on attempts: every attempt is part of the state, and a large state makes each read slow. MAX_REVERSALS counts attempts that returned money.
+ * MAX_ATTEMPTS counts all attempts, and staff may exceed it.
  */
 export const MAX_REVERSALS = 100;
 export const MAX_ATTEMPTS = 1_000;

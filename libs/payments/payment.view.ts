@@ -1,6 +1,6 @@
 /**
- * The resources of the specification that show a payment, made from the folded state alone. The same state must give the same text, so nothing here
- * reads the time.
+ * The resources of the specification that show a payment. They depend only on the folded state, since the same state must give the same text. So
+ * nothing here reads the time.
  */
 import { type Cents, type Json, sumCents } from '#kernel';
 import {
@@ -59,7 +59,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
   const totalCents = terms.amountCents + terms.serviceFeeCents;
   const left = charge ? remaining(charge) : { principal: 0, fee: 0 };
   const remainingCents = left.principal + left.fee;
-  // The payment shows the transaction and authorization code of its principal leg (C41). In combined mode there is only one leg.
+  // The payment shows the transaction and authorization code of its principal leg (C41), or of its only leg in combined mode.
   const leg = charge?.legs.find((candidate) => candidate.leg !== 'fee');
   return {
     id,
@@ -101,7 +101,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
   };
 };
 
-/** The status of a line (C28). If the payment has no refund, it is the status of the payment. Otherwise it follows from the line's amounts. */
+/** The status of a line (C28). Without a refund, it is the status of the payment. Otherwise it follows from the line's amounts. */
 const lineStatus = (payment: PaymentStatus, charge: Charged | null, refundedCents: Cents, totalCents: Cents): PaymentStatus => {
   if (!charge || payment === 'voided' || payment === 'succeeded') return payment;
   if (refundedCents === 0) return 'succeeded';
@@ -187,7 +187,6 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
 const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {
   const first = attempt.completes ? (attemptOf(payment, attempt.completes) ?? attempt) : attempt;
   const completion = first.completedBy ? attemptOf(payment, first.completedBy) : undefined;
-  // The first attempt planned its lines with the fee, and the completion plans the missing fee again. So only the principal may be summed over the
-  // lines of both attempts: a sum of fees would count the missing fee twice.
+  // The completion plans the missing fee a second time. So only the principal may be summed over the lines of both attempts.
   return completion && completion !== first ? [first, completion] : [first];
 };

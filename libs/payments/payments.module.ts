@@ -32,12 +32,9 @@ import type { ReverseRequest } from './reverse.js';
 import { PaymentStreams } from './stream.js';
 import { postgresVelocity } from './velocity.js';
 
-/** Keys have a few connections of their own, so that requests for lists cannot take all connections. */
+/** Keys have a few connections of their own, so that list requests cannot take all connections. */
 const KEY_POOL = { max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000, byKey: true } as const;
-/**
- * Charges of one case or card wait for each other in transactions. So velocity has connections of its own, and other requests do not wait for these
- * transactions.
- */
+/** Charges of one case or card wait for each other in transactions. Velocity has connections of its own, so that other requests do not wait, too. */
 const VELOCITY_POOL_CONNECTIONS = 4;
 
 /** Token of the {@link Gateways}, which the module of the gateways provides. */
@@ -112,7 +109,7 @@ const HANDLERS = [
 @Global()
 @Module({})
 export class PaymentsModule {
-  /** `answers`: every process must use the same encoder, since a worker may store an answer for a key that the API replays later. */
+  /** `answers`: must be the same encoder in every process. The API may replay an answer that a worker stored. */
   static of(answers: AnswerEncoder): DynamicModule {
     const providers = [
       {
@@ -165,8 +162,8 @@ const paymentServices = (
     pool: keyPool,
     completions: completionPool,
   } = openClaims(
-    // A claim must survive a crash of Postgres. Its owner may still be running, and if the claim were lost, a repeat under the key could charge
-    // again. A completion may be lost, since a takeover makes it again from the stream (T7).
+    // A claim must survive a crash of Postgres. Without the claim, a repeat under the key could charge again. A completion may be lost, since a
+    // takeover makes it again from the stream (T7).
     (which, verify) =>
       which === 'claims'
         ? context.pool({ name: 'keys', ...KEY_POOL, verify })
@@ -175,7 +172,7 @@ const paymentServices = (
     { store, keys: subscriber, ownLog: ports.ownLog, clock, log },
   );
   context.atEnd(() => claims.stop());
-  // If this process runs the projection of the list, it learns at once how far the list is. Any other process polls the checkpoint.
+  // A process that runs the list's projection learns its progress at once. Any other process polls the checkpoint.
   const list = readModels.of(paymentListModel);
   const watch = watchProjection(postgresCheckpoint(pool, checkpointOf(paymentListModel)), clock);
   return {

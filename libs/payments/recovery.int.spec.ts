@@ -1,6 +1,6 @@
 /**
  * Tests recovery (docs/contract.md#recovery). It fences the stream, finalises every reference, undoes the charge and records the result. No number of
- * failed tries makes recovery decide an outcome.
+ * failed tries decides an outcome.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -43,7 +43,7 @@ const DAY = 24 * 60 * MINUTE;
 const CUT = { answer: 'cut' } as const;
 const NOT_SENT = { effect: false, answer: 'cut' } as const;
 
-/** A charge whose request ended without knowing the outcome. */
+/** Makes a charge whose request ends with an unknown outcome. */
 const unknown = async (asked: Asked = { card: CARDS.unreadable }) => {
   const paymentId = house.ids.uuid();
   expect((await refused(house.charge(asked, paymentId))).code).toBe('PAYMENT_TIMEOUT');
@@ -381,7 +381,7 @@ describe('rounds', () => {
       house.clock.advance(MINUTE);
       let over = false;
       const round = house.recovery.round().finally(() => (over = true));
-      // One try of recovery repeats the append for a long time, so the clock is moved forward until it ends.
+      // One try repeats its append for a long time, so the clock is moved forward until the round ends.
       while (!over) {
         house.clock.advance(1_000);
         await new Promise((next) => setImmediate(next));
@@ -456,7 +456,7 @@ describe('the list of its work', () => {
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
     await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open' });
     expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
-    // If a wrong clock wrote a time far in the future, the payment is due immediately.
+    // A time far in the future comes from a wrong clock, so the payment is due immediately.
     expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open' });
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
@@ -491,7 +491,7 @@ describe('the list of its work', () => {
   });
 });
 
-/** Arms a fault at the simulator. The result is empty, so the request itself stays as it is. */
+/** Arms a fault at the simulator. The empty result leaves the request as it is. */
 const armed = async (call: 'charge' | 'void', leg: 'principal' | 'fee', fault: Parameters<Ground['bank']['arm']>[0]): Promise<Asked> => {
   await ground.bank.arm({ match: { call, leg }, ...fault });
   return {};
@@ -510,7 +510,7 @@ describe('any fault, with recovery at any moment', () => {
     answer: fc.constantFrom('cut' as const, 'not_json' as const, 'bare_500' as const, 'disabled' as const),
   });
   const interposed = fc.record({ when: fc.constantFrom('before' as const, 'after' as const), step: fc.constantFrom(...STEPS, ...EVENTS) });
-  // 3 failures are short enough for the retries of a request. 130 failures are an outage that lasts longer than the request.
+  // A request can outlast 3 failures. 130 failures outlast the request.
   const failure = fc.record({ type: fc.constantFrom(...EVENTS), effect: fc.boolean(), times: fc.constantFrom(3, 130) });
   const scenario = fc.record({
     card: fc.constantFrom(
@@ -579,7 +579,7 @@ describe('any fault, with recovery at any moment', () => {
         house.clock.advance(36_000);
       }
     }
-    // All faults end, and recovery runs four times to resolve what is open.
+    // All faults end. Four rounds of recovery then resolve the open attempts.
     house.calls.clear();
     house.appends.clear();
     await ground.bank.clearFaults();
@@ -600,8 +600,8 @@ describe('any fault, with recovery at any moment', () => {
         const { charge, told, view, balance, history, truth } = await run(asked);
         history.forEach((type) => seen.add(type));
         if (!view) return expect([balance, charge]).toEqual([0, 500]);
-        // If a charge cannot be undone, the payment stays unknown and there is a task for staff. In all other cases the stream and the simulator
-        // agree to the cent.
+        // A charge that cannot be undone stays unknown, and there is a task for staff. In all other cases the stream and the simulator agree to the
+        // cent.
         if (view.status === 'unknown') expect(await staffTask(view.id)).toHaveLength(1);
         else expect(balance).toBe(view.capturedAmountCents - view.refundedAmountCents);
         if (charge === 200) expect(history[1]).toBe('PaymentCreated');
@@ -610,7 +610,7 @@ describe('any fault, with recovery at any moment', () => {
         // Each answer with status 200 names a different transaction. However often a request was repeated, it returned its amount at most once.
         expect(new Set(told).size).toBe(told.length);
         const asks = asked.reverse.map(({ operation, amountCents, includeFee }) => (operation === 'refund' && !includeFee ? amountCents : null));
-        // If an outcome was appended but the log's answer was lost, the caller gets a 504. Then a repeat without a key may count as a new request, so
+        // If the log's answer to the append of an outcome was lost, the caller gets a 504. A repeat without a key may then count as a new request, so
         // the sum is not checked.
         const unheardOf = asked.appends?.effect && asked.appends.times > 3 && asked.reverse.some(({ keyed }) => !keyed);
         if (!unheardOf && asks.every((cents) => cents !== null))

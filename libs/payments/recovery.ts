@@ -1,7 +1,8 @@
 /**
- * Recovery finishes attempts that a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes a charge
- * that was executed, and records the result. `unknown` becomes voided or failed, never succeeded (C29). Recovery never gives up: no number of tries
- * decides an outcome.
+ * Recovery finishes attempts that a request left open. It fences the stream, finalises every reference of the attempt at the gateway, undoes an
+ * executed charge, and records the result.
+ *
+ * An unknown payment becomes voided or failed, never succeeded (C29). Recovery never gives up: no number of tries decides an outcome.
  */
 import { Conflict, type EventStore, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
@@ -12,7 +13,7 @@ import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
-/** Recovery does not touch an attempt that is younger than this, since its request may still be running. No request runs this long (C42). */
+/** Recovery does not touch a younger attempt, since its request may still be running (C42). */
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
 /** The wait before the first try, the second try and so on. The last wait repeats for ever. */
@@ -22,11 +23,11 @@ const RESOLUTION_MS = 40_000;
 /** Payments that a round works on at the same time. */
 const AT_ONCE = 8;
 /**
- * If a round resolves a payment, the gateway probably answers again. So all other open payments become due immediately. This happens at most once in
- * this time, since the gateway may never answer for some of them.
+ * After a round has resolved a payment, all other open payments become due, since the gateway probably answers again. This happens at most once in
+ * this time.
  */
 const HURRY_EVERY_MS = MINUTE;
-/** If requests read an open payment again and again, they start at most one try in this time. */
+/** Reads of one open payment start at most one try in this time. */
 const LOOK_AGAIN_MS = 30_000;
 const REMEMBERED_LOOKS = 10_000;
 
@@ -43,11 +44,11 @@ export const recoveryMigration: Migration = {
 export type Resolution = 'resolved' | 'open' | 'staff';
 
 export interface Recovery {
-  /** Resolves the open attempt of a payment, if it is so old that no request can still be working on it. */
+  /** Resolves the open attempt of a payment, unless a request may still be working on it. */
   resolve(paymentId: string): Promise<Resolution>;
-  /** Called by a request that reads an open payment. Starts a try in the background, unless such a call has started one in the last 30 s. */
+  /** Called when a request reads an open payment. Starts a try in the background, at most one in 30 s for each payment. */
   look(paymentId: string): void;
-  /** Tries to resolve payments that are due, at most 50 in a round. Returns the number of payments that were due. Ends early when `stop` aborts. */
+  /** Tries to resolve up to 50 payments that are due. Returns the number of payments that were due. Ends early when `stop` aborts. */
   round(stop?: AbortSignal): Promise<number>;
 }
 
@@ -67,7 +68,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
-  /** The tries that are running in this process, by payment id. Rounds and read requests start them. A payment has at most one running try here. */
+  /** The running tries of this process, by payment id. A payment has at most one. */
   const running = new Map<string, Promise<Resolution>>();
   const resolve = (paymentId: string): Promise<Resolution> => {
     const present = running.get(paymentId);
@@ -116,7 +117,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
           });
           if (outcome === 'resolved') resolved += 1;
           log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
-          // An outage of our own event store says nothing about the gateway. So a try that fails for this reason does not lengthen the pauses.
+          // An outage of our own event store says nothing about the gateway, so it does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
           const pause = ours ? SCHEDULE_MS[0]! : SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
           await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
@@ -147,8 +148,7 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
       const found = await finalizeReference(ports, gateway, call, deadline);
       if (found.kind === 'cannot_tell') return 'open';
       if (found.kind === 'never') {
-        // The reference of the reversal is finalised, too. So a process that resumes late cannot send a reversal for a charge that was never made
-        // (C61).
+        // The reference of the reversal is finalised, too. A process that resumes late then cannot reverse a charge that was never made (C61).
         if ((await finalizeReference(ports, gateway, { ...call, ref: leg.references.reversal, op: 'reversal' }, deadline)).kind === 'cannot_tell')
           return 'open';
         findings.push({ leg: leg.leg, found: 'never' });
@@ -170,11 +170,11 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
         if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
         else if (undone.kind === 'rejected') {
           kept.push({ leg: leg.leg, transactionId, why: undone.why });
-          // `finalised`: the gateway has promised staff that this leg stays charged, and staff are about to resolve the payment as succeeded. So
-          // recovery leaves the other legs to staff, too.
+          // `finalised`: the gateway has promised staff that this leg stays charged. Staff are about to resolve the payment as succeeded, so recovery
+          // leaves the other legs to them.
           if (undone.why === 'finalised') break;
         }
-        // The gateway's answer for this reference is final. Another call would get the same answer.
+        // The gateway's answer for this reference is final, so the call is not repeated.
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
       } else if (found.result.kind === 'declined') {
@@ -196,8 +196,8 @@ const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: 
 };
 
 /**
- * Limits for the times of open attempts, RFC 3339. The two limits `begunAfter` and `nextTryAfter` are in the future. Only a wrong clock can have
- * written a later time, and an attempt with such a time is due immediately.
+ * Limits for the times of open attempts, RFC 3339. `begunAfter` and `nextTryAfter` are in the future. Only a wrong clock can write a later time. An
+ * attempt with such a time is due immediately.
  */
 export interface Due {
   readonly begunBefore: string;
@@ -215,15 +215,15 @@ export interface RecoveryWork {
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
   record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
   /**
-   * Sets the next try of open attempts to `nextTryAt` if it is planned for later. Attempts that are left to staff are not changed. The extra try does
-   * not lengthen the later waits. Otherwise many extra tries in a few minutes would lengthen the waits to hours.
+   * Sets the next try of open attempts to `nextTryAt` if it is planned for later. Attempts that are left to staff do not change. Lowers `tries` by
+   * one, so that the extra try does not lengthen the later waits.
    */
   hurry(nextTryAt: string): Promise<void>;
 }
 
 const ROUND_LIMIT = 50;
 
-/** Finds the open attempts in the rows of the list. Several workers may do so at the same time, since the stream's revision guards each step. */
+/** Finds open attempts in the rows of the list. Several workers may run at the same time, since the stream's revision guards each step. */
 export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   due: async ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) => {
     const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
@@ -253,7 +253,7 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   },
 });
 
-/** Deletes the rows of attempts that are no longer open, because a request, a reader or staff has resolved them. */
+/** Deletes the rows of attempts that are no longer open. */
 export const purgeTries = (db: Queryable, stop?: AbortSignal): Promise<number> =>
   purge(async (limit) => {
     const { rowCount } = await db.query(

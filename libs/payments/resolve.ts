@@ -1,9 +1,11 @@
 /**
  * A person resolves an unknown charge (C29, C69). This is the only way from `unknown` to `succeeded`.
  *
- * First the stream is fenced, and the gateway is asked about every leg. If the evidence contradicts the decision, the command is refused. Nothing at
- * the gateway has changed by then, so recovery can still undo the charge. If the evidence agrees, references are finalised. For `succeeded` these are
- * the references that could still undo the charge. For any other decision, the references that could still make the charge are finalised as well.
+ * First the stream is fenced, and the gateway is asked about every leg. If the evidence contradicts the decision, the command is refused. No call has
+ * changed anything at the gateway by then, so recovery can still undo the charge.
+ *
+ * If the evidence agrees, references are finalised. For `succeeded`: those that could still undo the charge. For any other decision: also those that
+ * could still make the charge.
  */
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
@@ -23,14 +25,14 @@ export interface ResolveRequest {
   readonly evidence: string;
   readonly by: string;
   /**
-   * True: resolve the payment even if the gateway cannot be asked, or cannot tell. Even then, a decision that contradicts the gateway's answer is
-   * refused, except for legs that `transactions` names as returned.
+   * True: resolve the payment even if the gateway cannot tell. A decision that contradicts the gateway's answer is still refused, except for legs
+   * that `transactions` names as returned.
    */
   readonly force: boolean;
   /**
    * Transaction ids by leg, from the processor's own records. For `succeeded`: the transactions of the charge, if the gateway cannot tell. For
-   * `voided`, together with `force`: the transactions that returned the money of legs that the gateway shows as charged and could not undo. An
-   * example is a settled principal whose fee was never charged.
+   * `voided` with `force`: the transactions that returned money which the gateway could not undo. An example is a settled principal whose fee was
+   * never charged.
    */
   readonly transactions: Readonly<Partial<Record<Leg, string>>>;
 }
@@ -60,7 +62,7 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
 export interface SettledCharges {
   /** Resolves as soon as the register includes every event that was in the log before the call. */
   caughtUp(): Promise<void>;
-  /** Transactions by leg that a batch has settled while the payment was not known to be charged. */
+  /** The transaction of each leg that a batch settled while the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
 }
 
@@ -72,7 +74,7 @@ export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharge
   return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), origin));
 };
 
-/** `settled`: the transactions of the legs that a batch has settled. They count even if the gateway cannot tell. */
+/** `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. */
 const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
@@ -135,8 +137,8 @@ const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
 };
 
 /**
- * Makes the gateway promise that the decision stays true for a leg. false: the gateway cannot promise it. Throws INVALID_STATE if the leg was charged
- * or undone after it was looked up.
+ * Makes the gateway promise that the decision stays true for a leg. false: there is no such promise. Throws INVALID_STATE if the leg was charged or
+ * undone since the lookup.
  */
 const promised = async (
   ports: PaymentPorts,
@@ -173,8 +175,8 @@ const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }
 };
 
 /**
- * If a batch settled the leg, the leg was charged, even if the gateway cannot tell or no longer knows the charge. Only the gateway knows whether the
- * charge was undone.
+ * A leg in a settled batch was charged, even if the gateway cannot tell or no longer knows the charge. Only the gateway knows whether the charge was
+ * undone.
  */
 const evidenceOf = (found: Parameters<typeof lookedUp>[0], settled: string | undefined): LegEvidence => {
   const shown = lookedUp(found);

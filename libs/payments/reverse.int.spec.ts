@@ -61,7 +61,7 @@ const attempts = async (paymentId: string) => {
   if (state.phase !== 'charged') throw new Error('not charged');
   return state.attempts;
 };
-/** The store sleeps between retries, so the clock is moved forward until the call ends. */
+/** Moves the clock until the call ends, since the store sleeps between retries. */
 const hurry = async <T>(call: Promise<T>): Promise<T> => {
   let done = false;
   void call.then(
@@ -130,8 +130,7 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const key = house.key();
     let other: Awaited<ReturnType<House['voidWithKey']>> | undefined;
     house.calls.before('void.principal', async () => {
-      // The first request pauses here until its lease has ended, and another request runs under its key. When the first one goes on, it has no time
-      // left for its call.
+      // The first request pauses here. Its lease ends, and another request runs under its key. The first request then has no time left for its call.
       await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
       other = await house.voidWithKey(key, id);
       house.clock.advance(GATEWAY_CALL_MS);
@@ -494,7 +493,7 @@ describe('outcomes of a refund at the gateway (C40, C62)', () => {
       const id = await pending(key);
       const other = read<RefundView>(await house.refundWithKey(house.key(), id, { includeFee: true, ...(fault ? {} : { amountCents: 10_000 }) }));
       if (other.status === 200) expect(other.data).toMatchObject(completed);
-      // With the fault UNKNOWN, the fee turns out to be returned. Then the first refund is complete, and nothing is left for another key.
+      // With the fault UNKNOWN, the second request first resolves the open attempt, whose fee was returned. Nothing is left for the second key.
       else expect([fault, other.code]).toEqual([UNKNOWN, 'INVALID_STATE']);
       const first = read<RefundView>(await house.refundWithKey(key, id, { includeFee: true }));
       expect(first.data).toMatchObject(completed);
@@ -647,7 +646,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
 });
 
 describe('a repeat without a key (C18)', () => {
-  /** A refund that was executed although its caller got a 504. Recovery has resolved it. */
+  /** Makes a refund that is executed, but whose caller gets a 504. Recovery then resolves it. */
   const untold = async (asked: Parameters<House['refund']>[1] = PARTIAL) => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
@@ -796,7 +795,7 @@ test('one of a vanished process with a clock a day ahead is resolved at once', a
 });
 
 describe('a late wake-up (C61)', () => {
-  /** Recovery takes over the attempt of a request that pauses. The clock of the request stands still, as if its machine had paused. */
+  /** Recovery takes over the attempt of a paused request. The clock does not move meanwhile. */
   const overtaken = (id: string) => async () => {
     const [attempt] = await attempts(id);
     const owner = { actor: { type: 'recovery' as const, id: 'spec' }, correlationId: house.ids.uuid() };

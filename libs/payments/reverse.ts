@@ -1,7 +1,8 @@
 /**
- * Refunds and voids, for partners and staff. Each appends its intent, calls the gateway for each leg, and appends its end. If a request vanished, a
- * retry under its key makes the same calls again. Any other refund or void first resolves the attempt: every reference that the attempt may have used
- * is finalised at the gateway (C17, C18, C61).
+ * Refunds and voids, for partners and staff. Each appends its intent, calls the gateway for each leg, and appends its end.
+ *
+ * If a request vanished, a retry under its key makes the same calls again. Any other refund or void first resolves the vanished attempt: it finalises
+ * every reference that the attempt may have used (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
@@ -35,7 +36,7 @@ import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from '
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
 const POLL_OTHER_MS = 100;
-/** No request can still be working on an attempt of this age. The age is the deadline of a request, plus a margin for the append of the outcome. */
+/** No request works longer than this on an attempt: the deadline of a request, plus a margin for the append of the outcome. */
 export const ABANDONED_AFTER_MS = REQUEST_DEADLINE_MS + 7_000;
 
 export interface ReverseRequest {
@@ -77,7 +78,7 @@ export const reverse = async (
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
     if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) {
-      // If the log may have lost the payment, the answer must not be 404 (C76). So the log is checked first.
+      // The log may have lost the payment, so the log is checked before the 404 (C76).
       await ports.ownLog.verified(null);
       throw notFound();
     }
@@ -85,16 +86,16 @@ export const reverse = async (
       for (const leg of payment.legs) gatewayOf(ports, leg);
 
       const own = renewed ? undefined : resultOf(payment, attemptId);
-      // The owner of the attempt vanished. The same calls are made again under the same references. The gateway executes each reference only once.
+      // The owner of the attempt vanished. The same calls are made again, and the gateway executes each reference only once.
       if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
-      // The key's attempt is complete, so its result is the answer, even if another attempt is running. If the request were refused, the caller might
-      // ask again under a new key. If the caller got a 5xx before, it gets the result for the first time, so this is no replay.
+      // The key's attempt is complete, so its result is the answer, even if another attempt is running. A refusal could make the caller ask again
+      // under a new key. If the caller got a 5xx before, this answer is the first one and no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
         return { view: (await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
       }
-      // If the gateway rejected a void, that answer is final (C15), even if it was not stored with the key. A second call might get another answer,
-      // for example because a dispute was opened since.
+      // A void that the gateway rejected is final (C15), even without a stored answer. A second call might get another answer, for example after a
+      // new dispute.
       if (own?.operation === 'void' && own.ended?.outcome === 'rejected' && !payment.legs.some((leg) => leg.settlementRejected)) throw rejectedVoid();
 
       const open = openAttempt(payment);
@@ -118,8 +119,8 @@ export const reverse = async (
         continue;
       }
       if (own?.ended) {
-        // The key's attempt ended as never executed, rejected or partial. The missing part becomes a new attempt with new references. The key is
-        // bound to the new attempt before the new attempt begins.
+        // The key's attempt ended as never executed, rejected or partial. A new attempt returns the missing part. The key is bound to it before it
+        // begins.
         attemptId = await key!.renew();
         renewed = true;
       }
@@ -134,7 +135,7 @@ export const reverse = async (
       );
       return executed(await run(ports, next, attemptId, origin, deadline, false));
     } catch (error) {
-      // Another request changed the payment first, and this request has made no call yet. So it loads and decides again.
+      // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
       // The intent was sent, and a log that is not ours may hold it (C76).
       if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(request.paymentId);
@@ -155,9 +156,10 @@ const askedOf = ({ operation, amountCents, includeFee }: ReverseRequest) =>
 const isComplete = (attempt: ReversalAttempt) => attempt.ended?.outcome === 'completed' || attempt.completedBy !== null;
 
 /**
- * Records that a caller gets the result of a successful attempt, then returns this result. `again`: the result belongs to the caller's key already.
- * `as`: the caller's key and the attempt that the key is bound to; null: the caller has no key. Resolves to null if another caller has got the result
- * already. Callers without the attempt's key cannot prove that the attempt was theirs. Only the first of them gets the result (C18).
+ * Records that a caller gets the result of a successful attempt, then returns the result. null: another caller has got it already.
+ *
+ * `again`: the caller's key owns the result. `as`: the caller's key and the attempt that the key is bound to; null: the caller has no key. Of the
+ * callers without the attempt's key, only the first gets the result (C18).
  */
 const tell = (
   ports: PaymentPorts,
@@ -195,7 +197,7 @@ const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: Load
   return { type: 'RequestRefund', ...common, amountCents: request.amountCents, includeFee: request.includeFee, capabilities };
 };
 
-/** The gateway of a leg. Money is returned through the gateway account that charged it, even if the portal has another one now (C68). */
+/** Money is returned through the gateway account that charged it, even if the portal has another one now (C68). */
 const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
   const gateway = ports.gateways.find(leg.account);
   if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account that charged this payment is not configured any more.');
@@ -224,7 +226,7 @@ const run = async (
     const current = attemptOf(payment, attemptId)!;
     if (current.returned.some(({ leg }) => leg === move.leg)) continue;
     const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline).catch((error: unknown) => {
-      // Either the intent may be lost, or a call was made already (C76). In both cases the outcome is unknown.
+      // The intent may be lost, or a call may have been made already (C76). In both cases the outcome is unknown.
       throw error instanceof StoreIncident ? timeout(paymentId) : error;
     });
 
@@ -243,7 +245,7 @@ const run = async (
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
       loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
     } else {
-      // The attempt is fenced. So the next request resolves the attempt first, and does not wait for this request (C18).
+      // The fence lets the next request resolve the attempt without waiting for this request (C18).
       loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline).catch(
         (error: unknown) => {
           ports.log.warn({ paymentId, attemptId, err: error }, 'an open reversal could not be marked');
@@ -251,8 +253,8 @@ const run = async (
         },
       );
     }
-    // Another request under the same key may have run the same attempt, and may have recorded that this leg was returned. If the attempt is fenced,
-    // recovery decides about its other legs. An attempt is not ended while its references may still be executed (C61).
+    // Another request under the same key may have run this attempt and recorded this leg. If the attempt is fenced, recovery decides about the other
+    // legs. An attempt does not end while its references may still be executed (C61).
     const meanwhile = attemptOf(loaded.payment, attemptId)!;
     if (meanwhile.returned.some(({ leg }) => leg === move.leg)) {
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
@@ -265,10 +267,7 @@ const run = async (
   return reversalResult(paymentId, loaded.payment as Charged, attemptId);
 };
 
-/**
- * Voids or refunds one leg. If a refund was requested and the gateway answers that the leg needs the other operation, sends that operation (C23,
- * C24).
- */
+/** Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). */
 const moveLeg = async (
   ports: PaymentPorts,
   payment: Charged,
@@ -297,8 +296,8 @@ const moveLeg = async (
 };
 
 /**
- * Appends at the loaded revision. If another writer has appended an unrelated event first, appends after that event. If the attempt was fenced,
- * nothing is appended (docs/contract.md#streams-and-appends).
+ * Appends at the loaded revision, or after an unrelated event of another writer. Appends nothing if the attempt was fenced
+ * (docs/contract.md#streams-and-appends).
  */
 const record = async (
   ports: PaymentPorts,
@@ -322,8 +321,7 @@ const record = async (
         throw timeout(loaded.paymentId);
       }
       current = await ports.streams.load(loaded.paymentId);
-      // Recovery or a later request has fenced the attempt, and may have ended it. The caller gets a 504. A repeated request can then get the result
-      // (C18).
+      // Recovery or a later request has fenced the attempt, and may have ended it. After the 504, a repeated request can get the result (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
   }
@@ -334,9 +332,9 @@ const MARK_UNTOLD_MS = 600_000;
 const MARK_UNTOLD_EVERY_MS = 100;
 
 /**
- * Records that the caller got a 504, although the attempt may have ended in the log. Then a repeat without a key gets the result (C18). The append is
- * tried until the log answers, for at most {@link MARK_UNTOLD_MS}. If the process crashes before that, a repeat without a key counts as a new
- * request.
+ * Records that the caller got a 504, although the attempt may have ended in the log. A repeat without a key then gets the result (C18).
+ *
+ * The append is tried for at most {@link MARK_UNTOLD_MS}. If the process crashes before the append, such a repeat counts as a new request.
  */
 const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: string, origin: Origin): Promise<void> => {
   const { clock, streams } = ports;
@@ -408,8 +406,8 @@ const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.
 // Resolving an attempt that was left open: by the next request, or by recovery.
 
 /**
- * Fences the attempt, finalises every reference that it may have used, records the calls that were executed, and ends the attempt. If a call was not
- * sent, it is not sent now (C61). false: the gateway or the store cannot tell now, so the attempt stays open.
+ * Fences the attempt, finalises every reference that it may have used, records the executed calls, and ends the attempt. Sends no void and no refund
+ * (C61). false: the gateway or the store cannot tell now, so the attempt stays open.
  */
 export const resolveReversal = async (
   ports: PaymentPorts,
@@ -458,8 +456,8 @@ export const resolveReversal = async (
 };
 
 /**
- * Finalises a reference, within the deadline and within the time limit of one gateway call. The log is checked first, since the caller decides by the
- * events of the attempt that it has read from the log. Throws {@link StoreIncident} if events are lost.
+ * Finalises a reference within the deadline and the time limit of one gateway call. Checks the log first, since the caller decides by events that it
+ * read from the log. Throws {@link StoreIncident} if events are lost.
  */
 export const finalizeReference = async (
   ports: PaymentPorts,

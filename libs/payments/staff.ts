@@ -1,4 +1,4 @@
-/** Staff: the names under which commands are recorded, the rules for their texts, and the tasks that only a person may decide. */
+/** Staff: the names of actors, the rules for their texts, and the tasks that only a person may decide. */
 import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
 import { fold, type Json, ServiceError } from '#kernel';
 import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
@@ -7,10 +7,10 @@ import { isVisible, payment as decider, type Payment, type PaymentEvent, type Pa
 import { paymentEvents, paymentStream } from './stream.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
-/** A partner's refund reason has the same limit (C8). */
+/** The same limit as for a partner's refund reason (C8). */
 export const MAX_STAFF_TEXT_CHARACTERS = 1_000;
 
-/** Makes the origin for a command of a person. Throws VALIDATION_ERROR if the name cannot be recorded. */
+/** Makes the origin of a person's command. Throws VALIDATION_ERROR if the name cannot be recorded. */
 const person =
   (type: 'staff' | 'operator') =>
   (name: string, correlationId: string): Origin => {
@@ -23,8 +23,8 @@ export const staff = person('staff');
 export const operator = person('operator');
 
 /**
- * Throws VALIDATION_ERROR if a text of staff cannot be recorded. The log keeps such texts for ever. So the rules for a partner's texts apply: not
- * empty, not too long, no NUL, no lone surrogate, no card number (C8, C9).
+ * Throws VALIDATION_ERROR if a text of staff is empty or too long, or holds a NUL, a lone surrogate or a card number (C8, C9). The log keeps such
+ * texts for ever.
  */
 export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
   const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', `${field} ${message}.`);
@@ -45,8 +45,8 @@ export type StaffTaskReason =
   | 'settled_after_rejection';
 
 /**
- * A task about an unknown outcome is open as long as the payment is unknown. A task about a rejected settlement of a charged payment is open for
- * ever, since the books no longer expect the money.
+ * A task about an unknown outcome is open while the payment is unknown. A task about a rejected settlement of a charged payment stays open for ever,
+ * since the books no longer expect the money.
  */
 export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
   reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';

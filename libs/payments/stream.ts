@@ -1,4 +1,3 @@
-/** Payment streams. */
 import { hash } from 'node:crypto';
 import { canonicalJson, type Clock, type Deadline, type Ids, type Json, ServiceError } from '#kernel';
 import {
@@ -14,7 +13,7 @@ import {
 } from '#eventstore';
 import { type Intent, type KeyedEvent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
 
-/** The upcast to version 2. In version 1 an event did not name the key of its request. */
+/** Upcasts to version 2. Events of version 1 did not name the key of their request. */
 const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
 export const paymentEvents = defineEvents<PaymentEvent>({
@@ -47,8 +46,8 @@ const NAMES_A_KEY: ReadonlySet<string> = new Set<KeyedEvent['type']>([
 ]);
 
 /**
- * The event as it is shown outside. The key of the request is replaced by a SHA-256 of it. So proofs can be checked, and the hashes of the key store
- * are not shown (docs/decisions/0030-keys-in-events.md). Events without a key are unchanged.
+ * The event as it is shown outside. A SHA-256 replaces the key of the request: proofs stay checkable, and the hashes of the key store stay hidden
+ * (docs/decisions/0030-keys-in-events.md).
  */
 export const shownEvent = <Shown extends { readonly type: string; readonly data: unknown }>(event: Shown): Shown => {
   if (!NAMES_A_KEY.has(event.type)) return event;
@@ -70,14 +69,14 @@ const PAYMENT_STREAM: DecidedStreamType<Payment, PaymentCommand, PaymentEvent> =
     type === 'PaymentSettled' || type === 'SettlementRejected' || type === 'SettlementWithdrawn' ? data.closedAt : null,
 };
 
-/** A stream this long is unusual. It is logged as a warning and not refused (docs/contract.md#streams-and-appends). */
+/** A longer stream causes a warning in the process's log, but no refusal (docs/contract.md#streams-and-appends). */
 export const LONG_STREAM_EVENTS = 200;
 
 /** How long an append may be repeated, in milliseconds. `leftMs`: the time that the request has left. */
 export type AppendBudget = (leftMs: number) => number;
 /** The append of an outcome is repeated for at least 4 s, even if the request has no time left. */
 export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
-/** The append of an intent must leave time for the gateway call that it announces. With less than 2 s left, the call is not sent (C42). */
+/** The append of an intent leaves 3 s for the gateway call. With less than 2 s left, the call is not sent (C42). */
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
 export interface LoadedPayment {
@@ -110,8 +109,8 @@ export class PaymentStreams {
   }
 
   /**
-   * Decides and appends at the loaded revision. Returns the state after that. If there are no events, nothing is appended. An append of unknown
-   * outcome is repeated within `budget`. Throws the errors of `decide`, and Conflict, OutcomeUnknown, Unavailable.
+   * Decides, appends at the loaded revision, and returns the new state. Appends nothing if there are no events. Repeats an append of unknown outcome
+   * within `budget`. Throws the errors of `decide`, and Conflict, OutcomeUnknown, Unavailable.
    */
   async execute(
     { paymentId, payment, revision }: LoadedPayment,
@@ -127,11 +126,11 @@ export class PaymentStreams {
   }
 }
 
-/** How many times a decision is appended again, if another writer appends first each time. */
+/** How many times a decision is tried in all, if another writer appends first each time. */
 export const CONFLICT_ROUNDS = 4;
 
 /**
- * Runs `work`, which loads and decides. If another request appended first, runs it again. After {@link CONFLICT_ROUNDS} rounds throws INVALID_STATE.
+ * Runs `work`, which loads and decides. Runs it again if another request appended first. After {@link CONFLICT_ROUNDS} rounds, throws INVALID_STATE.
  */
 export const retryingConflicts = <T>(work: () => Promise<T>): Promise<T> =>
   retryOnConflict(work, () => new ServiceError('INVALID_STATE', 'The payment is being changed by another request; try again.'), CONFLICT_ROUNDS);

@@ -32,7 +32,7 @@ type Limits = Portal['limits'];
 export interface Velocity {
   /** Counts the attempt, or refuses it. DECLINE_BLOCKED comes before VELOCITY_LIMIT. */
   admit(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
-  /** Counts a decline. Rejects if the decline could not be counted. The charge is then answered as usual, since its outcome matters more. */
+  /** Counts a decline. Rejects if that fails. The charge is answered as usual then, since its outcome matters more. */
   recordDecline(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
 }
 
@@ -67,7 +67,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
       const checks = windows(subject, limits);
       if (checks.length === 0) return;
       await transaction(pool, async (client) => {
-        // Attempts of the same subject are counted one at a time. If two were counted at the same time, both could pass as the last allowed one.
+        // Attempts of one subject are counted one at a time. Otherwise two of them could both pass as the last allowed one.
         for (const { subject: hash } of [...checks].sort((a, b) => Buffer.compare(a.subject, b.subject)))
           await client.query('select pg_advisory_xact_lock($1::bigint)', [hash.readBigInt64BE(0).toString()]);
         const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.now())));
@@ -93,7 +93,7 @@ const refusal = async (client: Client, portalId: string, { scope, limit, subject
   const { windowSeconds, blockSeconds } = limit;
   if (limit.declines !== null) {
     const blocks = scope === 'card' && blockSeconds !== null;
-    // The declines that led to a block may leave the window long before the block ends. So older declines are read, too.
+    // A block may outlast the window of its declines, so older declines are read, too.
     const declines = await entriesSince(client, {
       portalId,
       scope,

@@ -2,21 +2,21 @@ import type { Clock } from '#kernel';
 import { isDataException, StatementTimeout } from './postgres/errors.js';
 
 /**
- * Calls that arrive while a statement is in flight are sent together in the next statement. So under load many requests share a round trip and a
- * commit. There is no timer: a single call is sent at once. Nothing is cached: each answer comes from a statement that was sent after the call.
+ * Calls that arrive while `inFlight` statements run are sent together in the next statement. Under load many requests share a round trip and a
+ * commit. A single call is sent at once. Each answer comes from a statement that was sent after the call.
  */
 export interface BatchOptions {
   /** Maximum number of items in one statement. */
   readonly maxItems: number;
   /** Maximum number of statements in flight. */
   readonly inFlight: number;
-  /** A call that waited longer than `ms` is refused and never sent, so that its caller still has time to answer. Default: no limit. */
+  /** A call that waited longer than `ms` is refused and never sent. Default: no limit. */
   readonly patience?: { readonly ms: number; readonly clock: Pick<Clock, 'monotonic'> };
 }
 
 /**
- * One run is in flight and one is queued. Later calls share the queued run, so each answer comes from a run that began after its call. The queued run
- * starts even if the run before it fails.
+ * Shares runs among callers: one run is in flight and one is queued. Later calls share the queued run, so each answer comes from a run that began
+ * after the call. The queued run starts even if the run before it fails.
  */
 export const shared = <Result>(run: () => Promise<Result>): (() => Promise<Result>) => {
   let running: Promise<Result> | null = null;
@@ -34,8 +34,8 @@ export const shared = <Result>(run: () => Promise<Result>): (() => Promise<Resul
 };
 
 /**
- * `run` returns one answer for each item, in order. If it throws, every caller of that batch gets the error. But if the database refuses the value of
- * an item, each item is sent alone, so that the other items succeed.
+ * `run` returns one answer for each item, in order. If it throws, every caller of that batch gets the error. After a data exception of the database,
+ * each item is sent alone, so that only the faulty one fails.
  */
 export const batched = <Item, Result>(
   run: (items: readonly Item[]) => Promise<readonly Result[]>,
@@ -43,7 +43,7 @@ export const batched = <Item, Result>(
 ): ((item: Item) => Promise<Result>) => {
   interface Call {
     readonly item: Item;
-    /** When `patience` ends for this call, on the monotonic clock. */
+    /** The end of this call's `patience`, on the monotonic clock. */
     readonly until: number;
     readonly resolve: (result: Result) => void;
     readonly reject: (error: unknown) => void;
@@ -77,7 +77,7 @@ export const batched = <Item, Result>(
   return (item) =>
     new Promise<Result>((resolve, reject) => {
       queue.push({ item, until: patience ? patience.clock.monotonic() + patience.ms : Number.POSITIVE_INFINITY, resolve, reject });
-      // The batch is sent at the end of this turn of the event loop, so that the calls of this turn are sent together.
+      // All calls of this turn of the event loop are sent together.
       if (queue.length === 1) setImmediate(pump);
     });
 };
@@ -85,13 +85,12 @@ export const batched = <Item, Result>(
 /** Group requests when 5 are in flight, and for 100 ms after that. */
 const CROWD = 5;
 const CROWD_LASTS_MS = 100;
-/** How long a group collects requests, counted from its first request. */
+/** How long a group waits for further requests after its first one. */
 const GATHER_MS = 10;
 
 /**
- * Groups requests under load. The requests of a group take every step at the same time, so they share statements, commits and wake-ups. Without
- * groups, each request would need its own statement, commit and wake-up. The gain is much larger than the wait (decision 0025). With few requests in
- * flight, no request waits.
+ * Groups requests under load. The requests of a group take every step at the same time, so they share statements, commits and wake-ups (decision
+ * 0025). With few requests in flight, no request waits.
  */
 export class Convoy {
   private inside = 0;

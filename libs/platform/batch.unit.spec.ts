@@ -113,7 +113,7 @@ describe('calls that share a statement', () => {
 });
 
 describe('a convoy', () => {
-  /** A convoy with a clock that the test sets. `time.asleep` holds one function for each call that waits; the function ends the wait. */
+  /** A convoy with a clock that the test sets. Each function in `time.asleep` ends one wait. */
   const door = () => {
     const time = { now: 0, asleep: [] as (() => void)[] };
     const sleep = () => new Promise<void>((wake) => time.asleep.push(wake));
@@ -141,7 +141,7 @@ describe('a convoy', () => {
     await turn();
     expect([entered, time.asleep.length]).toEqual([[], 1]);
     for (const go of inside) go();
-    // The whole group is admitted at the same time. Later requests wait for another group.
+    // The whole group is admitted at once. Later requests wait for another group.
     time.asleep.pop()!();
     await turn();
     expect(entered).toEqual([1, 2, 3]);

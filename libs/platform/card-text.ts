@@ -36,8 +36,7 @@ const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passe
 
 /**
  * Patterns of card numbers: 13–19 digits in a row, or groups of digits as a card shows them (4-4-4-4…, 4-6-5). No letter or digit may stand directly
- * before or after them. The pattern is a lookahead, so matches may overlap, and a match may begin at every digit group. Other groups, such as a year
- * or a security code, may stand beside the card.
+ * before or after them. A lookahead lets matches overlap, because other digit groups, such as a year, may stand beside the card number.
  */
 const SHAPES = [
   String.raw`\d{13,19}`,
@@ -45,7 +44,7 @@ const SHAPES = [
   String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{1,4}`,
   String.raw`\d{4}(?<sep>[ -])\d{6}\k<sep>\d{4,5}`,
 ].map((shape) => new RegExp(String.raw`(?<![\p{L}\p{N}])(?=(?<digits>${shape})(?![\p{L}\p{N}]))`, 'gu'));
-/** Matches every text that holds a card number. Most texts do not match, and then no pattern above is tried. */
+/** Matches every text that holds a card number. The patterns above are tried only if this one matches. */
 const ENOUGH_DIGITS = /(?:\d[ -]?){13}/;
 
 /** Start and end index of each card number in the text. */
@@ -72,8 +71,8 @@ export const maskCardNumbers = (text: string): string => {
   return masked + text.slice(end);
 };
 
-/** True: free text is searched for card numbers (`CARD_IN_TEXT_CHECK`). Set once at start-up. */
+/** `on`: free text is searched for card numbers (`CARD_IN_TEXT_CHECK`). Set once at start-up. */
 export const cardInTextCheck = { on: true };
 
-/** Returns the fault of a text that holds a card number (C9), or null. The fault does not repeat the number. */
+/** The fault of a text that holds a card number (C9). null: there is no fault. The fault does not repeat the number. */
 export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);

@@ -2,7 +2,7 @@
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { type Brand, brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 
-/** A number with this prefix and this length that passes Luhn. */
+/** A number with this prefix and length that passes Luhn. */
 const card = (prefix: string, length: number): string => {
   const open = prefix.padEnd(length - 1, '0');
   return [...'0123456789'].map((last) => open + last).find(passesLuhn)!;

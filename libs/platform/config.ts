@@ -8,14 +8,13 @@ export interface Network {
   readonly prefix: number;
 }
 
-/** A host and port that webhooks may reach although the host lies in a network that is not public. */
+/** A host and port in a network that is not public. Webhooks may reach them. */
 export interface PrivateTarget {
   readonly host: string;
   readonly port: number;
   readonly network: Network;
 }
 
-/** Settings of webhooks. */
 export interface WebhookSettings {
   /** Seconds between two delivery attempts, before the random spread. Production allows only 120; tests use other values. */
   readonly retrySeconds: number;
@@ -27,7 +26,7 @@ export interface WebhookSettings {
   readonly blockedNetworks: readonly Network[];
   /** Non-public targets that webhooks may reach, for local development and tests. Production needs a second variable that confirms them. */
   readonly privateTargets: readonly PrivateTarget[];
-  /** PEM file of certificate authorities that are trusted for private targets, besides the usual ones. null: none. */
+  /** PEM file of further certificate authorities, trusted only for private targets. null: none. */
   readonly extraCaFile: string | null;
   /** The name servers, each as `address` or `address:port`. Empty: those of the system. */
   readonly dnsServers: readonly string[];
@@ -37,7 +36,7 @@ export interface Config {
   readonly host: string;
   readonly port: number;
   readonly dataDir: string;
-  /** The folder in which each process keeps its newest events (`MARKS_DIR`), outside the database. */
+  /** The folder in which each process keeps its marks (`MARKS_DIR`), outside the database. */
   readonly marksDir: string;
   /** null: embedded Postgres. */
   readonly databaseUrl: string | null;
@@ -46,7 +45,7 @@ export interface Config {
   /** null: Payfold starts the simulator itself. */
   readonly simulatorUrl: string | null;
   readonly simulatorPort: number;
-  /** Time of day, UTC, at which the simulator closes its batches. null: it closes them only on command. */
+  /** Time of day, UTC, at which the simulator closes its batches. null: only a command closes them. */
   readonly simulatorBatchClose: string | null;
   readonly metricsPort: number;
   /** The address of `/audit/v1`. Loopback unless an operator names another one. */
@@ -61,12 +60,12 @@ export interface Config {
   readonly masterKeyMayBeCreated: boolean;
   readonly environment: 'sandbox' | 'production';
   readonly cardInTextCheck: boolean;
-  /** Maximum number of checkout requests a minute from one client address, and for one portal (next field). null: no limit (C65). */
+  /** Maximum number of checkout requests a minute from one client address. The next field is the limit for one portal. null: no limit (C65). */
   readonly checkoutRatePerAddress: number | null;
   readonly checkoutRatePerPortal: number | null;
-  /** Number of the operator's own proxies in front of Payfold that add to `X-Forwarded-For`. 0: the header is not trusted. */
+  /** Number of the operator's own proxies that add to `X-Forwarded-For`. 0: the header is not trusted. */
   readonly proxyHops: number;
-  /** Named crash point for tests, `<port call>:<before|after>`; null otherwise. */
+  /** Crash point for tests, `<port call>:<before|after>`. null: none. */
   readonly failpoint: string | null;
   readonly webhooks: WebhookSettings;
 }
@@ -86,7 +85,7 @@ export class ConfigError extends Error {
   }
 }
 
-/** Reads and checks all of the environment. Throws {@link ConfigError} with every fault. */
+/** Reads and checks the environment. Throws {@link ConfigError} with every fault. */
 export const readConfig = (env: Readonly<Record<string, string | undefined>> = process.env): Config => {
   const faults: string[] = [];
   const text = (name: string, otherwise: string) => env[name] || otherwise;
@@ -146,7 +145,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
 
-  /** Reads a list separated by commas. `read` parses each part, and returns null for a part that is wrong. */
+  /** Reads a list separated by commas. `read` parses one part, and returns null if the part is wrong. */
   const list = <T>(name: string, form: string, read: (part: string) => T | null): T[] => {
     const parts = (env[name] ?? '').split(',').filter((part) => part !== '');
     const values = parts.map((part) => read(part.trim()));

@@ -19,7 +19,7 @@ export const withFailpoint = <T extends object>(failpoint: string | null, target
         const hit = namesOf(property, args).includes(point!);
         if (hit && when === 'before') kill(pid, 'SIGKILL');
         const result = (member as Call).apply(object, args);
-        // `find` returns a gateway. That gateway is wrapped too, because its calls can be named as fail points.
+        // `find` returns a gateway, whose calls can be fail points too.
         if (property === 'find' && result !== null && typeof result === 'object' && !(result instanceof Promise))
           return withFailpoint(failpoint, result);
         if (!hit || !(result instanceof Promise)) return result;

@@ -26,10 +26,7 @@ const formatUuid = (bytes: Uint8Array): string => {
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
 };
 
-/**
- * Random bytes are requested in pieces of this size. A system call for each id would cost more than the rest of the work for the id. No byte is used
- * twice.
- */
+/** Random bytes are requested in pieces of this size, because a system call for each id would be slow. No byte is used twice. */
 const POOL_BYTES = 4_096;
 let pool = Buffer.alloc(0);
 const drawBytes = (count: number): Uint8Array => {
@@ -49,8 +46,7 @@ export const uuidV7 = (epochMs: number, random: Uint8Array = drawBytes(16)): str
 };
 
 /**
- * An id that depends only on the parts: their SHA-256 hash in the form of a UUID v5. The parts are joined as JSON, so that two different lists never
- * give the same text.
+ * An id that depends only on the parts: their SHA-256 hash in the form of a UUID v5. Joined as JSON, two different lists never give the same text.
  */
 export const hashedUuid = (...parts: readonly (string | number | bigint)[]): string => {
   const bytes = createHash('sha256')
@@ -67,7 +63,7 @@ export const systemIds = (now: () => number): Ids => ({
   confirmationNumber: () => crockford(randomBytes(8), 10).replace(/^(.{4})(.{4})(.{2})$/, '$1-$2-$3'),
 });
 
-/** UUID v5 (RFC 9562) of a namespace and a name. Other libraries give the same UUID. */
+/** UUID v5 (RFC 9562) of a namespace and a name. */
 export const uuidV5 = (namespace: string, name: string): string => {
   const hex = hash('sha1', Buffer.concat([Buffer.from(namespace.replaceAll('-', ''), 'hex'), Buffer.from(name, 'utf8')]), 'hex');
   const variant = ((Number.parseInt(hex[16]!, 16) & 0x3) | 0x8).toString(16);

@@ -2,7 +2,7 @@
  * The master key ring and the keys that are derived from it.
  *
  * `MASTER_KEY_FILE` holds `{"current": "<kid>", "keys": {"<kid>": "<32 bytes, base64>"}}`. HKDF derives a separate key for each purpose, so a leaked
- * derived key says nothing about the others. To rotate the master key, add a key and name it as `current`.
+ * key does not reveal the others. To rotate the master key, add a key and name it as `current`.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
@@ -60,8 +60,8 @@ export class KeyRing {
   }
 
   /**
-   * Encrypts a secret that must be readable again (AES-256-GCM, fresh nonce). `context` names table or stream, id and field. It is authenticated, so
-   * a ciphertext that is copied elsewhere cannot be decrypted there.
+   * Encrypts a secret (AES-256-GCM, fresh nonce). `context` names table or stream, id and field. A ciphertext that is copied to another place cannot
+   * be decrypted there.
    */
   seal(plaintext: string, context: string): { kid: string; ciphertext: string } {
     const nonce = randomBytes(NONCE_BYTES);
@@ -70,7 +70,7 @@ export class KeyRing {
     return { kid: this.current, ciphertext: Buffer.concat([nonce, body, cipher.getAuthTag()]).toString('base64') };
   }
 
-  /** Decrypts a secret that {@link seal} encrypted. Throws if the ciphertext was changed, or if context or key differ. */
+  /** Decrypts a secret that {@link seal} encrypted. Throws if ciphertext, context or key differ. */
   open(sealed: { kid: string; ciphertext: string }, context: string): string {
     const bytes = Buffer.from(sealed.ciphertext, 'base64');
     const decipher = createDecipheriv('aes-256-gcm', this.derive('secret', sealed.kid), bytes.subarray(0, NONCE_BYTES))
@@ -83,7 +83,7 @@ export class KeyRing {
 /** A ring with one fresh key. */
 export const newKeyRing = (): KeyRing => new KeyRing('k1', new Map([['k1', randomBytes(KEY_BYTES)]]));
 
-/** Reads the ring and writes nothing. Each fault is reported in one clear line. */
+/** Reads the ring. Throws an error of one line for any fault. */
 export const readKeyRing = (file: string): KeyRing => {
   let text: string;
   try {
@@ -104,8 +104,8 @@ export const readKeyRing = (file: string): KeyRing => {
     return refuse('it needs "current" and "keys"');
   const keys = new Map<string, Buffer>();
   for (const [kid, value] of Object.entries(ring.keys as Record<string, unknown>)) {
-    // The order of the keys matters: names of idempotency rows are made with the oldest key, which is the first one. A JavaScript object puts names
-    // that look like numbers first, whatever their order in the text. So a key id must begin with a letter.
+    // The first key must be the oldest, because it names idempotency rows. JavaScript objects move names that look like numbers to the front. So a
+    // key id must begin with a letter.
     if (!/^[A-Za-z][\w.-]{0,31}$/.test(kid)) return refuse(`key id "${kid}" must begin with a letter`);
     const bytes = typeof value === 'string' ? Buffer.from(value, 'base64') : Buffer.alloc(0);
     if (bytes.length !== KEY_BYTES) return refuse(`key "${kid}" is not ${KEY_BYTES} bytes of base64`);
@@ -115,8 +115,7 @@ export const readKeyRing = (file: string): KeyRing => {
 };
 
 /**
- * The sandbox's ring: reads the file, or creates it on the very first start. An existing file is never overwritten, even if two processes start at
- * once.
+ * The sandbox's ring: reads the file, or creates it on the first start. An existing file is never overwritten, even if two processes start at once.
  */
 export const readOrCreateKeyRing = (file: string): KeyRing => {
   if (!existsSync(file)) {

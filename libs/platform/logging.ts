@@ -1,16 +1,16 @@
 /**
- * Logging. Code logs only objects with listed fields (ids, route, status, duration), never bodies or DTOs. If code breaks this rule, a card number in
- * a finished line is masked, and the line is counted. A masked line is a fault of ours, and tests fail on it (docs/contract.md#card-data).
+ * Logging. Code logs only listed fields (ids, route, status, duration), never bodies or DTOs. If a line still holds a card number, the number is
+ * masked and the line is counted. Tests fail on a masked line (docs/contract.md#card-data).
  */
 import pino from 'pino';
 import { maskCardNumbers } from './card-text.js';
 
 export type Logger = pino.Logger;
 
-/** How many log lines held something like a card number since the process started. */
+/** Number of log lines in which a card number was masked since the process started. */
 export const maskedLines = { count: 0 };
 
-/** An error is logged with its name, message, code, cause and stack frames only. Its other properties may hold a whole request body. */
+/** Only these properties of an error are logged. Others may hold a whole request body. */
 const errorFields = (error: unknown) => {
   if (!(error instanceof Error)) return { message: typeof error === 'string' ? error : 'not an Error' };
   const { name, message, stack } = error;

@@ -1,6 +1,6 @@
 /**
- * The context of a process, which every other module uses. Each lib exports its Nest module under a path of its own (`#platform/module`), so that
- * code without Nest does not load Nest.
+ * The context of a process, for every other module. The Nest module of each lib has a path of its own (`#platform/module`), so that other code does
+ * not load Nest.
  */
 import { type DynamicModule, Global, Inject, Injectable, type InjectionToken, Module, type Type } from '@nestjs/common';
 import { type Command, CommandHandler, type ICommandHandler, type IQueryHandler, type Query, QueryHandler } from '@nestjs/cqrs';
@@ -12,7 +12,7 @@ import type { KeyRing } from './keys.js';
 import type { Logger } from './logging.js';
 import { createPool, type Pool, type PoolOptions } from './postgres/pool.js';
 
-/** The addresses of the database and of the simulator that this process found or started. `simulatorUrl` null: there is no simulator. */
+/** The addresses of the database and of the simulator. `simulatorUrl` null: there is no simulator. */
 export interface Places {
   readonly databaseUrl: string;
   readonly simulatorUrl: string | null;
@@ -21,15 +21,15 @@ export interface Places {
 export interface ProcessOptions {
   /** The clock of the process. Tests may replace it. */
   readonly clock?: Clock;
-  /** The role of a process that keeps running. The role is recorded, so that `payfold upgrade` knows that the process runs. */
+  /** The role of a process that keeps running, recorded for `payfold upgrade`. Absent for a command. */
   readonly role?: string;
-  /** The owner of the leases on projections; see `createSubscriber`. */
+  /** The owner of the leases on projections (`SubscriberOptions.owner`). */
   readonly leaseOwner?: string;
   /** Aborts when the process must end, even if the process is still starting. */
   readonly stop?: AbortSignal;
 }
 
-/** The settings that a process was started with, and the resources that it must close at its end. */
+/** The settings of a process, and the resources that it must close at its end. */
 export class ProcessContext {
   readonly clock: Clock;
   readonly ids: Ids;
@@ -47,9 +47,9 @@ export class ProcessContext {
     this.ids = systemIds(() => this.clock.now());
   }
 
-  /** `close` runs at the end of the process. The last resource that was opened is closed first. */
+  /** Registers `close` for the end of the process. The last registered function runs first. */
   atEnd(close: () => Promise<unknown>): void {
-    // If the process ends during its start, the start may still open a resource after the others were closed. Such a resource is closed at once.
+    // A start that was interrupted may open a resource after the others were closed. Close this resource at once.
     if (this.closed) void close().catch(() => undefined);
     else this.closers.push(close);
   }
@@ -61,7 +61,7 @@ export class ProcessContext {
     return pool;
   }
 
-  /** Wraps a port. If the configuration names one of its calls as a fail point, that call kills the process. */
+  /** Wraps a port. A call that the configuration names as fail point kills the process. */
   guarded<T extends object>(port: T): T {
     return withFailpoint(this.config.failpoint, port);
   }
@@ -85,14 +85,14 @@ export class PlatformModule {
   }
 }
 
-/** The handler of a command: one function, called with the ports that `token` provides. */
+/** Makes the handler of a command. Nest calls `run` with the ports that `token` provides. */
 export const commandHandler = <Ports, Result, C extends Command<Result>>(
   command: Type<C>,
   token: InjectionToken<Ports>,
   run: (ports: Ports, command: C) => Promise<Result>,
 ): Type<ICommandHandler> => decorated(CommandHandler(command), `${command.name}Handler`, token, run);
 
-/** The handler of a query: one function, called with the ports that `token` provides. */
+/** Makes the handler of a query. Nest calls `run` with the ports that `token` provides. */
 export const queryHandler = <Ports, Result, Q extends Query<Result>>(
   query: Type<Q>,
   token: InjectionToken<Ports>,

@@ -1,17 +1,18 @@
 /**
- * Settlement batches of the processor, line by line, and the meaning of a line for its payment. Pure functions.
+ * Settlement batches of the processor, and the meaning of a line for its payment. Pure functions.
  *
- * Each batch has its own stream (`settlement-<gateway>-<merchant account>-<batch>`; a `-` inside a part is written `%2D`). The stream records every
- * line exactly once, with the result of its matching. A line that fits no payment is recorded too, as an exception for staff. So no line that the
- * processor reported is lost.
+ * Each batch has a stream (`settlement-<gateway>-<merchant account>-<batch>`; a `-` inside a part is written `%2D`). The stream records every line
+ * exactly once, with the result of its matching. A line that fits no payment is recorded too, as an exception for staff.
  */
 import { type Cents, sumCents } from '#kernel';
 import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
 
 /**
- * The result of matching a line. `MISSING_HERE`: the line belongs to no payment here, or is an adjustment. `STATUS_MISMATCH`: the line does not fit
- * the state of its payment. For example, the payment is unknown, failed or voided, or the refund was not made here. `WRONG_ACCOUNT`: the charge was
- * made on another merchant account. All results except `MATCHED` make an exception.
+ * The result of matching a line. All results except `MATCHED` make an exception.
+ *
+ * - `MISSING_HERE`: the line belongs to no payment here, or is an adjustment.
+ * - `STATUS_MISMATCH`: the line does not fit the state of its payment. For example, the payment is unknown, failed or voided.
+ * - `WRONG_ACCOUNT`: the charge was made on another merchant account.
  */
 export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
 
@@ -22,7 +23,7 @@ export interface RecordedLine {
   readonly ref: string | null;
   readonly type: SettlementRecord['type'];
   readonly accepted: boolean;
-  /** Signed: an amount that goes back to the cardholder is negative. */
+  /** Negative if the money goes back to the cardholder. */
   readonly grossCents: number;
   readonly feeCents: number;
   readonly netCents: number;
@@ -49,8 +50,8 @@ type Fact<Type extends string, Data> = { readonly type: Type; readonly at: strin
 export type SettlementEvent =
   | Fact<'SettlementLinesRecorded', BatchName & { readonly closedAt: string; readonly lines: readonly RecordedLine[] }>
   /**
-   * All lines are recorded. The sums are over accepted lines. `fundedOn` (YYYY-MM-DD) is the day of funding that the processor announced. `listed`:
-   * all lines came from the processor's interface, in this order. Then the interface is asked only for later batches.
+   * All lines are recorded. The sums are over accepted lines. `fundedOn` (YYYY-MM-DD): the day of funding that the processor announced. `listed`:
+   * true if all lines came from the processor's interface, in this order. Later requests then ask only for later batches.
    */
   | Fact<
       'SettlementBatchRecorded',
@@ -65,9 +66,8 @@ export type SettlementEvent =
       }
     >
   /**
-   * A batch was completed from a file, and then the processor's interface listed it to its end. From now on the interface is asked only for later
-   * batches. The sums are those of the interface. `differing`: the number of lines in which the interface differs from the record, plus 1 for another
-   * day of funding.
+   * The processor's interface has listed the whole batch after its record was complete. Later requests ask only for later batches. The sums are those
+   * of the interface. `differing`: the number of lines in which the interface differs from the record, plus 1 for another day of funding.
    */
   | Fact<
       'SettlementBatchListed',
@@ -82,9 +82,8 @@ export type SettlementEvent =
       }
     >
   /**
-   * Lines of a recorded batch were corrected. Each correction holds the line before (null: it was added) and after (null: it was removed). `fundedOn`
-   * is the day of funding after the correction. `fileId` names the corrected file. null: the processor's interface listed further lines of a batch
-   * that was recorded from a file.
+   * Lines of a complete batch were corrected. A correction holds the line before (null: it was added) and after (null: it was removed). `fundedOn`:
+   * the day of funding after the correction. `fileId`: the corrected file. null: the processor's interface listed further lines.
    */
   | Fact<
       'SettlementLinesCorrected',
@@ -95,31 +94,27 @@ export type SettlementEvent =
         readonly corrections: readonly LineCorrection[];
       }
     >
-  /**
-   * The net amount of the batch reached the bank on `fundedOn`: the operator's bank or, if `agencyPortalId` is given, the bank of that portal's
-   * agency.
-   */
+  /** The net amount of the batch reached the bank on `fundedOn`. This is the operator's bank or, if `agencyPortalId` is given, that agency's bank. */
   | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
 
-/** Id of a batch's stream. The parts are encoded, so two batches never share a stream, whatever their names hold. */
+/** Id of a batch's stream. The parts are encoded, so each batch has its own stream for any names. */
 export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName): string =>
   [gateway, merchantAccount, batchId].map((part) => encodeURIComponent(part).replaceAll('-', '%2D')).join('-');
 
-/** True for the streams of batches. Streams of imported files have the same prefix, but fewer parts. */
+/** True for streams of batches. Streams of imported files have the same prefix, but fewer parts. */
 export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && stream.split('-').length === 4;
 
-/** The recorded state of a batch. */
 export interface SettlementBatch {
   readonly lines: readonly RecordedLine[];
   readonly complete: boolean;
-  /** RFC 3339; null: nothing is recorded of it. */
+  /** RFC 3339. null: nothing of the batch is recorded. */
   readonly closedAt: string | null;
   /** YYYY-MM-DD. null: no source has announced it. */
   readonly fundedOn: string | null;
   readonly funded: boolean;
   /** True if the processor's interface has listed the whole batch. */
   readonly listed: boolean;
-  /** True if a file has corrected the batch. After that, the interface can no longer add lines. */
+  /** True if a file has corrected the batch. The interface can then no longer add lines. */
   readonly correctedByFile: boolean;
 }
 
@@ -168,29 +163,26 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The meaning of a line.
 
-/** The register's row for the transaction of a line. */
+/** The register's row of a line's transaction. */
 export interface Registered {
   readonly paymentId: string;
   readonly leg: Leg;
   readonly op: 'charge' | 'refund';
   readonly attemptId: string;
   readonly merchantAccount: string;
-  /** The batch in which this transaction has settled. null: none so far. */
+  /** The batch in which this transaction has settled. null: not settled. */
   readonly settledBatchId: string | null;
 }
 
 const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
 
-/** True for a sale that was matched with its payment. The payment's own stream records that the leg has settled. */
+/** True for a sale that was matched with its payment. The payment's stream records that the leg has settled. */
 export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && isMatched(line);
 
-/** True for a sale or a refund that was matched with its payment, even if the amount differs. */
+/** True for a sale or a refund that was matched with its payment, even with another amount. */
 export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
 
-/**
- * The cents of a line that nothing explains: the whole line if it was not matched with a payment, the difference of a dispute's line, and the net
- * amount of an adjustment.
- */
+/** Cents of an accepted line that nothing explains: all cents of an unmatched line, or the difference of a dispute's line. */
 export const unexplainedCents = (line: RecordedLine): number => {
   if (!line.accepted) return 0;
   if (!isMatched(line)) return line.grossCents;
@@ -201,19 +193,19 @@ export const unexplainedCents = (line: RecordedLine): number => {
 
 export type Judgement =
   | { readonly result: LineResult; readonly expectedCents: number | null; /** True: the payment's stream records it. */ readonly settles: boolean }
-  /** The payment is being charged or reversed now. The line can be judged when the charge or the reversal has ended. */
+  /** The payment is being charged or reversed. The line is judged when this has ended. */
   | 'wait';
 
 const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
 
-/** If a reversal has been open for this long, the lines of its payment no longer wait. They are judged by the payment's present state. */
+/** Lines wait this long for an open reversal. After that, they are judged by the payment's present state. */
 const WAIT_FOR_REVERSAL_MS = 3_600_000;
 
-/** Judges a line of a batch against the payment to which it belongs. `now`: milliseconds since the epoch. */
+/** Judges a line against its payment. `now`: milliseconds since 1970. */
 export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (payment.phase === 'pending') return 'wait';
-  // A settlement line does not resolve a payment whose outcome is unknown. Only a person resolves it (C29).
+  // A settlement line never resolves a payment whose outcome is unknown. A person resolves it (C29).
   if (payment.phase !== 'charged') return judged('STATUS_MISMATCH', 0);
   const leg = payment.legs.find((candidate) => candidate.leg === found.leg);
   if (!leg) return judged('STATUS_MISMATCH', 0);
@@ -243,13 +235,13 @@ const judgeSale = (
 ): Judgement => {
   // The line is a second transaction under the charge's reference: the cardholder paid twice.
   if (found.op !== 'charge' || line.transactionId !== leg.transactionId) return judged('DUPLICATE_AT_GATEWAY');
-  // A transaction that has settled in another batch is a duplicate here. The payment's own stream decides this, since the register may not include
-  // the last correction yet.
+  // If the transaction has settled in another batch, this line is a duplicate. The payment's stream decides, since the register may lag behind a
+  // correction.
   const before = leg.settledBatchId;
   if (before !== null && before !== batchId) return judged('DUPLICATE_AT_GATEWAY');
-  // The sale was rejected before and is accepted now. The books no longer expect the money, and the API has no status for this. A person decides.
+  // The sale was rejected before and is accepted now. The books no longer expect this money, so a person decides.
   if (leg.settlementRejected && line.accepted) return judged('STATUS_MISMATCH', 0);
-  // The open reversal may be a void, which changes the amount that settles.
+  // The open reversal may be a void, which changes the expected amount.
   if (before === null && isReversing(payment, now)) return 'wait';
   const expected = cents(leg) - voidedCents(payment, leg);
   if (expected === 0) return judged('STATUS_MISMATCH', 0);
@@ -269,13 +261,13 @@ const judgeRefund = (
     .flatMap((attempt) => attempt.returned)
     .find((one) => one.leg === leg.leg && one.means === 'refund' && one.transactionId === line.transactionId);
   if (!returned) return isReversing(payment, now) ? 'wait' : judged('STATUS_MISMATCH', 0);
-  // The refund was made here, and then the processor rejected it. A person has to return the money another way.
+  // The processor rejected a refund that was made here. A person must return the money in another way.
   if (!line.accepted) return judged('STATUS_MISMATCH', -cents(returned));
   const expected = -cents(returned);
   return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
 };
 
-/** The money of a dispute was posted when the dispute was recorded. So a line matches if its amount is that of one of the payment's disputes. */
+/** The money of a dispute was posted when the dispute was recorded. A line matches if it has the amount of one of the payment's disputes. */
 const judgeDispute = (line: SettlementRecord, payment: Charged, fits: (status: DisputeStatus) => boolean, sign: 1 | -1): Judgement => {
   const amounts = payment.disputes.filter(({ status }) => fits(status)).map(({ disputedAmountCents }) => sign * disputedAmountCents);
   if (amounts.length === 0) return judged('STATUS_MISMATCH', 0);
@@ -287,7 +279,7 @@ const isReversing = (payment: Charged, now: number): boolean => {
   return attempt !== undefined && now - Date.parse(attempt.requestedAt) < WAIT_FOR_REVERSAL_MS;
 };
 
-/** Cents of a leg that were voided. They never settle. */
+/** Voided cents of a leg. They never settle. */
 const voidedCents = (payment: Charged, { leg }: ChargedLeg): Cents =>
   sumCents(
     payment.attempts.flatMap(({ returned }) => returned).filter((one) => one.leg === leg && one.means === 'void'),

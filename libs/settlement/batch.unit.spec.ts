@@ -1,6 +1,6 @@
 /**
- * Unit tests of settlement batches. They test how a line is judged against its payment (C23, C24, C29, ledger-audit 2.3), and how a batch is folded
- * from its stream.
+ * Unit tests of settlement batches: how a line is judged against its payment (C23, C24, C29, ledger-audit 2.3), and how a batch is folded from its
+ * stream.
  */
 import { describe, expect, test } from '@jest/globals';
 import { fold } from '#kernel';
@@ -65,7 +65,7 @@ const registered = (change: Partial<Registered> = {}): Registered => ({
 const judge = (facts: readonly PaymentEvent[], change: Partial<SettlementRecord> = {}, found: Partial<Registered> = {}, now = NOW) =>
   judgeLine(line(change), BATCH, registered(found), fold(decider, facts), now);
 
-/** `asked`: a request to return 2,500 cents of the principal. `cameBack`: the same request and its end; the money came back by `means`. */
+/** `asked`: a request to return 2,500 cents of the principal. `cameBack`: the same request and its end. The money came back by `means`. */
 const asked = (means: 'void' | 'refund') =>
   refundRequested('R', { legs: [move('R', 'principal', 2_500, 0, means)], lines: principals(833, 833, 834) });
 const cameBack = (means: 'void' | 'refund') => [
@@ -89,7 +89,7 @@ describe('a sale', () => {
     expect(judge([...charged(), ...cameBack('void')], { grossCents: 7_500 })).toEqual(ok);
     expect(judge([...charged(), ...cameBack('void')])).toMatchObject({ result: 'AMOUNT_MISMATCH', expectedCents: 7_500 });
     expect(judge([...charged(), ...cameBack('refund')])).toEqual(ok);
-    // A void of a part of the principal does not change the expected amount of the fee.
+    // A void of a part of the principal does not change the expected fee.
     expect(judge([...charged(), ...cameBack('void')], { transactionId: 'ch_fee', grossCents: 325 }, { leg: 'fee' })).toEqual(ok);
   });
   test('of a leg that was voided whole is a contradiction', () => {
@@ -109,7 +109,7 @@ describe('a sale', () => {
   test('again in another batch was paid twice, in the same batch it is the same line, read again', () => {
     const before = [...charged(), settled('principal', 'bat_0')];
     expect(judge(before)).toMatchObject({ result: 'DUPLICATE_AT_GATEWAY', settles: false });
-    // The register may be older than a correction, so its batch is not used.
+    // The register's batch does not count, since the register may lag behind a correction.
     expect(judge(charged(), {}, { settledBatchId: 'bat_0' })).toEqual(ok);
     expect(judge([...charged(), settled('principal', 'bat_1')])).toEqual(ok);
     expect(judge(charged(), {}, { settledBatchId: 'bat_1' })).toEqual(ok);

@@ -1,4 +1,4 @@
-/** Commands of staff on disputes: open a dispute on a charged payment, and change its status and stage. Each change makes one event (C30, C57). */
+/** Commands of staff on disputes: open a dispute on a charged payment, and change its status and stage. Each change is one event (C30, C57). */
 import { Deadline, isUuid, ServiceError, timestamp } from '#kernel';
 import {
   type Charged,
@@ -14,14 +14,11 @@ import {
 import type { Origin } from '#eventstore';
 import type { Register } from './register.js';
 
-/** C57. */
+/** Limit of C57. */
 export const MAX_STAGE_CHARACTERS = 64;
 export const MAX_REASON_CODE_CHARACTERS = 64;
 
-/**
- * Opens a dispute. If it is repeated with the same id and the same terms, it changes nothing. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or
- * INVALID_STATE.
- */
+/** Opens a dispute. A repetition with the same id and terms changes nothing. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. */
 export const openDispute = async (ports: PaymentPorts, paymentId: string, dispute: Dispute, origin: Origin): Promise<Dispute> => {
   refuseWrongWords(dispute);
   if (!isUuid(dispute.disputeId)) throw invalid('disputeId must be a UUID.');
@@ -36,7 +33,7 @@ export interface DisputeChange {
   readonly stage: string | null;
 }
 
-/** Changes the status or the stage of a dispute; null keeps the present value. Unknown dispute → VALIDATION_ERROR. */
+/** Changes the status or the stage of a dispute. Unknown dispute → VALIDATION_ERROR. */
 export const updateDispute = async (
   ports: PaymentPorts,
   register: Register,

@@ -1,4 +1,4 @@
-/** The events of this lib, and the kinds of streams that hold them. */
+/** The events of this lib, and their streams. */
 import { type DecidedStreamType, defineEvents, type StreamType } from '#eventstore';
 import { emptyBatch, evolveBatch, type SettlementBatch, type SettlementEvent } from './batch.js';
 import { type ExceptionCommand, type ExceptionEvent, type SettlementCase, settlementException } from './exception.js';
@@ -22,11 +22,11 @@ export const exceptionEvents = defineEvents<ExceptionEvent>({
 export interface SettlementFileImported {
   readonly type: 'SettlementFileImported';
   readonly data: {
-    /** SHA-256 of the file's bytes, in lower-case hexadecimal. */
+    /** SHA-256 of the file, in lower-case hex. */
     readonly sha256: string;
     readonly name: string;
     readonly lines: number;
-    /** Number of corrections that this file made to batches that were recorded before: changed lines, and changed days of funding. */
+    /** Number of corrections that this file made to earlier batches: changed lines, and changed days of funding. */
     readonly corrected: number;
     readonly batches: readonly { readonly batchId: string; readonly count: number; readonly amountCents: number }[];
   };

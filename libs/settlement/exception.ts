@@ -1,16 +1,17 @@
 /**
  * Settlement exceptions: differences between the processor's records and our books. Pure functions.
  *
- * Each exception has a stream `exception-<id>`. It is opened once, and a person assigns, explains and resolves it. If its money is in suspense, the
- * resolution says where the money belongs (R16). If the difference no longer exists, the exception is superseded automatically.
+ * Each exception has a stream `exception-<id>`. A person assigns, explains and resolves it. If money is in suspense, the resolution says where the
+ * money belongs (R16). If the difference no longer exists, the exception is superseded automatically.
  */
 import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
 import type { Leg } from '#payments';
 
 /**
- * All results of a line except `MATCHED`, and kinds that follow from time limits or from sums. `SUSPENSE_MISMATCH`: a line was corrected after its
- * exception had been resolved, so the resolution took the wrong amount out of suspense. `SOURCE_MISMATCH`: the processor's interface contradicts the
- * processor's files.
+ * All results of a line except `MATCHED`, and kinds that follow from time limits or sums.
+ *
+ * - `SUSPENSE_MISMATCH`: a line was corrected after its exception was resolved. The resolution took a wrong amount out of suspense.
+ * - `SOURCE_MISMATCH`: the processor's interface contradicts the recorded batch.
  */
 export const EXCEPTION_KINDS = [
   'MISSING_AT_GATEWAY',
@@ -40,18 +41,20 @@ export interface OpenedException {
   readonly ref: string | null;
   readonly paymentId: string | null;
   readonly leg: Leg | null;
-  /** The processor's amount, signed. null: the processor named none. */
+  /** The processor's amount, signed. null: the processor reported none. */
   readonly grossCents: number | null;
   /** The expected amount, if it differs. */
   readonly expectedCents: number | null;
-  /** The amount that lies in suspense until the exception is resolved (R15). */
+  /** Amount in suspense until the exception is resolved (R15). */
   readonly suspenseCents: number;
 }
 
 export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const;
 /**
- * `settles`: the money belongs to a payment that is unsettled here. `refund`: the money goes back to the cardholder through the processor. `adopt`:
- * the money belongs to an agency; a part of it may be the service fee. `no_posting`: nothing is in suspense, or an adjustment took it out.
+ * - `settles`: the money belongs to a payment that is unsettled here.
+ * - `refund`: the money goes back to the cardholder through the processor.
+ * - `adopt`: the money belongs to an agency. A part may be the service fee.
+ * - `no_posting`: nothing is in suspense, or an adjustment took it out.
  */
 export type Resolution = (typeof RESOLUTIONS)[number];
 
@@ -59,7 +62,7 @@ export type ExceptionEvent =
   | Fact<'ExceptionOpened', OpenedException>
   | Fact<'ExceptionAssigned', { readonly to: string; readonly by: string }>
   | Fact<'ExceptionExplained', { readonly reason: string; readonly by: string }>
-  /** Nothing is left to resolve: a corrected file removed or changed the line, or the missing transaction has settled. */
+  /** The cause is gone: a corrected file removed or changed the line, or the missing transaction has settled. */
   | Fact<'ExceptionSuperseded', { readonly reason: string; readonly by: string }>
   | Fact<
       'ExceptionResolved',
@@ -141,7 +144,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
         throw new ServiceError('VALIDATION_ERROR', 'A portal and a fee belong to adopt only.');
       if (!Number.isSafeInteger(feeCents) || feeCents < 0 || feeCents > Math.abs(suspenseCents))
         throw new ServiceError('VALIDATION_ERROR', 'The fee must be a part of the amount in suspense.');
-      // A negative amount in suspense is money that went out, for example in an unexplained refund. Then the fee is negative too.
+      // A negative amount in suspense is money that went out, for example in an unexplained refund. The fee is then negative too.
       const fee = suspenseCents < 0 && feeCents > 0 ? -feeCents : feeCents;
       return [
         { type: 'ExceptionResolved', at, data: { resolution, reason, by, merchantAccount, suspenseCents, paymentId, portalId, feeCents: fee } },

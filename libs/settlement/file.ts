@@ -1,4 +1,4 @@
-/** Reads a processor's settlement file (CSV or NDJSON) line by line. Each fault is reported with the number of its line. */
+/** Reads a processor's settlement file (CSV or NDJSON). Each fault is reported with its line number. */
 import { createReadStream } from 'node:fs';
 import { ServiceError } from '#kernel';
 import { MAX_BATCH_LINES } from './record.js';
@@ -12,7 +12,7 @@ const TYPES: readonly string[] = ['sale', 'refund', 'chargeback', 'chargeback_re
 const MAX_LINE_BYTES = 16 * 1024;
 const MAX_CENTS = 1_000_000_000_000;
 
-/** Thrown if a file is refused. Nothing of it was recorded, unless the file changed during the import. */
+/** Thrown if a file is refused. Nothing of the file was recorded, unless it changed during the import. */
 export class RefusedFile extends ServiceError {
   constructor(line: number | null, why: string) {
     super('VALIDATION_ERROR', line === null ? why : `line ${line}: ${why}`, line === null ? {} : { line });
@@ -26,7 +26,7 @@ export interface FileBatch {
   readonly lines: readonly SettlementRecord[];
 }
 
-/** The batches of a file, in the order of the file. Memory holds one batch. Throws {@link RefusedFile}. */
+/** The batches of a file, in its order. Memory holds one batch. Throws {@link RefusedFile}. */
 export const fileBatches = async function* (file: string, onBytes: (bytes: Buffer) => void = () => undefined): AsyncGenerator<FileBatch, void, void> {
   const done = new Set<string>();
   let batch: { batchId: string; closedAt: string; fundedOn: string | null; lines: SettlementRecord[] } | null = null;
@@ -81,7 +81,7 @@ const textLines = async function* (file: string, onBytes: (bytes: Buffer) => voi
     const { code } = error as NodeJS.ErrnoException;
     throw error instanceof ServiceError || code === undefined ? error : new RefusedFile(null, `the file cannot be read (${code})`);
   }
-  // The file was probably cut off during a transfer. The last number in it may be incomplete.
+  // The file was probably cut off during a transfer, so its last number may be incomplete.
   if (rest.length > 0) throw new RefusedFile(number + 1, 'the file ends in the middle of a line');
 };
 
@@ -108,7 +108,7 @@ const parseJson = (text: string, number: number): Row => {
   return value as Row;
 };
 
-/** Parses one line by RFC 4180. A field cannot hold a line break. */
+/** Parses one line by RFC 4180, without line breaks in fields. */
 const parseCsv = (text: string, number: number): Row => {
   const cells: string[] = [];
   for (let at = 0; at <= text.length;) {
@@ -140,7 +140,7 @@ const recordOf = (row: Row, number: number): { readonly record: SettlementRecord
   const text = (column: Column, pattern: RegExp): string => {
     const value = row[column];
     if (typeof value !== 'string' || !pattern.test(value)) throw refuse(column, `must match ${pattern.source}`);
-    // A value may be a card number, for example if columns are mixed up. The log would keep it for ever.
+    // If columns are mixed up, this value may be a card number. The log would keep it for ever.
     if (holdsCardNumber(value)) throw refuse(column, 'must not hold a card number');
     return value;
   };

@@ -1,4 +1,4 @@
-/** Tests lists of settlement that are longer than a page, on Postgres: no row is missing, no row comes twice, and the order holds across pages. */
+/** Tests lists of settlement that are longer than a page, on Postgres. No row is missing or comes twice, and the order holds across pages. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { memoryEventStore, type Position, prepareReadModels, searchPathOf } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
@@ -10,7 +10,7 @@ import { batchesAsOf, exceptionModel, exceptionRows, openExceptions, postgresReg
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
 let register: Register;
-/** Two full pages, and one row more. */
+/** Two full pages and one row. */
 const ROWS = 2 * PAGE_ROWS + 1;
 const NOW = Date.parse('2026-06-01T00:00:00Z');
 
@@ -20,7 +20,7 @@ beforeAll(async () => {
   await migrate(pool, MIGRATIONS);
   await prepareReadModels(pool, READ_MODELS, memoryEventStore());
   register = postgresRegister(pool, async () => undefined);
-  // Seven rows share each time, so that a page can end between two rows of the same time.
+  // Seven rows have the same time, so a page can end between two rows of one time.
   await pool.query(
     `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, suspense_cents, opened_at, changed_at)
      select gen_random_uuid(), 'LATE', s.status, 'simulator', 'mid', 0, at, at
@@ -86,7 +86,7 @@ describe('exceptions are opened until none is left', () => {
   const ids = systemIds(() => NOW);
   const ports = { store, payments: { clock: systemClock, ids } } as unknown as SettlementPorts;
   let seen: Position | null = null;
-  /** Applies new events of the log to the read model, with the model's own code. */
+  /** Applies new events of the log to the read model. */
   const cases = {
     caughtUp: async () => {
       for await (const events of store.readAll(seen, { streamPrefixes: ['exception-'] })) {

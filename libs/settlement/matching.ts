@@ -1,8 +1,8 @@
 /**
- * The parts of settlement matching that do not use the processor's interface: import of files, and exceptions.
+ * Import of settlement files, and settlement exceptions.
  *
- * A file is imported once per hash. A corrected file supersedes an earlier one, and nothing is overwritten. Every difference becomes an exception,
- * which a person assigns, explains and resolves. The history of an exception is events. The table is a read model.
+ * Each file is imported once, by its hash. A corrected file supersedes an earlier one, and the stream keeps both. Every difference becomes an
+ * exception, which a person resolves.
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
@@ -31,28 +31,28 @@ const fileStream = (sha256: string): string => `settlement-file-${sha256}`;
 
 export interface FileImported {
   readonly sha256: string;
-  /** True if the file had been imported before. Then nothing was done. */
+  /** True if the file was imported before. Then nothing was done now. */
   readonly repeated: boolean;
   readonly lines: number;
-  /** Number of corrections that this file made to batches that were recorded before: changed lines, and changed days of funding. */
+  /** Number of corrections that this file made to earlier batches: changed lines, and changed days of funding. */
   readonly corrected: number;
   readonly batches: readonly BatchSummary[];
 }
 
 export interface ImportOptions {
-  /** Merchant account of the file. null: it is found for each batch (`accountOf`). */
+  /** Merchant account of the file. null: {@link accountOf} finds it for each batch. */
   readonly merchantAccount: string | null;
-  /** Imports the file even if it was imported before, for example because another file has changed its batches since. */
+  /** Imports a file that was imported before. For example, another file has changed its batches since. */
   readonly again?: boolean;
   readonly by: Origin;
-  /** Called with the number of lines that are recorded so far. */
+  /** Called with the number of lines recorded so far. */
   readonly onLines?: (lines: number) => void;
 }
 
 /**
- * Imports a file. First the file is read to its end. If it has a fault, or the merchant account of a batch is not clear, the whole file is refused
- * with {@link RefusedFile}. Then the file is read again, and each batch is recorded or corrected by itself. The import of the file is recorded last.
- * Every step can be repeated, so after a crash the import is simply run again. If a batch has changed between the two readings, it is not recorded.
+ * Imports a file in two readings. The first reading checks the whole file. If it has a fault, or the merchant account of a batch is unclear, the file
+ * is refused with {@link RefusedFile}. The second reading records or corrects each batch. A batch that has changed since the first reading is
+ * refused. The import of the file is recorded last. After a crash, run the import again.
  */
 export const importSettlementFile = async (
   ports: SettlementPorts,
@@ -93,18 +93,18 @@ export const importSettlementFile = async (
     corrected += recorded.corrected;
     batches.push({ batchId, count: recorded.count, amountCents: recorded.amountCents });
     onLines?.((done += batch.lines.length));
-    // Bring the register up to date, so that the next batch is matched with what this batch settled.
+    // Bring the register up to date. The next batch is matched with what this batch settled.
     await register.caughtUp();
   });
   if (sha256Again !== sha256) throw changed();
   await recordFunding(ports);
   const event: SettlementFileImported = { type: 'SettlementFileImported', data: { sha256, name: basename(file), lines, corrected, batches } };
-  // If another process imported the file at the same time, the result is the same.
+  // If another process imports the file at the same time, both record the same event.
   await recordOnce({ store, clock: payments.clock }, settlementFileEvents, fileStream(sha256), event, hashedUuid('settlement-file', sha256), by);
   return { sha256, repeated: false, lines, corrected, batches };
 };
 
-/** Reads a file to its end, batch by batch. Resolves with the SHA-256 of the bytes that were read. */
+/** Reads a file batch by batch. Resolves to the SHA-256 of its bytes. */
 const readFile = async (file: string, onBatch: (batch: FileBatch) => Promise<void>): Promise<string> => {
   const hash = createHash('sha256');
   for await (const batch of fileBatches(file, (bytes) => hash.update(bytes))) await onBatch(batch);
@@ -126,8 +126,8 @@ const each = async function* <T>(items: readonly T[]): AsyncIterable<T> {
 };
 
 /**
- * Refuses a batch with another closing time than the recorded one, since journal entries and payments already use that time. After the funding, it
- * also refuses another day of funding.
+ * Refuses a batch whose closing time differs from the recorded one, since journal entries already use that time. After the funding, also refuses
+ * another day of funding.
  */
 const refuseOtherHead = async (
   { store }: SettlementPorts,
@@ -135,7 +135,7 @@ const refuseOtherHead = async (
   { batchId, closedAt, fundedOn }: FileBatch,
 ): Promise<void> => {
   const recorded = await batchOf(store, { gateway, merchantAccount, batchId });
-  // Files may give seconds where the interface gives milliseconds.
+  // Files may give seconds, and the interface milliseconds.
   if (recorded.closedAt !== null && toTheSecond(recorded.closedAt) !== toTheSecond(closedAt))
     throw new RefusedFile(
       null,
@@ -150,9 +150,8 @@ const toTheSecond = (at: string): number => Math.floor(Date.parse(at) / 1_000);
 const LOOKED_AT_LINES = 200;
 
 /**
- * Finds the merchant account of a batch, since a file does not name it. If the caller asked for an account, it is this one. Otherwise it is the
- * account for which the batch is recorded already, or else the account of most of its transactions. Two merchant accounts may use the same batch id.
- * So the recorded batch counts as the batch of the file only if the two have a line in common.
+ * Finds the merchant account of a batch, since a file does not name it. The choices, in this order: the account `asked`; an account whose recorded
+ * batch with this id shares a line with the file; the account of most transactions among the first lines.
  */
 const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, asked: string | null): Promise<GatewayAccount> => {
   const { register, store } = ports;
@@ -189,7 +188,7 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
     }
   const [most] = [...counts].sort(([, a], [, b]) => b - a);
   if (most) return most[0];
-  // No transaction of the batch is known, and no recorded line is in it. If only one account has a batch with this id, take that account.
+  // No transaction and no recorded line is known. If only one account has a batch with this id, take that account.
   if (begun.length === 1) return begun[0]!;
   throw new RefusedFile(null, `batch ${batchId} holds no transaction of ours: name its merchant account (--merchant-account)`);
 };
@@ -200,11 +199,10 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
 const DETECTED_PER_ROUND = 500;
 
 /**
- * Opens an exception for every line that did not match, and for every charge and refund that was in no batch for days. Also opens an exception if a
- * person's resolution took an amount out of suspense, and a later correction of the line made this amount wrong. Supersedes exceptions whose line was
- * corrected, or whose transaction has settled since.
+ * Opens an exception for each line that did not match, for each charge or refund that was in no batch for days, and for each resolution whose amount
+ * a later correction made wrong. Supersedes exceptions whose line was corrected or whose transaction has settled.
  *
- * This is safe to repeat. It works in rounds until nothing is left or `stop` is aborted, and returns the number of exceptions that it opened.
+ * Safe to repeat. Works in rounds until nothing is left or `stop` aborts. Returns the number of opened exceptions.
  */
 export const openExceptions = async (
   ports: SettlementPorts,
@@ -215,7 +213,7 @@ export const openExceptions = async (
   await cases.caughtUp();
   let total = 0;
   for (;;) {
-    // Supersede first: the amount in suspense for a line is computed from its exceptions that are not superseded.
+    // Supersede first. The amount in suspense of a line depends on its exceptions that are not superseded.
     const superseded = await supersede(ports, db);
     if (superseded > 0) await cases.caughtUp();
     const now = timestamp(ports.payments.clock.now());
@@ -230,10 +228,10 @@ export const openExceptions = async (
   }
 };
 
-/** Removes duplicates. A line that was corrected several times is found once for each of its resolved exceptions. */
+/** Removes duplicates. `wrongInSuspense` finds a line once for each of its resolved exceptions. */
 const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [...new Map(found.map((one) => [one.exceptionId, one])).values()];
 
-/** Supersede exceptions whose cause is gone; a concurrent manual resolution wins. */
+/** Supersedes exceptions whose cause is gone. If a person resolves one at the same time, the resolution wins. */
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ exception_id: string; reason: string }>(
     `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
@@ -251,17 +249,14 @@ const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number>
   return rows.length;
 };
 
-/**
- * SQL for the amount in suspense of a line, minus the amounts of its exceptions that are not superseded. A resolved exception has taken its amount
- * out of suspense, and an open exception will do so.
- */
+/** SQL for the amount of a line that should be in suspense, minus the amounts of its exceptions that are not superseded. */
 const IN_SUSPENSE = `
   coalesce((select sum(e.suspense_cents) from settlement_exception e where e.gateway = d.gateway and e.merchant_account = d.merchant_account
       and e.batch_id = d.batch_id and e.line = d.line and not e.superseded), 0)
   - coalesce((select sum(c.suspense_cents) from settlement_case c where c.gateway = d.gateway and c.merchant_account = d.merchant_account
       and c.batch_id = d.batch_id and c.line = d.line and c.status <> 'superseded'), 0)`;
 
-/** SQL that is true if an exception of this line must still be superseded. Such a line waits for the next round. */
+/** SQL that is true if an exception of this line must still be superseded. Such a line is left out for now. */
 const IS_ENDING = `
   exists (select from settlement_exception o join settlement_case c using (exception_id) where o.gateway = d.gateway and o.merchant_account = d.merchant_account
     and o.batch_id = d.batch_id and o.line = d.line and o.superseded and c.status not in ('resolved', 'superseded'))`;
@@ -289,10 +284,7 @@ const newLines = async (db: Queryable): Promise<OpenedException[]> => {
   }));
 };
 
-/**
- * Charges and refunds that are in no batch after `LATE_AFTER_DAYS`. If a line names such a transaction but did not match it, the line has its own
- * exception, and none is opened here.
- */
+/** Charges and refunds that are in no batch after `LATE_AFTER_DAYS`. A transaction that has an exception through its line is left out. */
 const missing = async (db: Queryable, now: string): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string>>(
     `select t.*, (select count(*) from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY') as before from gateway_transaction t
@@ -306,7 +298,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   return rows.map((row) => {
     const expectedCents = Number(row.amount_cents) - Number(row.voided_cents);
     return {
-      // If the transaction is missing again after an earlier exception was superseded, the new exception gets another id.
+      // If an earlier exception of the same transaction was superseded, the new one gets another id.
       exceptionId: hashedUuid('settlement-exception', 'MISSING_AT_GATEWAY', row.ref!, ...(row.before === '0' ? [] : [row.before!])),
       kind: 'MISSING_AT_GATEWAY',
       gateway: row.gateway!,
@@ -324,7 +316,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
   });
 };
 
-/** Lines that were corrected after a person had resolved their exception, if that resolution took the wrong amount out of suspense. */
+/** Corrected lines whose resolved exceptions took a wrong amount out of suspense. */
 const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string> & { line: number }>(
     `select * from (
@@ -374,7 +366,7 @@ export type ExceptionChange =
       readonly feeCents: number;
     };
 
-/** Executes a person's command on an exception. Throws VALIDATION_ERROR (unknown exception: 404; invalid text) or INVALID_STATE. */
+/** Executes a person's command on an exception. Throws VALIDATION_ERROR (404 for an unknown exception) or INVALID_STATE. */
 export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, origin: Origin): Promise<void> => {
   const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
@@ -384,12 +376,12 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
 };
 
 /**
- * Refuses the resolution `settles` if nothing of the payment is unsettled. A positive amount needs a leg of a charged payment that is neither settled
- * in a batch nor rejected. A negative amount needs only a charged payment.
+ * Refuses the resolution `settles` if the payment has nothing to settle. A positive amount needs a charged leg that is neither settled nor rejected.
+ * A negative amount needs only a charged payment.
  */
 const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, exceptionId: string): Promise<void> => {
   const opened = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.opened;
-  // The decider refuses this case, with its own message.
+  // The decider refuses this case with its own message.
   if (!opened || opened.suspenseCents === 0) return;
   const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
   const stands =
@@ -493,7 +485,7 @@ export interface ExceptionRow extends OpenedException {
   readonly changedBy: string | null;
   readonly openedAt: string;
   readonly changedAt: string;
-  /** Whole days since the exception was opened. null: it has ended. */
+  /** Whole days since the exception was opened. null: it is resolved or superseded. */
   readonly ageDays: number | null;
 }
 
@@ -501,7 +493,7 @@ const DAY_MS = 86_400_000;
 
 type StoredException = Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date };
 
-/** Exceptions of one status, oldest first. `status` null: all that have not ended. `now`: milliseconds since the epoch. */
+/** Exceptions of one status, oldest first. `status` null: all open ones. `now`: milliseconds since 1970. */
 export const exceptionRows = async function* (
   db: Queryable,
   { status, now }: { readonly status: string | null; readonly now: number },
@@ -558,15 +550,15 @@ export interface BatchThen {
   readonly grossCents: number;
   readonly feeCents: number;
   readonly netCents: number;
-  /** Whole days since the batch was closed, if its money has not arrived yet. null: the batch is funded. */
+  /** Whole days since the batch was closed. null: the batch is funded. */
   readonly inTransitDays: number | null;
 }
 
 type StoredBatch = Record<string, string> & Record<'closed_at' | 'recorded_at', Date> & { funded_at: Date | null; line_count: number };
 
 /**
- * Batches that were recorded by the instant `asOf` (null: now), with the funding that was known then. If `asOf` is null, the days in transit are
- * counted up to `now`.
+ * Batches that were recorded by `asOf` (null: by now). `fundedAt` and `inTransitDays` are as of that instant. All other fields have their present
+ * values.
  */
 export const batchesAsOf = async function* (db: Queryable, asOf: string | null, now: number): AsyncGenerator<BatchThen, void, void> {
   const stored = everyRow<StoredBatch>(async (after, limit) => {

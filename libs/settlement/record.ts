@@ -1,9 +1,8 @@
 /**
- * Records settlement. The closed batches of the processor are read line by line. For each line: find its payment, append an event to the payment's
- * stream, then append the line to the batch's stream.
+ * Records settlement. For each line of a closed batch: find its payment, append an event to the payment's stream, then append the line to the batch's
+ * stream.
  *
- * Every step can be repeated: a leg settles once, and a line is recorded once. If two processes record the same batch at the same time, each records
- * a part of its lines.
+ * Every step can be repeated: a leg settles once, and a line is recorded once. Two processes can record the same batch at the same time.
  */
 import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, Unavailable } from '#eventstore';
 import { Deadline, sumCents, timestamp } from '#kernel';
@@ -35,11 +34,11 @@ import {
   type SettlementEvent,
 } from './batch.js';
 
-/** Number of lines per event. It is far below the limit of one append, and the payments of these lines can be looked up in one statement. */
+/** Number of lines per event. An append allows many more. The payments of these lines are looked up in one statement. */
 const LINES_PER_EVENT = 200;
-/** Payments of one event whose streams are written at the same time. */
+/** Number of payments whose streams are written at the same time. */
 const PARALLEL_PAYMENTS = 16;
-/** After this many conflicts with another writer, this worker leaves the batch to that writer. */
+/** After this many conflicts, this process leaves the batch to the other writer. */
 const MAX_CONFLICTS = 50;
 
 export interface SettlementPorts {
@@ -48,7 +47,7 @@ export interface SettlementPorts {
   readonly register: Register;
 }
 
-/** A batch as the command line shows it. `amountCents`: gross of the accepted lines, refunds subtracted. */
+/** A batch as the command line shows it. `amountCents`: gross of the accepted lines, minus refunds. */
 export interface BatchSummary {
   readonly batchId: string;
   readonly count: number;
@@ -56,15 +55,14 @@ export interface BatchSummary {
 }
 
 /**
- * Thrown if a batch cannot be recorded to its end now. For example, one of its payments is being charged or reversed, or the processor does not
- * answer. Lines that were appended before stay recorded, and the next round continues after them.
+ * Thrown if a batch cannot be completed now. For example, one of its payments is being charged, or the processor does not answer. Recorded lines
+ * stay, and the next round continues after them.
  */
 export class NotYet extends Error {}
 
 /**
- * Records all closed batches of all accounts that are not recorded yet, and the funding of batches whose day has come. Returns the batches that were
- * listed and are complete now. If a processor cannot be asked, or a batch cannot be recorded, the fault is logged. Then the other accounts continue,
- * and the next round tries again. Throws if our own stores fail.
+ * Records all closed batches that are not recorded yet, and the funding of batches whose day has come. Returns the listed batches that are complete
+ * now. A fault of a processor or of one batch is logged, and the other accounts continue. Throws if our own stores fail.
  */
 export const recordSettlements = async (ports: SettlementPorts, signal: AbortSignal): Promise<BatchSummary[]> => {
   const { register, payments } = ports;
@@ -87,7 +85,7 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
         await recordListed(ports, account, gateway, null, recorded, signal);
       }
     } catch (error) {
-      // A fault of our stores concerns all accounts. Any other fault must not stop the other accounts.
+      // A fault of our stores affects all accounts. Any other fault affects only this account.
       if (error instanceof Unavailable || error instanceof OutcomeUnknown || signal.aborted) throw error;
       if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
       else payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
@@ -110,19 +108,18 @@ const recordListed = async (
   for await (const batch of batchesOf(reader)) {
     const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
     recorded.push({ batchId, count, amountCents });
-    // Bring the register up to date, so that the next batch is matched with what this batch settled. Otherwise a refund that is in both batches would
-    // match twice.
+    // Bring the register up to date. Otherwise a refund in two batches would match twice.
     await ports.register.caughtUp();
   }
 };
 
 /**
- * Thrown if a batch cannot be recorded as the processor lists it, for example because it contradicts the recorded lines. Nothing more is written, and
- * a person must decide.
+ * Thrown if a batch cannot be recorded as the processor lists it. For example, it contradicts the recorded lines. Nothing more is written, and a
+ * person must decide.
  */
 export class ImpossibleBatch extends Error {}
 
-/** Passes on the processor's lines. A fault of the processor becomes {@link NotYet} and ends the round of this account. */
+/** Passes on the processor's lines. A fault of the processor becomes {@link NotYet}. */
 const readWhilePossible = async function* (
   records: AsyncIterable<SettlementRecord>,
   { log }: PaymentPorts,
@@ -150,7 +147,7 @@ export interface IncomingBatch {
   readonly lines: AsyncIterable<SettlementRecord>;
 }
 
-/** Cuts the processor's lines into batches. The caller must read each batch to its end before it takes the next. */
+/** Groups the processor's lines into batches. The caller must read each batch to its end. */
 const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): AsyncIterable<IncomingBatch> {
   const iterator = records[Symbol.asyncIterator]();
   let next = await iterator.next();
@@ -166,20 +163,20 @@ const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): As
   }
 };
 
-/** Maximum number of lines in a batch. A whole batch is held in memory and compared with its record. */
+/** Maximum number of lines in a batch. Memory holds the whole batch. */
 export const MAX_BATCH_LINES = 200_000;
 
 export interface RecordedBatch extends BatchSummary {
-  /** If the batch was recorded before: the number of lines that were corrected or added, plus 1 for a corrected day of funding. */
+  /** If the batch was recorded before: number of corrected or added lines, plus 1 for a corrected day of funding. */
   readonly corrected: number;
 }
 
 /**
  * Records a batch, from its beginning or from the line at which an earlier run ended.
  *
- * The source is a file (`fileId`: its hash) or the processor's interface (null). A file corrects all recorded lines that differ, so afterwards the
- * record equals the file. The interface only adds missing lines. If the interface contradicts a complete batch, the difference is recorded for staff.
- * If it contradicts an incomplete batch, {@link ImpossibleBatch} is thrown until a file decides.
+ * The source is a file (`fileId`: its hash) or the processor's interface (null). A file corrects all recorded lines that differ. The interface only
+ * adds missing lines. If the interface contradicts a complete batch, the difference is recorded for staff. If it contradicts an incomplete batch,
+ * this throws {@link ImpossibleBatch} until a file decides.
  */
 export const recordBatch = async (
   ports: SettlementPorts,
@@ -197,8 +194,8 @@ export const recordBatch = async (
   const head = () => ({ ...name, closedAt: place.state.closedAt ?? incoming.closedAt });
   let same = 0;
   /**
-   * True if the batch is incomplete and its recorded lines agree with the source so far. The first `same` lines were compared before. They need no
-   * second comparison: until a batch is complete, lines are only added.
+   * True if the batch is incomplete and its recorded lines agree with the source so far. `same`: number of lines that were already compared. Lines of
+   * an incomplete batch never change.
    */
   const agrees = (): boolean => {
     const { complete, lines } = place.state;
@@ -206,7 +203,7 @@ export const recordBatch = async (
       same++;
     return !complete && same === Math.min(lines.length, said.length);
   };
-  /** Appends at the loaded revision. If another writer was first, this loads the batch again and returns false. */
+  /** Appends at the loaded revision. If another writer was first, loads the batch again and returns false. */
   const appended = async (event: WithoutTime<SettlementEvent>): Promise<boolean> => {
     try {
       place = await appendTo(ports, place, event);
@@ -229,7 +226,7 @@ export const recordBatch = async (
 
   for await (const line of incoming.lines) {
     signal.throwIfAborted();
-    // A value that is not a whole number of cents would stay in the log for ever, and every reader would fail at it.
+    // The log would keep a wrong amount for ever, and every reader would fail at it.
     if (![line.grossCents, line.feeCents, line.netCents].every(Number.isSafeInteger))
       throw new ImpossibleBatch(`batch ${batchId}: line ${said.length} is not in whole cents`);
     if (said.push(line) > MAX_BATCH_LINES) throw new ImpossibleBatch(`batch ${batchId} has more than ${MAX_BATCH_LINES} lines`);
@@ -238,9 +235,8 @@ export const recordBatch = async (
   await write();
 
   while (!place.state.complete) {
-    // An earlier, interrupted run may have recorded other lines, or another order. Then the batch is completed with the recorded lines first, and
-    // `complete()` below compares them with the source. But if the source is the interface, and a recorded line is missing or different there, a
-    // person must decide.
+    // An interrupted run may have recorded other lines or another order. Complete the batch with the recorded lines, and correct them in
+    // `complete()`. If the interface lacks a recorded line or contradicts it, a person must decide.
     const { lines } = place.state;
     const isWhole = agrees() && lines.length === said.length;
     const lacking = isWhole ? [] : compared(place.state, said).lacking;
@@ -261,7 +257,7 @@ const sumsOf = (lines: readonly { accepted: boolean; grossCents: number; feeCent
   };
 };
 
-/** The error for the person who decides. It names the first line on which the record and the processor differ. */
+/** The error for the person who decides. It names the first line that differs. */
 const contradiction = (
   { merchantAccount, batchId }: BatchName,
   [first]: readonly RecordedLine[],
@@ -277,8 +273,8 @@ const contradiction = (
 };
 
 /**
- * Compares a complete batch with what the interface listed. If the interface has only further lines, they are added. Other differences are recorded
- * for staff. Returns the number of added lines.
+ * Compares a complete batch with the interface's lines. If the interface only has further lines, they are added. Other differences are recorded for
+ * staff. Returns the number of added lines.
  */
 const listBatch = async (
   ports: SettlementPorts,
@@ -301,7 +297,7 @@ const listBatch = async (
     const isOtherDay = fundedOn !== null && batch.fundedOn !== null && fundedOn !== batch.fundedOn;
     const differing = changed.filter(({ before }) => !before).length + lacking.length + (isOtherDay ? 1 : 0);
     if (differing > 0) {
-      // If a listed batch is read a second time, it may differ only because a file has corrected it since. Such a difference is not logged.
+      // A listed batch may differ because a file has corrected it. Then do not log the difference.
       if (!batch.listed || !batch.correctedByFile)
         ports.payments.log.error(
           { merchantAccount, batchId, differing },
@@ -322,8 +318,8 @@ const listBatch = async (
 };
 
 /**
- * If two writers record a batch at the same time, both may append an event to a payment, although only one of them can record the line. This function
- * makes the payments of the differing lines agree with the recorded lines.
+ * Makes the payments of differing lines agree with the recorded lines. If two writers record a batch at the same time, both may append to a payment,
+ * but only one records the line.
  */
 const standAsRecorded = async (
   ports: SettlementPorts,
@@ -339,10 +335,7 @@ const standAsRecorded = async (
   }
 };
 
-/**
- * Appends the event that makes the payment agree with the recorded line. `line` null: the leg is not in this batch. If the payment agrees already,
- * nothing is appended.
- */
+/** Makes the payment agree with the recorded line. `line` null: the leg is not in this batch. */
 const tellPayment = (
   { payments: { clock, streams } }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
@@ -366,10 +359,12 @@ const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
 });
 
 /**
- * Compares the received lines (`said`) with the recorded lines. `changed`: received lines that are new (`before` is null) or differ from the recorded
- * line `before`. `gone`: recorded lines that were not received. `lacking`: recorded lines that differ or are gone.
+ * Compares received lines (`said`) with recorded lines. Lines are paired by type and transaction. If a transaction is recorded twice, the line that
+ * settled its payment is paired first.
  *
- * Lines are paired by type and transaction, in their order. If a transaction is there twice, the line that settled its payment is paired first.
+ * - `changed`: received lines that differ from the recorded line `before`, or are new (`before` is null).
+ * - `gone`: recorded lines that were not received.
+ * - `lacking`: recorded lines that differ or are gone.
  */
 const compared = (
   { lines }: SettlementBatch,
@@ -391,13 +386,12 @@ const compared = (
   return { changed, gone, lacking: [...changed.flatMap(({ before }) => before ?? []), ...gone] };
 };
 
-/** Number of corrections per event. It is far below the limit of one append. */
+/** Number of corrections per event. An append allows many more. */
 const CORRECTIONS_PER_EVENT = 100;
 
 /**
- * Corrects a complete batch by a later source. Equal lines stay. Different lines are judged again, and each correction records the line before and
- * after. If a payment's sale is no longer in the batch, the payment's stream records this. Returns the number of corrected lines, plus 1 for a
- * corrected day of funding.
+ * Corrects a complete batch by a later source. Lines that differ are judged again. If a payment's sale is no longer in the batch, the payment's
+ * stream records this. Returns the number of corrected lines, plus 1 for a corrected day of funding.
  */
 const correctBatch = async (
   ports: SettlementPorts,
@@ -416,7 +410,7 @@ const correctBatch = async (
     const { changed, gone, lacking } = compared(batch, said);
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
     const touched = new Set(lacking);
-    // Leave out the duplicate lines. Otherwise the first line of a transaction, when it is judged again, would count as a duplicate of the second.
+    // Leave out duplicate lines. Otherwise the first line of a transaction would count as a duplicate of the second.
     const kept = batch.lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
     let number = batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
@@ -451,7 +445,6 @@ const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
 const sameName = (one: { type: string; transactionId: string }, other: { type: string; transactionId: string }): boolean =>
   one.type === other.type && one.transactionId === other.transactionId;
 
-/** The state of a batch, folded from its stream. */
 export const batchOf = async (store: EventStore, name: BatchName): Promise<SettlementBatch> => (await loadBatch(store, name)).state;
 
 type LoadedBatch = Loaded<SettlementBatch>;
@@ -491,7 +484,7 @@ const matchLines = async (
     return (line: SettlementRecord) => byId.get(line.transactionId) ?? (line.ref === undefined ? undefined : byRef.get(line.ref));
   };
   let found = await find();
-  // If a charge was made right before the batch closed, it may not be in the register yet.
+  // A charge right before the batch closed may not be in the register yet.
   if (lines.some(({ line }) => !found(line))) {
     await ports.register.caughtUp();
     found = await find();
@@ -545,7 +538,7 @@ const toRecorded = (
   expectedCents,
 });
 
-/** Judges one line against the present state of its payment. If the line settles a leg, the payment's stream records this. */
+/** Judges one line against its payment. If the line settles a leg, the payment's stream records this. */
 const settleLine = (
   { payments, store }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
@@ -595,10 +588,7 @@ const settleLine = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Funding.
 
-/**
- * Records the funding of batches whose announced day has come: on that day the processor pays out the batch. Finance compares the amount with the
- * money at the bank.
- */
+/** Records the funding of batches whose announced day has come. Finance compares the amount with the bank account. */
 export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   const today = timestamp(ports.payments.clock.now()).slice(0, 10);
   for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {
@@ -607,7 +597,7 @@ export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
       const place = await loadBatch(ports.store, name);
       if (!place.state.funded) await appendTo(ports, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
     } catch (error) {
-      // On a conflict, another worker has recorded the funding. Any other fault is logged for a person, and the other batches continue.
+      // A conflict means that another worker has recorded the funding. Log any other fault, and continue with the other batches.
       if (error instanceof Unavailable || error instanceof OutcomeUnknown) throw error;
       if (!(error instanceof Conflict)) ports.payments.log.error({ batchId, err: error }, 'the funding of a batch cannot be recorded');
     }

@@ -1,6 +1,6 @@
 /**
- * The register: a read model over the streams of payments and of settlement. Staff commands, settlement and disputes find payments in it. It holds
- * every gateway transaction with its payment, the gateway accounts that were ever charged, disputes, and the recorded batches with their exceptions.
+ * The register: a read model over the streams of payments and settlement, in which other code finds payments. It holds gateway transactions with
+ * their payments, gateway accounts, disputes, and recorded batches with their exceptions.
  */
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
@@ -44,7 +44,7 @@ const INDEXES = `
   create index settlement_exception_batch on settlement_exception (batch_id, line);
   create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
 
-/** The register collects events for this long before it writes. Code that needs the newest state calls `caughtUp` first. */
+/** The register collects events for this long before it writes. Call `caughtUp` for the newest state. */
 const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
@@ -59,8 +59,8 @@ export const paymentRegisterModel: ReadModel = {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// Writing: a batch of events becomes a few statements. Some statements add to stored values. This is safe, since the checkpoint guarantees that no
-// event is applied twice.
+// Writing: a batch of events becomes a few statements. Some statements add to stored values. The checkpoint guarantees that each event is applied
+// once.
 
 interface TransactionRow {
   readonly ref: string;
@@ -71,21 +71,21 @@ interface TransactionRow {
   readonly attemptId: string;
   readonly amountCents: Cents;
   transactionId: string | null;
-  /** When the processor moved the money; null: not yet, or never. */
+  /** When the processor moved the money. null: it has not. */
   movedAt: string | null;
 }
 
-/** A transaction id for a row that is in the table already. */
+/** A transaction id for a row that is already in the table. */
 interface LateId {
   readonly paymentId: string;
   readonly leg: Leg;
-  /** null: the id belongs to the leg's charge, of which there is only one. */
+  /** null: the id belongs to the leg's charge. */
   readonly refundAttemptId: string | null;
   readonly transactionId: string;
   readonly at: string;
 }
 
-/** A reduction of a charge: cents that were voided and will not settle, or a rejection by the processor. */
+/** A reduction of a charge: voided cents, which never settle, or a rejection by the processor. */
 interface Lessened {
   readonly paymentId: string;
   readonly leg: Leg;
@@ -112,7 +112,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
       settled.push({ recorded, event: settlementEvents.read(recorded) });
       continue;
     }
-    // Streams of imported files have the same prefix as batches. The register needs nothing of them.
+    // Skip streams of imported files, which have the same prefix as batches.
     if (!recorded.stream.startsWith('payment-')) continue;
     const paymentId = paymentIdOf(recorded.stream);
     const event = paymentEvents.read(recorded);
@@ -207,7 +207,7 @@ const writeTransactions = async (client: Queryable, rows: readonly TransactionRo
   });
 };
 
-/** A refund goes through the account that charged the leg (C68), which the charge's row names. */
+/** A refund goes through the account that charged the leg (C68). The row of the charge names this account. */
 const writeRefunds = async (
   client: Queryable,
   refunds: readonly { paymentId: string; event: PaymentEvent & { type: 'RefundRequested' } }[],
@@ -270,7 +270,7 @@ const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { 
     );
 };
 
-/** If a sale or refund is in no batch after this many days, it counts as missing. If it settles after this, it counts as late. */
+/** A sale or refund that is in no batch after this many days counts as missing. If it settles later, it counts as late. */
 export const LATE_AFTER_DAYS = 3;
 
 const writeSettlement = async (client: Queryable, recorded: Recorded, event: SettlementEvent): Promise<void> => {
@@ -303,7 +303,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
           fundedOn,
         ],
       );
-      // If the batch was funded before this correction, the paid amount may no longer be the net amount.
+      // If the batch was funded before this correction, the paid amount may differ from the net amount.
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
         await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
@@ -355,7 +355,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
 };
 
 interface LinesOf {
-  /** The ids of the lines' exceptions are computed from this text. */
+  /** The ids of exceptions are computed from this text. */
   readonly stream: string;
   readonly key: readonly string[];
   readonly closedAt: string;
@@ -363,12 +363,12 @@ interface LinesOf {
   readonly at: string;
 }
 
-/** True if a line settles a sale or a refund. The line of a fee or a chargeback also names the sale's transaction, but settles nothing. */
+/** True if a line settles a sale or a refund. Lines of fees and chargebacks name the same transaction, but settle nothing. */
 const settles = (line: RecordedLine): boolean => line.accepted && isSettledLine(line);
 
 /**
- * Withdraws lines that a correction changed or removed. Their exceptions are superseded, and their transactions are no longer settled in this batch.
- * If no corrected line settles such a transaction, it gets the exception MISSING_AT_GATEWAY.
+ * Withdraws lines that a correction changed or removed. Their exceptions are superseded, and their transactions are no longer settled. If no
+ * corrected line settles a transaction again, it gets the exception MISSING_AT_GATEWAY.
  */
 const takeBackLines = async (client: Queryable, of: LinesOf, corrections: readonly LineCorrection[]): Promise<void> => {
   const before = corrections.flatMap((correction) => correction.before ?? []);
@@ -430,8 +430,8 @@ const writeException = async (
   suspenseCents: number,
 ): Promise<void> => {
   const { number, result, type, transactionId, ref, paymentId, leg, grossCents, feeCents, netCents, expectedCents } = line;
-  // The exception for a line's own result has an id made of the stream and the line's number. The ids of further exceptions of this line also contain
-  // the kind.
+  // The id of an exception for the line's own result is made from stream and line number. The ids of the line's other exceptions also contain the
+  // kind.
   const id = kind === result ? hashedUuid('settlement-exception', stream, number) : hashedUuid('settlement-exception', stream, number, kind);
   await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
@@ -456,7 +456,7 @@ const writeException = async (
   );
 };
 
-/** Writes an exception that concerns a whole batch and has no line (-1). */
+/** Writes an exception of a whole batch. Its line is -1. */
 const writeMismatch = async (
   client: Queryable,
   { stream, key, position, at }: LinesOf,
@@ -499,26 +499,21 @@ export interface RegisteredBatch {
 }
 
 export interface Register {
-  /** Waits until the register has applied all events that were appended so far. */
+  /** Waits until the register has applied all events appended so far. */
   caughtUp(): Promise<void>;
   /** Every gateway account that was ever charged. */
   accounts(): Promise<GatewayAccount[]>;
-  /**
-   * Finds transactions by transaction id or by our reference. It searches all accounts of the gateway, since a line may come from the wrong account.
-   */
+  /** Finds transactions by transaction id or by our reference, in all accounts of the gateway. A line may come from the wrong account. */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /**
-   * Id of the batch that the processor's interface listed last. The next request asks for later batches. A batch that only a file recorded does not
-   * count.
-   */
+  /** Id of the last batch that the processor's interface listed to its end. The next request asks for later batches. */
   lastListed(account: GatewayAccount): Promise<string | null>;
-  /** Accounts that have a recorded batch with this id, complete or not. Two merchant accounts may use the same batch id. */
+  /** Accounts with a recorded batch of this id, complete or not. Two accounts may use the same batch id. */
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
-  /** Recorded batches that are not funded and whose day of funding has come. `today` is YYYY-MM-DD. */
+  /** Batches that are not funded yet and whose day of funding has come. `today`: YYYY-MM-DD. */
   fundable(today: string): Promise<RegisteredBatch[]>;
-  /** For each leg: the transaction that a batch settled, although the payment was not recorded as charged. */
+  /** For each leg: the transaction of a settled sale that does not fit the payment's state. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
-  /** All disputes: open ones first, then by due date. */
+  /** All disputes: open ones first, each group by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
 }
@@ -602,7 +597,7 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         return page.rows;
       });
       const all = (await collect(rows)).map(toDispute);
-      // Sort by status here and not in SQL. Otherwise a dispute whose status changes between two pages could be missed or come twice.
+      // Do not sort by status in SQL. If a status changed between two pages, a dispute could be missing or come twice.
       return [...all.filter(isOpen), ...all.filter((dispute) => !isOpen(dispute))];
     },
     dispute: async (disputeId) => {

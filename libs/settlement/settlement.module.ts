@@ -20,15 +20,15 @@ import {
 import { type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
 
-/** How long the register may take to reach the head of the log. At the first start after an upgrade it may have to read the whole log. */
+/** Time limit for the register to reach the log's head. At the first start after an upgrade, it may have to read the whole log. */
 const CAUGHT_UP_MS = 120_000;
 
 export const SETTLEMENT_PORTS = Symbol('settlement ports');
-/** Token of the function that opens an exception for each difference of settlement. The function returns the number of opened exceptions. */
+/** Token of the function that opens exceptions. It returns the number of opened exceptions. */
 export const OPEN_EXCEPTIONS = Symbol('open exceptions');
 export type OpenExceptions = (stop?: AbortSignal) => Promise<number>;
 
-/** Staff decide the outcome of an unknown payment. */
+/** Staff decide the outcome of a payment whose outcome is unknown. */
 export class ResolvePayment extends Command<PaymentView> {
   constructor(readonly request: ResolveRequest) {
     super();
@@ -55,7 +55,7 @@ export class UpdateDispute extends Command<Dispute & { readonly paymentId: strin
   }
 }
 
-/** Records all batches that the processors have closed. */
+/** Records all batches that processors have closed. */
 export class RecordSettlements extends Command<BatchSummary[]> {
   constructor(readonly signal: AbortSignal) {
     super();

@@ -1,4 +1,4 @@
-/** Runs the contract of deliveries (test/support/deliveries.contract.ts) on Postgres, with the real outbox and the real commands of operators. */
+/** Runs the contract of deliveries (test/support/deliveries.contract.ts) on Postgres, with the real outbox and the real operator commands. */
 import { resetCheckpoint } from '#eventstore';
 import { transaction } from '#platform';
 import { deliveriesContract } from '../../test/support/deliveries.contract.js';
@@ -14,7 +14,7 @@ const tablesOf = async (stage: WebhookStage) => {
   return {
     workers: [postgresDeliveries(stage.pool, 'one'), postgresDeliveries(stage.pool, 'two')] as const,
     register: async (url: string) => {
-      // Insert the row without the check of its URL. That check has its own test (target.unit.spec.ts).
+      // Insert the row without the check of its URL, which target.unit.spec.ts tests.
       const id = stage.house.ids.uuid();
       const head = await stage.house.store.head();
       await stage.query(`insert into webhook_endpoint (id, account_id, url, created_at, registered_at_position) values ($1, $2, $3, now(), $4)`, [
@@ -57,7 +57,7 @@ const tablesOf = async (stage: WebhookStage) => {
       })),
     counts: async () => {
       const [counts] = await stage.query<{ events: string; attempts: string }>(
-        // After a replay, webhook_event also has rows of payments of earlier runs. So count only the rows of this payment.
+        // After a replay, webhook_event also holds payments of earlier runs. Count only the rows of this payment.
         'select (select count(*) from webhook_event where payment_id = $1) as events, (select count(*) from webhook_attempt) as attempts',
         [paymentId],
       );

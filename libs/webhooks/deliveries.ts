@@ -1,12 +1,12 @@
 /**
- * A delivery is one event that is sent to one endpoint. Deliveries are rows that any number of workers share.
+ * A delivery is one event for one endpoint. All workers share the rows of deliveries.
  *
- * A worker claims a delivery under a lease with a token. Only the worker that holds this token can record how the attempt ended. All times are the
+ * A worker claims a delivery under a lease with a token. Only a worker with this token can record how the attempt ended. All times are the
  * database's.
  *
- * pending → in_flight → delivered, held, or pending again
- * pending → canceled, when the endpoint is disabled
- * held, delivered → pending in another round, when an operator redelivers
+ * - pending → in_flight → delivered, held, or pending again
+ * - pending → canceled, if the endpoint is disabled
+ * - held, delivered → pending in another round, if an operator redelivers
  */
 import { ServiceError } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
@@ -65,7 +65,6 @@ create index webhook_attempt_started on webhook_attempt using brin (started_at);
 export const DELIVERY_STATES = ['pending', 'in_flight', 'delivered', 'held', 'canceled'] as const;
 export type DeliveryState = (typeof DELIVERY_STATES)[number];
 
-/** A delivery that one worker has claimed. */
 export interface Claimed {
   readonly deliveryId: string;
   readonly token: string;
@@ -77,13 +76,13 @@ export interface Claimed {
   readonly payload: Buffer;
   readonly endpointId: string;
   readonly url: string;
-  /** Number of consecutive failures of the endpoint at the time of the claim. */
+  /** Consecutive failures of the endpoint before this attempt. */
   readonly consecutiveFailures: number;
   readonly secretId: string;
   readonly sealed: { readonly kid: string; readonly ciphertext: string };
   /** Time of the claim by the database's clock, in milliseconds. */
   readonly claimedAtMs: number;
-  /** Random number from [0, 1), which varies the wait before the next attempt. */
+  /** Random number from [0, 1). It varies the wait before the next attempt. */
   readonly chance: number;
 }
 
@@ -109,31 +108,31 @@ export interface HealthChange {
   readonly after: number;
 }
 
-/** The operations of workers on deliveries. All workers may call all of them at the same time. */
+/** Operations of workers on deliveries. Several workers may call them at the same time. */
 export interface Deliveries {
   /**
-   * Claims at most `slots` deliveries that are due. A claim fills an endpoint at most up to its share of deliveries in flight. Two claims at the same
-   * moment may both fill that share. Endpoints are served in random order.
+   * Claims at most `slots` deliveries that are due, from endpoints in random order. Each endpoint has a maximum of deliveries in flight. Two claims
+   * at the same moment may together exceed this maximum.
    */
   claimDue(slots: number): Promise<Claimed[]>;
-  /** Records how attempts ended. Returns true for each attempt whose lease the worker still held. Nothing is recorded of the other attempts. */
+  /** Records how attempts ended. The result is true for each attempt whose lease was still held. Nothing is recorded of the other attempts. */
   complete(ended: readonly Ended[]): Promise<boolean[]>;
-  /** Makes claimed deliveries that were not attempted pending again. They are due after `waitMs`. */
+  /** Gives back claimed deliveries that were not attempted. They are pending, and due after `waitMs`. */
   release(claimed: readonly Pick<Claimed, 'deliveryId' | 'token'>[], waitMs: number): Promise<void>;
-  /** Counts the consecutive failures of each endpoint. A success sets the count to 0. Returns the counts before and after. */
+  /** Counts consecutive failures of endpoints. A success sets the count to 0. Returns the counts before and after. */
   recordHealth(results: readonly { readonly endpointId: string; readonly succeeded: boolean }[]): Promise<HealthChange[]>;
-  /** Tokens of leases that have run out by the database's clock. */
+  /** Leases that have expired by the database's clock. */
   expired(): Promise<readonly { readonly deliveryId: string; readonly token: string }[]>;
   /**
-   * Ends those of the given leases that are still expired. Each of their deliveries becomes pending again, or held if it has lost MAX_LEASE_LOSSES
-   * leases.
+   * Ends those of the given leases that are still expired. Their deliveries become pending again. A delivery that has lost MAX_LEASE_LOSSES leases
+   * becomes held.
    */
   reap(
     leases: readonly { readonly deliveryId: string; readonly token: string }[],
   ): Promise<{ readonly deliveryId: string; readonly held: boolean }[]>;
   /**
-   * Cancels pending deliveries of disabled endpoints. Also repairs rows after the database's clock was set back: a due time or the end of a lease
-   * that lies too far in the future is set to its latest normal value.
+   * Cancels pending deliveries of disabled endpoints. Also repairs rows after the database's clock was set back: due times and leases that end too
+   * late are set to their latest normal value.
    */
   tidy(retrySeconds: number): Promise<void>;
 }
@@ -279,7 +278,7 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   },
 });
 
-/** `tidy` repairs a due time or the end of a lease only if it lies more than this after its latest normal value. */
+/** `tidy` repairs a time only if it is more than this after its latest normal value. */
 const CLOCK_TOLERANCE_MS = 5_000;
 
 // For staff.
@@ -314,7 +313,7 @@ export interface AttemptRow {
   readonly errorCode: string | null;
   readonly remoteIp: string | null;
   readonly secretId: string | null;
-  /** The beginning of the answer's body. Bytes that are not printable are escaped. null: no body, or no answer. */
+  /** First bytes of the answer's body. Bytes that are not printable are escaped. null: no body, or no answer. */
   readonly responseHead: string | null;
 }
 
@@ -349,7 +348,7 @@ export const listDeliveries = async (db: Queryable, { state, accountId, endpoint
   return rows.map(toRow);
 };
 
-/** One delivery with all its attempts, oldest first. null: it does not exist. */
+/** One delivery with all its attempts, oldest first. null: there is none. */
 export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(DeliveryRow & { readonly attemptLog: AttemptRow[] }) | null> => {
   const { rows } = await db.query<Raw<DeliveryRow>>(`select ${ROW} where d.id = $1`, [deliveryId]);
   if (!rows[0]) return null;
@@ -366,13 +365,13 @@ export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(
   return { ...toRow(rows[0]), attemptLog };
 };
 
-/** Makes the bytes of a receiver's answer safe for a terminal. Printable ASCII stays, a backslash is doubled, and every other byte becomes `\xNN`. */
+/** Makes a receiver's answer safe for a terminal. Printable ASCII stays, a backslash is doubled, and every other byte becomes `\xNN`. */
 export const printable = (bytes: Uint8Array): string =>
   Array.from(bytes, (byte) =>
     byte === 0x5c ? '\\\\' : byte >= 0x20 && byte < 0x7f ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, '0')}`,
   ).join('');
 
-/** `redeliverAllHeld` redelivers, and records, at most this many deliveries in one transaction. */
+/** Maximum number of deliveries that `redeliverAllHeld` redelivers in one transaction. */
 const REDELIVERY_BATCH = 500;
 
 const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<string[]>, exactly: boolean): Promise<Redelivered[]> =>
@@ -393,11 +392,11 @@ const reopenAll = async (deps: StaffDeps, ids: (rows: StaffRows) => Promise<stri
   });
 
 /**
- * Begins another round for deliveries that are held or delivered. A name is the number of a delivery, or the id of an event. An event id stands for
- * the event's deliveries to all endpoints that are not disabled. The receiver gets the same event id and body, with a new time and signature.
+ * Begins another round for held or delivered deliveries. A name is the number of a delivery, or an event id. An event id stands for all deliveries of
+ * the event to endpoints that are not disabled. The receiver gets the same event id and body, with a new time and signature.
  *
- * If one of the deliveries is pending, in flight, canceled or of a disabled endpoint, nothing is redelivered and this throws. So the second click of
- * a double click is refused, unless the round of the first click has ended by then.
+ * Throws if one of the deliveries is pending, in flight, canceled, or of a disabled endpoint. Then nothing is redelivered. This refuses the second
+ * click of a double click while the first round runs.
  */
 export const redeliver = async (deps: StaffDeps, names: readonly string[]): Promise<Redelivered[]> => {
   const ids = async (rows: StaffRows) => {
@@ -422,7 +421,7 @@ export const redeliverAllHeld = async (deps: StaffDeps): Promise<Redelivered[]> 
   }
 };
 
-/** The error for a delivery that does not exist. No trace of a purged delivery is kept, so a purged delivery gets this error too. */
+/** The error for a delivery that does not exist, or that was purged. */
 export const noDelivery = (name: string): ServiceError =>
   new ServiceError(
     'VALIDATION_ERROR',
@@ -437,7 +436,7 @@ const cannotRedeliver = async (rows: StaffRows, ids: readonly string[]): Promise
   return new ServiceError('INVALID_STATE', `Delivery ${id} cannot be sent again: ${why}.`);
 };
 
-/** Attempts are kept this long. */
+/** Attempts are deleted after this time. */
 const KEEP_ATTEMPTS_DAYS = 90;
 
 export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number> =>
@@ -451,8 +450,8 @@ export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number
   }, stop);
 
 /**
- * Deletes events that are more than `keepDays` old, with their deliveries. An event is deleted only if each of its deliveries was canceled, or was
- * delivered more than `keepDays` ago. Returns the number of deleted events.
+ * Deletes events that are more than `keepDays` old, with their deliveries. Each delivery of such an event must be canceled, or delivered more than
+ * `keepDays` ago. Returns the number of deleted events.
  */
 export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> =>
   purge(
@@ -470,7 +469,7 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
         const ids = rows.map(({ id }) => id);
         if (ids.length === 0) return 0;
         await client.query(OUTBOX_NEVER_AGAIN, [WEBHOOK_OUTBOX]);
-        // If an operator has redelivered a delivery since the select, it is pending again. Then the delivery and its event are kept.
+        // If an operator has redelivered a delivery since the select, it is pending. Keep that delivery and its event.
         await client.query(`delete from webhook_delivery where event_id = any($1::text[]) and state in ('delivered', 'canceled')`, [ids]);
         const { rowCount } = await client.query(
           `delete from webhook_event v where v.id = any($1::text[]) and not exists (select from webhook_delivery d where d.event_id = v.id)`,
@@ -482,8 +481,8 @@ export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal)
   );
 
 /**
- * For metrics: the number of open deliveries by state, and the time for which the oldest pending delivery of an enabled endpoint has been due.
- * Delivered ones are not counted: there are too many of them to count at each scrape.
+ * For metrics: the number of open deliveries by state, and for how long the oldest one of an enabled endpoint has been due. There are too many
+ * delivered ones to count them at each scrape.
  */
 export const deliveryFigures = async (
   db: Queryable,

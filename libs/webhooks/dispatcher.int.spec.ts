@@ -1,4 +1,4 @@
-/** Tests the dispatcher (C55) with real payments, outbox, Postgres and TLS. The receivers were written from the specification. */
+/** Tests the dispatcher (C55) with real payments, outbox, Postgres and TLS. The receivers follow the specification. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
 import { status } from '../../test/support/receiver.js';
@@ -25,9 +25,9 @@ const running = (options?: Parameters<WebhookStage['worker']>[0]): Worker => {
   worker.dispatcher.start();
   return worker;
 };
-/** Makes all pending deliveries due now. For the database and for the workers, only `due_at` decides when a delivery is attempted. */
+/** Makes all pending deliveries due now, without waiting for the time between attempts. */
 const wait = () => stage.query(`update webhook_delivery set due_at = now() where state = 'pending'`);
-/** Makes pending deliveries due again and again, until at least `count` attempts have been made. */
+/** Makes pending deliveries due again and again, until there are at least `count` attempts. */
 const attempts = (count: number) =>
   eventually(async () => {
     await wait();
@@ -80,7 +80,7 @@ describe('delivering', () => {
   test('the dispatcher wakes up when the outbox has written, without looking', async () => {
     const { receiver } = await stage.register();
     const { clock } = running();
-    // The worker's clock does not advance, so only the notification can wake its loop.
+    // The worker's clock does not advance. Only the notification can wake its loop.
     await eventually(
       async () => (await stage.query(`select from pg_stat_activity where query = 'listen webhook_due' and datname = current_database()`)).length > 0,
     );
@@ -117,7 +117,7 @@ describe('retries (C55)', () => {
       );
       expect([row!.state, row!.attempts]).toEqual([number === 5 ? 'held' : 'pending', number]);
       if (number === 5) break;
-      // `due_at` counts from the statement that records the attempt. This statement runs a moment after the attempt has ended.
+      // `due_at` counts from the statement that records the attempt, a moment after the attempt has ended.
       expect(Number(row!.wait)).toBeGreaterThanOrEqual(107.9);
       expect(Number(row!.wait)).toBeLessThanOrEqual(134);
       await wait();
@@ -206,8 +206,7 @@ describe('redelivery', () => {
     const clicks = await Promise.allSettled([1, 2, 3].map(() => redeliver(stage.staff, [row.id])));
     await settled(1);
     const done = clicks.filter(({ status: how }) => how === 'fulfilled');
-    // If a later click finds the delivery pending or in flight, it is refused. If the delivery has been delivered by then, the click begins another
-    // round.
+    // A click on a pending or in-flight delivery is refused. A click after the delivery succeeded begins another round.
     expect(done.length).toBe((await stage.rows())[0]!.round - 1);
     expect(done.length).toBeGreaterThan(0);
     expect(receiver.ids).toHaveLength(1);
@@ -246,7 +245,7 @@ describe('redelivery', () => {
 describe('pausing and disabling', () => {
   test('a paused endpoint gets nothing until it is resumed, and then everything', async () => {
     const { receiver, endpointId } = await stage.register();
-    // Deliveries to another endpoint show that the dispatcher is running.
+    // Deliveries to another endpoint show that the dispatcher runs.
     const other = await stage.register();
     await stage.endpoints.pause(endpointId);
     const { outcomes } = running();
@@ -284,7 +283,7 @@ describe('one endpoint does not hold another', () => {
     await stage.tell();
     await eventually(() => quick.receiver.deliveries.length === 30);
     await eventually(() => slow.receiver.requests === 8);
-    // A delivery to the quick endpoint leaves the state in_flight a moment after its receiver has got it.
+    // A delivery to the quick endpoint stays in_flight for a moment after its receiver has got it.
     await eventually(async () => (await inState('in_flight')).length === 8);
     expect(slow.receiver.requests).toBe(8);
     clock.advance(ATTEMPT_BUDGET_MS + 1);
@@ -410,14 +409,14 @@ describe('workers that die, and clocks that jump', () => {
     await stage.refunded();
     await stage.tell();
     await eventually(() => receiver.requests === 1);
-    // The database's clock jumps ahead by an hour, so every lease has run out. The workers' own clocks do not jump.
+    // Simulate that the database's clock jumps ahead by an hour: move all times in the rows an hour back. All leases have then expired.
     await stage.query(`update webhook_delivery set lease_until = lease_until - interval '1 hour', due_at = due_at - interval '1 hour'`);
     receiver.behave(null);
-    // Both workers look for expired leases every second. 6 s is less than the grace of 12 s, so neither takes the lease away.
+    // Both workers look for expired leases every second. 6 s is less than the grace of 12 s, so neither ends the lease.
     for (const { clock } of [holder, other]) for (let number = 0; number < 4; number++) clock.advance(1_500);
     await eventually(async () => (await inState('in_flight')).length === 1);
     expect(receiver.requests).toBe(1);
-    // By the workers' monotonic clocks, the attempt's 10 s are now over, and the grace of 12 s is not.
+    // By the workers' own clocks, the 10 s of the attempt are over now. The grace of 12 s is not.
     for (const { clock } of [holder, other]) clock.advance(ATTEMPT_BUDGET_MS - 4 * 1_500 + 1);
     await eventually(async () => (await stage.query('select from webhook_attempt')).length === 1);
     expect((await stage.rows())[0]).toMatchObject({ attempts: 1, lease_losses: 0, last_error: 'answer' });
@@ -429,7 +428,7 @@ describe('workers that die, and clocks that jump', () => {
     await stage.refunded();
     await stage.tell();
     await postgresDeliveries(stage.pool, 'dead').claimDue(1);
-    // Simulate that the database's clock was set back by an hour: move all times in the rows an hour further into the future.
+    // Simulate that the database's clock was set back by an hour: move all times in the rows an hour into the future.
     await stage.query(`update webhook_delivery set lease_until = lease_until + interval '1 hour', due_at = due_at + interval '1 hour'`);
     const port = postgresDeliveries(stage.pool, 'tidy');
     await port.tidy(120);
@@ -458,7 +457,7 @@ describe('workers that die, and clocks that jump', () => {
     expect(Number(row!.wait)).toBeLessThanOrEqual(132);
     await wait();
     await settled(1);
-    // The receiver would have refused a `t` that is off by more than 300 s.
+    // The receiver refuses a `t` that is off by more than 300 s.
     expect(receiver.refusals).toEqual([]);
     expect(receiver.deliveries).toHaveLength(2);
   });

@@ -1,10 +1,9 @@
 /**
- * The dispatcher runs as a loop in each worker. It claims due deliveries, signs and posts them, and records how the attempts ended. Any number of
- * dispatchers can run at the same time: a lease in the table gives each delivery to only one of them (deliveries.ts). No transaction is open during
- * the request to a receiver.
+ * The dispatcher is a loop in each worker. It claims due deliveries, signs and posts them, and records how the attempts ended. A lease gives each
+ * delivery to only one dispatcher (deliveries.ts). No transaction is open during a request to a receiver.
  *
- * Due times, leases and the signature's `t` all follow the database's clock. Between two answers of the database, the worker measures the time that
- * has passed with its monotonic clock. So the wall clock of a worker may be wrong.
+ * Due times, leases and the signature's `t` follow the database's clock. Between two answers of the database, the worker adds the time of its
+ * monotonic clock. The wall clock of a worker may be wrong.
  */
 import type { Clock } from '#kernel';
 import { batched, type KeyRing, type Logger } from '#platform';
@@ -30,16 +29,16 @@ export interface DispatcherPorts {
   readonly log: Logger;
   readonly watch: DispatcherWatch;
   readonly retrySeconds: number;
-  /** While this returns true, the dispatcher claims nothing. Default: always false. */
+  /** If this returns true, the dispatcher claims nothing. Default: never paused. */
   readonly paused?: () => boolean;
 }
 
 export interface DispatcherOptions {
   /** Maximum number of attempts in flight in this process. */
   readonly slots?: number;
-  /** A lease is taken away only if it ran out at least this long ago. */
+  /** A lease is ended only after this process has seen it expired for this long. */
   readonly leaseGraceMs?: number;
-  /** Without a notification, the table is read after this time. */
+  /** Maximum time between two reads of the table. */
   readonly idleMs?: number;
   readonly leaseLookMs?: number;
   readonly tidyEveryMs?: number;
@@ -47,21 +46,21 @@ export interface DispatcherOptions {
 
 export interface Dispatcher {
   start(): void;
-  /** Stops claiming, gives back deliveries that were claimed but not begun, and waits up to 12 s for attempts in flight. */
+  /** Stops claiming and gives back deliveries that were just claimed. Waits up to 12 s for attempts in flight. */
   stop(): Promise<void>;
 }
 
-/** Limits memory and sockets, however many deliveries wait. */
+/** Limits memory and sockets. */
 const SLOTS = 128;
-/** Without a notification the table is read this often. A notification, or the end of an attempt, starts a read at once. */
+/** Maximum time between two reads of the table. A notification, or the end of an attempt, starts a read earlier. */
 const IDLE_MS = 1_000;
-/** Before each claim the loop waits this long, so that attempts that end together share one claim. */
+/** The loop waits this long before each claim. Attempts that end together then share one claim. */
 const CLAIM_EVERY_MS = 5;
 const LEASE_LOOK_MS = 1_000;
 const TIDY_EVERY_MS = 5_000;
 const AFTER_FAILURE_MS = 1_000;
 const DRAIN_MS = 12_000;
-/** If the signing secret cannot be decrypted, the fault is ours and no attempt is counted. The delivery is due again after this time. */
+/** If the signing secret cannot be decrypted, no attempt is counted. The delivery is due again after this time. */
 const UNSIGNED_WAIT_MS = 60_000;
 const COMPLETIONS = { maxItems: 200, inFlight: 2 } as const;
 const MAX_KNOWN_SECRETS = 10_000;
@@ -130,7 +129,7 @@ class LeasingDispatcher implements Dispatcher {
     this.bell.abort('rung');
   }
 
-  /** Waits until `ring` is called, at most `ms`. If `ring` was called since the last wait, this returns at once. */
+  /** Waits until `ring` is called, at most `ms`. Returns at once if `ring` was called since the last wait. */
   private async wait(ms: number): Promise<void> {
     if (!this.rung) await this.ports.clock.sleep(ms, this.bell.signal);
     this.rung = false;
@@ -143,7 +142,7 @@ class LeasingDispatcher implements Dispatcher {
       try {
         await due.listen(() => this.ring(), signal);
       } catch {
-        // Without a listener the table is still polled. Then deliveries only start a little later.
+        // Without a listener, deliveries start a little later: the claim loop still polls the table.
       }
       if (!signal.aborted) await clock.sleep(AFTER_FAILURE_MS, signal);
     }
@@ -172,7 +171,7 @@ class LeasingDispatcher implements Dispatcher {
       }
       // In tests, retries may be due sooner than `idleMs`.
       await this.wait(Math.min(this.options.idleMs, this.ports.retrySeconds * 1_000));
-      // Wait a moment: if several attempts end together, one claim fills all their slots.
+      // If several attempts end together, one claim then fills all their slots.
       if (!signal.aborted) await clock.sleep(CLAIM_EVERY_MS, signal);
     }
   }
@@ -213,7 +212,7 @@ class LeasingDispatcher implements Dispatcher {
     if (!counted) return this.lost(fields);
     if (fate.state === 'held') log.error(fields, 'a webhook delivery is held after its last attempt');
     else log[succeeded ? 'debug' : 'warn'](fields, succeeded ? 'a webhook was delivered' : 'a webhook delivery failed; it is tried again');
-    // Health is recorded for a failure in the first round, and for a success after failures. A failed redelivery is not recorded.
+    // Record a failure only in the first round, and a success only after failures.
     if (succeeded ? consecutiveFailures > 0 : round === 1)
       await this.recordHealth({ endpointId, succeeded }).catch((error: unknown) =>
         log.warn({ err: error }, 'the health of a webhook endpoint was not recorded'),
@@ -221,7 +220,7 @@ class LeasingDispatcher implements Dispatcher {
   }
 
   /**
-   * Records the end of an attempt. If the database fails, the statement is repeated until the lease has certainly run out. Then another worker claims
+   * Records the end of an attempt. If the database fails, the statement is repeated until the lease has certainly expired. Another worker then claims
    * the delivery, and the receiver may get it twice.
    */
   private async written(ended: Ended, claimedAt: number): Promise<boolean> {
@@ -252,10 +251,10 @@ class LeasingDispatcher implements Dispatcher {
 
   // ---- tasks that follow from time
 
-  /** Ends the leases of workers that died, and calls `tidy` from time to time. */
+  /** Ends the leases of dead workers, and calls `tidy` from time to time. */
   private async tidyLoop(signal: AbortSignal): Promise<void> {
     const { deliveries, clock, log, watch, retrySeconds } = this.ports;
-    /** Token of each expired lease, with the time at which this process first saw that it had expired. */
+    /** For the token of each expired lease: when this process first saw it expired. */
     let seen = new Map<string, number>();
     let tidiedAt = Number.NEGATIVE_INFINITY;
     while (!signal.aborted) {

@@ -1,20 +1,20 @@
 /**
- * The signal that deliveries may be due. A transaction sends it, and dispatchers receive it after the commit. A signal can be lost, so dispatchers
+ * The signal that deliveries may be due. A transaction sends it, and dispatchers receive it after the commit. Signals can be lost, so dispatchers
  * also poll.
  */
 import type { Pool, Queryable } from '#platform';
 
 export const DUE_CHANNEL = 'webhook_due';
 
-/** Signals that deliveries may be due. The signal is sent when the transaction commits. */
+/** Signals that deliveries may be due, when the transaction commits. */
 export const announceDue = async (db: Queryable): Promise<void> => {
   await db.query(`select pg_notify('${DUE_CHANNEL}', '')`);
 };
 
-/** A port. One contract (test/support/webhook-rows.contract.ts) tests its implementations, on Postgres and in the simulation. */
+/** A port with two implementations: Postgres and the simulation. One contract tests both (test/support/webhook-rows.contract.ts). */
 export interface DueSignal {
   /**
-   * Calls `ring` when it begins to listen, and then for each signal. Resolves when the connection has ended or `stop` aborts. Throws if there is no
+   * Calls `ring` once at the beginning, and then for each signal. Resolves when the connection ends or `stop` aborts. Throws if there is no
    * connection.
    */
   listen(ring: () => void, stop: AbortSignal): Promise<void>;
@@ -32,7 +32,7 @@ export const postgresDueSignal = (pool: Pool): DueSignal => ({
       client.on('end', end);
       client.on('notification', ring);
       await client.query(`listen ${DUE_CHANNEL}`);
-      // Signals from before this moment were missed, so ring once.
+      // Earlier signals were missed, so ring once.
       ring();
       if (!stop.aborted) await ended;
     } finally {

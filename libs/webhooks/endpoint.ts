@@ -1,13 +1,12 @@
 /**
- * Webhook endpoints of accounts, their secrets, and the commands of operators on them.
+ * Webhook endpoints of accounts, their secrets, and the operator commands on them.
  *
- * Endpoints are stored in Postgres beside the deliveries, and are not rebuilt from the log. Every change by an operator is also an event in a stream
- * `staff-webhook-<id>`. The event is appended inside the transaction that makes the change, so every change has its event. If that transaction does
- * not commit, its event stays in the log. When the operator repeats the command, a second event is appended.
+ * Endpoints are rows in Postgres and are not rebuilt from the log. Every change by an operator is also an event in a stream `staff-webhook-<id>`. The
+ * event is appended inside the transaction of the change. If the transaction then fails, the log holds an event without a change. A repeated command
+ * appends another event.
  *
- * A secret is `whsec_` and 256 random bits as text. It is shown once and stored encrypted (AES-256-GCM under the master key ring). A change of the
- * secret interrupts nothing. *Stage* makes a new secret, and the partner adds it to the secrets that the receiver accepts. *Activate* makes the new
- * secret sign everything from the next attempt on, and deletes the old one.
+ * A secret is `whsec_` and 256 random bits as text. It is shown once and stored encrypted (AES-256-GCM with the master key ring). A new secret is
+ * first *staged*: the partner adds it to the receiver. When it is *activated*, it signs all further attempts, and the old secret is deleted.
  */
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
@@ -61,7 +60,7 @@ export interface Endpoint {
   readonly status: EndpointStatus;
   readonly consecutiveFailures: number;
   readonly createdAt: string;
-  /** The last four characters of the secret that signs, so that people can tell secrets apart. */
+  /** The last four characters of the active secret. They tell secrets apart. */
   readonly secretHint: string;
   readonly stagedSecretHint: string | null;
 }
@@ -69,7 +68,7 @@ export interface Endpoint {
 export interface EndpointSecret {
   readonly endpointId: string;
   readonly secretId: string;
-  /** The secret as plain text. It is shown once and stored encrypted. */
+  /** The secret as plain text, which is shown once. */
   readonly secret: string;
 }
 
@@ -85,7 +84,7 @@ interface About {
   readonly endpointId: string;
 }
 
-/** An operator's change of webhooks. The event's metadata names the actor; before 0.2.0 the actor was `staff`. */
+/** An operator's change of webhooks. The event's metadata names the actor. Before 0.2.0, the actor was `staff`. */
 export type WebhookStaffEvent =
   | { readonly type: 'WebhookEndpointAdded'; readonly data: About & { readonly accountId: string; readonly url: string; readonly secretId: string } }
   | { readonly type: 'WebhookEndpointPaused' | 'WebhookEndpointResumed' | 'WebhookEndpointDisabled'; readonly data: About }
@@ -119,10 +118,10 @@ export interface EndpointDeps extends StaffDeps {
   readonly sender: Pick<Sender, 'vet'>;
 }
 
-/** Records a change by an operator. Call this last inside the transaction of the change. */
+/** Records a change by an operator. Call this as the last step of the transaction. */
 export const recordStaffAction = async ({ store, clock, ids, actor }: StaffDeps, event: WebhookStaffEvent): Promise<void> => {
   const eventId = ids.uuid();
-  // Each event gets its own stream. So the store recognises a repeated append by the revision.
+  // Each event has its own stream. The store recognises a repeated append by the revision.
   await recordOnce({ store, clock }, webhookStaffEvents, STAFF_STREAM + eventId, event, eventId, { actor, correlationId: ids.uuid() });
 };
 
@@ -136,16 +135,15 @@ const noSuchEndpoint = () => new ServiceError('VALIDATION_ERROR', 'There is no s
 const notNow = (message: string) => new ServiceError('INVALID_STATE', message);
 
 /**
- * The commands of operators on endpoints. A command throws a ServiceError if the operator made a mistake, and passes on errors of the stores. If the
- * endpoint already has the requested status, a command succeeds and changes nothing.
+ * Operator commands on endpoints. They throw a ServiceError for a mistake of the operator, and the errors of the stores. If the endpoint already has
+ * the requested status, a command changes nothing.
  */
 export class Endpoints {
   constructor(private readonly deps: EndpointDeps) {}
 
   /**
-   * Registers a URL for an account. The endpoint gets only events after the present head of the log. Log positions decide this and not times, since
-   * the clocks of two machines cannot be compared. Refuses a URL that breaks a rule or that the account already has. Refuses a host without an
-   * address, or with an address that is not allowed.
+   * Registers a URL for an account. The endpoint gets only events after the log's present head. Positions are compared, since clocks of two machines
+   * may differ. Refuses a URL that breaks a rule, that the account already has, or whose host has no allowed address.
    */
   async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
     const { tables, store, clock, ids, sender } = this.deps;
@@ -182,17 +180,17 @@ export class Endpoints {
     return found;
   }
 
-  /** Stops sending to the endpoint. New deliveries for it are kept. */
+  /** Stops sending to the endpoint. Its deliveries wait. */
   pause(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'paused', 'WebhookEndpointPaused');
   }
 
-  /** Sends the deliveries that were kept, and new ones. */
+  /** Sends the waiting deliveries and new ones. */
   resume(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'enabled', 'WebhookEndpointResumed');
   }
 
-  /** Ends the endpoint for good. Its pending deliveries are canceled, and it gets no new ones. */
+  /** Ends the endpoint for ever. Its pending deliveries are canceled, and it gets no new ones. */
   disable(endpointId: string): Promise<Endpoint> {
     return this.change(endpointId, 'disabled', 'WebhookEndpointDisabled');
   }
@@ -206,7 +204,7 @@ export class Endpoints {
       const status = await lockEndpoint(rows, endpointId);
       if (status === to) return;
       if (status === 'disabled') throw notNow('A disabled endpoint stays disabled; add it again.');
-      // `setStatus` also sets the failures to 0. A resumed endpoint starts without the failures that were the reason for the pause.
+      // `setStatus` also sets the failures to 0, so a resumed endpoint starts without earlier failures.
       await rows.setStatus(endpointId, to);
       if (to === 'disabled') await rows.cancelForDisabled();
       if (to === 'enabled') await rows.announceDue();
@@ -215,7 +213,7 @@ export class Endpoints {
     return this.find(endpointId);
   }
 
-  /** Makes a new secret, which is shown once. It signs nothing before it is activated. If another secret is staged already, that one is retired. */
+  /** Makes a new secret, which is shown once. It signs nothing before it is activated. A secret that was staged before is retired. */
   stageSecret(endpointId: string): Promise<EndpointSecret> {
     return this.deps.tables.change(async (rows) => {
       const status = await lockEndpoint(rows, endpointId);
@@ -227,7 +225,7 @@ export class Endpoints {
     });
   }
 
-  /** Makes the staged secret active. It signs everything from the next attempt on, and the secret before it is retired. */
+  /** Makes the staged secret active and retires the old one. The new secret signs all further attempts. */
   async activateSecret(endpointId: string): Promise<Endpoint> {
     await this.deps.tables.change(async (rows) => {
       await lockEndpoint(rows, endpointId);

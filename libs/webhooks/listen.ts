@@ -1,9 +1,8 @@
 /**
  * `payfold webhooks listen`: forwards an account's notifications to a server on this machine, for the development of a receiver. It reads the rows of
- * the outbox and posts each with the headers and the signature of a delivery. It does not register an endpoint and writes nothing to the database.
- * Each event is posted once. If the server refuses it, the refusal is shown and the event is not posted again.
+ * the outbox and posts them like deliveries. It registers no endpoint and changes no table. Each event is posted once, even if the server refuses it.
  *
- * The secret is derived from the master key and the account. So it is the same in every run, and it is stored nowhere.
+ * The secret is derived from the master key and the account. It is the same in every run and is not stored.
  */
 import { request as httpRequest } from 'node:http';
 import { type Clock, timestamp, within } from '#kernel';
@@ -14,7 +13,7 @@ import { headersOf } from './signature.js';
 
 export const listenSecretOf = (keys: KeyRing, accountId: string): string => `whsec_${keys.mac('webhook-listen', accountId).toString('base64url')}`;
 
-/** The result of one post. If `status` is null, no answer came, and `error` says why. */
+/** The result of one post. `status` null: no answer came, and `error` holds the reason. */
 export interface Forwarded {
   readonly at: string;
   readonly eventId: string;
@@ -80,10 +79,7 @@ export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForw
   }
 };
 
-/**
- * The number of the account's newest event. Numbers ascend in the order of commits, since the outbox holds the lock of its checkpoint while it
- * writes.
- */
+/** Number of the account's newest event. Numbers ascend in the order of commits, since the outbox writes under the lock of its checkpoint. */
 const lastNumber = async (db: Queryable, accountId: string): Promise<string> => {
   const { rows } = await db.query<{ last: string }>('select coalesce(max(number), 0)::text as last from webhook_event where account_id = $1', [
     accountId,

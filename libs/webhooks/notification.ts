@@ -1,8 +1,8 @@
 /**
- * Decides which events of a payment become notifications, and makes the exact body that is signed and sent (specification, Events).
+ * Decides which events of a payment become notifications, and makes the exact body (specification, Events).
  *
- * A reversal becomes a notification if staff initiated the attempt. It does not matter which process recorded the end of the attempt. Requests of the
- * partner, timeout reversals and `payments resolve` send nothing (C56).
+ * A reversal becomes a notification if staff initiated the attempt. Requests of the partner, timeout reversals and `payments resolve` send nothing
+ * (C56).
  */
 import type { DisputeStatus, Means, PaymentEvent } from '#payments';
 
@@ -13,7 +13,7 @@ export type Notification =
         /** The payment. */
         readonly id: string;
         readonly reversalType: Means;
-        /** The cents that this attempt returned, including the fee. The sum over all notifications of a payment is the money that staff returned. */
+        /** Cents that this attempt returned, including the fee. */
         readonly amountCents: number;
         readonly currency: 'USD';
         readonly reason: string;
@@ -38,17 +38,15 @@ export type Notification =
       };
     };
 
-/** The events that may become a notification. The outbox ignores all others. */
+/** Types of events that may become a notification. */
 export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
 
-/**
- * The notification of an event. null: there is none. An event makes at most one notification. A change of both status and stage is one event (C57).
- */
+/** The notification of an event. null: there is none. A change of both status and stage is one event, so it makes one notification (C57). */
 export const notificationOf = (paymentId: string, event: PaymentEvent): Notification | null => {
   if (event.type === 'ReversalEnded') {
     const { initiatedBy, reversalType, amountCents, reason } = event.data;
     if (initiatedBy !== 'staff' || reversalType === null || amountCents === 0) return null;
-    // The body's `reason` is a string in the specification. Without a reason it is empty.
+    // In the specification, the body's `reason` is a string. It is empty if there is no reason.
     const data = { id: paymentId, reversalType, amountCents, currency: 'USD', reason: reason ?? '', initiatedBy } as const;
     return { type: 'payment.refunded', data };
   }
@@ -60,8 +58,5 @@ export const notificationOf = (paymentId: string, event: PaymentEvent): Notifica
   return null;
 };
 
-/**
- * Makes the body of an event. It is made once and stored, and every attempt and redelivery sends the same bytes. `createdAt` is RFC 3339 with
- * milliseconds (C2).
- */
+/** Makes the body of an event. The body is stored, and every attempt sends the same bytes. `createdAt`: RFC 3339 with milliseconds (C2). */
 export const bodyOf = (id: string, createdAt: string, { type, data }: Notification): string => JSON.stringify({ id, type, createdAt, data });

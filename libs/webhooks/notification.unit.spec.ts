@@ -1,4 +1,4 @@
-/** Unit tests: which events are notified, when deliveries are attempted, and how they are signed (C55, C56, C57). */
+/** Unit tests: which events become notifications, when deliveries are attempted, and how they are signed (C55, C56, C57). */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { systemIds, newKeyRing } from '#platform';

@@ -1,4 +1,4 @@
-/** Each event becomes deliveries exactly once (C56, C57). Tested with real payments and Postgres. */
+/** Each event makes its deliveries exactly once (C56, C57). Tested with real payments and Postgres. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { resetCheckpoint } from '#eventstore';
 import { transaction } from '#platform';
@@ -169,7 +169,7 @@ describe('exactly once', () => {
     for (const writer of writers) writer.start();
     for (let number = 0; number < 8; number++) {
       await stage.refunded(100);
-      // Cut the connections of the outboxes that are writing now.
+      // Cut the connections of outboxes that are writing.
       if (number % 3 === 2)
         await stage.query(
           `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and query like '%projection_checkpoint%'`,

@@ -1,9 +1,9 @@
 /**
- * The outbox makes deliveries from events of payments, exactly once. It follows the log. In the transaction that moves its checkpoint, it writes a
- * row with the body of the notification. It also writes a delivery for each endpoint of the account that was registered before the event.
+ * The outbox makes deliveries from events of payments, exactly once. In the transaction that moves its checkpoint, it writes a row with the body of
+ * the notification. It also writes a delivery for each endpoint of the account that was registered before the event.
  *
- * The outbox is a reactor and not a read model. A webhook that was sent cannot be undone, so the outbox is never rebuilt. A replay of the log from
- * its start would add no row: the id of a notification depends only on its event, and events that may have been purged are skipped.
+ * The outbox is a reactor: it is never rebuilt, since a sent webhook cannot be undone. A replay of the log adds no row. The id of a notification
+ * depends only on its event, and events that may have been purged are skipped.
  */
 import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
 import type { Migration, Queryable } from '#platform';
@@ -49,15 +49,12 @@ export const webhookEventCreatedMigration: Migration = {
   sql: 'create index concurrently if not exists webhook_event_created on webhook_event (created_at)',
 };
 
-/**
- * SQL that stores the outbox's checkpoint as the position up to which rows may have been purged. All rows up to it were written once, and a replay
- * must not write purged rows again.
- */
+/** SQL that stores the outbox's checkpoint: rows up to it may have been purged. A replay must not write these rows again. */
 export const OUTBOX_NEVER_AGAIN = `
   insert into webhook_purged (position) select position from projection_checkpoint where name = $1
   on conflict (one) do update set position = greatest(webhook_purged.position, excluded.position)`;
 
-/** Name of the checkpoint. */
+/** Name of the outbox's checkpoint. */
 export const WEBHOOK_OUTBOX = 'webhook-outbox';
 
 /** A notification with its body: one row of webhook_event. */
@@ -75,23 +72,20 @@ export interface OutboxEvent {
 }
 
 /**
- * The rows of the outbox, as a port. One contract (test/support/webhook-rows.contract.ts) tests its implementations, on Postgres and in the
- * simulation.
+ * The rows of the outbox: a port with two implementations, Postgres and the simulation. One contract tests both
+ * (test/support/webhook-rows.contract.ts).
  */
 export interface OutboxRows {
   /**
-   * Writes events in order. Each gets a delivery for every endpoint of its account that is not disabled and was registered before the event's
-   * position. Events and deliveries that exist already are not changed. An event that may have been purged is skipped.
+   * Writes events in order. Each event gets a delivery for every endpoint of its account that was registered before the event's position and is not
+   * disabled. Existing rows are not changed. An event that may have been purged is skipped.
    */
   write(events: readonly OutboxEvent[]): Promise<void>;
-  /** Signals that deliveries may be due. The signal is sent when the transaction commits. */
+  /** Signals that deliveries may be due, when the transaction commits. */
   announceDue(): Promise<void>;
 }
 
-/**
- * The outbox waits this long for further events before it writes. Without the wait, nearly every event would need its own transaction. The delay is
- * too short to matter for a webhook.
- */
+/** The outbox collects events for this long before it writes. Otherwise nearly every event would need its own transaction. */
 const GATHER_MS = 50;
 
 export const webhookOutbox = (store: EventStore): Projection => ({
@@ -120,7 +114,7 @@ export const applyOutbox = async (rows: OutboxRows, store: EventStore, events: r
   await rows.announceDue();
 };
 
-/** The account of a payment, from its first event. Few events become notifications, so a short read for each is cheap enough. */
+/** The account of a payment, from its first event. */
 const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
   for await (const first of store.read(stream, 0n, 1)) {
     if (first.type === 'PaymentInitiated') return (first.data as unknown as PaymentTerms).accountId;

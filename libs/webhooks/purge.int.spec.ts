@@ -8,7 +8,7 @@ import { purgeAttempts, purgeDelivered, redeliver } from './deliveries.js';
 import { WEBHOOK_OUTBOX } from './outbox.js';
 
 const KEEP_DAYS = 400;
-/** Two full batches, and one more. */
+/** Two full batches and one row. */
 const MANY = 2 * PURGE_BATCH + 1;
 
 let ground: WebhookGround;

@@ -1,4 +1,4 @@
-/** Sends POSTs to a partner's server (decision 0015), over real sockets, real TLS and a real name server, all on loopback. */
+/** Sends POSTs to a partner's server (decision 0015) over real sockets, real TLS and a real name server, all on loopback. */
 import { createServer as createHttpServer } from 'node:http';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -62,7 +62,7 @@ const receiver = async (certificate = good): Promise<Receiver> => {
   closers.push(() => started.close());
   return started;
 };
-/** Starts a TCP server that calls `onConnection` for each connection. Returns its port. */
+/** Starts a TCP server. Returns its port. */
 const tcp = async (onConnection: (socket: Socket) => void): Promise<number> => {
   const sockets = new Set<Socket>();
   const server: Server = createServer((socket) => {
@@ -79,7 +79,7 @@ const post = (sender: Sender, url: string): Promise<Posted> => {
   return sender.post({ url, endpointId: 'e1', headers, body: BODY });
 };
 const postTo = (port: number, path = '/hook') => post(senderTo([port]), `https://${HOST}:${port}${path}`);
-/** Waits until `begun` shows that the attempt has reached the phase in which it hangs. Then lets the time of the attempt run out. */
+/** Waits until `begun` is true. Then lets the time of the attempt run out. */
 const timedOut = async (attempt: Promise<Posted>, begun: () => boolean): Promise<Posted> => {
   await eventually(begun);
   clock.advance(ATTEMPT_BUDGET_MS + 1);
@@ -160,7 +160,7 @@ describe('answers that are too much or too slow', () => {
       }, 5);
       response.once('close', () => clearInterval(timer));
     });
-    // After 40 pieces were sent, the sender has certainly received the first one.
+    // After 40 sent pieces, the sender has certainly received the first one.
     const posted = await timedOut(postTo(one.port), () => drips >= 40);
     expect(posted).toMatchObject({ outcome: 'ok', statusCode: 200 });
     expect(posted.responseHead?.toString()).toMatch(/^\.+$/);
@@ -230,7 +230,7 @@ describe('TLS is verified for the name', () => {
   });
   test('the extra authority is trusted for private targets only', async () => {
     const one = await receiver();
-    // Without the CA file, the sender does not trust the same certificate.
+    // The sender does not trust this certificate without the CA file.
     const sender = senderTo([one.port], { WEBHOOK_EXTRA_CA_FILE: '' });
     expect((await post(sender, `https://${HOST}:${one.port}/`)).outcome).toBe('tls');
   });
@@ -268,7 +268,7 @@ describe('allowed addresses', () => {
   test('rebinding: every attempt resolves again, and connects to the checked address', async () => {
     const one = await receiver();
     const sender = senderTo([one.port]);
-    // The first answer is the allowed address. Later answers are an address that is not allowed. The answers have a time to live of 0.
+    // The first look-up returns an allowed address. Later look-ups return a forbidden one. The time to live is 0, so no look-up is cached.
     names.answer(HOST, (_type, number) => [number === 1 ? '127.0.0.1' : '127.0.0.2']);
     expect((await post(sender, `https://${HOST}:${one.port}/`)).outcome).toBe('ok');
     expect(names.queries.filter(({ type }) => type === 'A')).toHaveLength(1);
@@ -285,7 +285,7 @@ describe('allowed addresses', () => {
       `http://${HOST}:${one.port}/`,
     ])
       expect((await post(sender, url)).outcome).toBe('blocked');
-    // First a name that is not in the list but has an address in it. Then the listed name on another port.
+    // Try another name that has the allowed address. Then try the allowed name on another port.
     names.answer('other.test', ['127.0.0.1']);
     expect(await post(senderTo([one.port], { WEBHOOK_PORTS: `443,${one.port}` }), `https://other.test:${one.port}/`)).toMatchObject({
       errorCode: 'address_not_public',
@@ -329,7 +329,7 @@ describe('connections', () => {
   test('a kept one that the receiver has closed meanwhile is no failure', async () => {
     const one = await receiver();
     const sender = senderTo([one.port]);
-    // The receiver closes the connection when the second request arrives, without an answer.
+    // When the second request arrives, the receiver closes the connection without an answer.
     one.behave((request, response, number) => (number === 2 ? request.socket.destroy() : response.writeHead(200).end()));
     expect((await post(sender, `https://${HOST}:${one.port}/`)).outcome).toBe('ok');
     expect((await post(sender, `https://${HOST}:${one.port}/`)).outcome).toBe('ok');
@@ -341,7 +341,7 @@ describe('connections', () => {
       WEBHOOK_PRIVATE_TARGETS: `${HOST}:${one.port}=127.0.0.0/8`,
       WEBHOOK_EXTRA_CA_FILE: join(directory, 'ca.pem'),
     });
-    // Addresses are tried in sorted order. The receiver listens only on 127.0.0.1, so the first address, 127.0.0.0, refuses the connection.
+    // Addresses are tried in sorted order. The receiver does not listen on the first one, 127.0.0.0.
     names.answer(HOST, ['127.0.0.0', '127.0.0.1']);
     const sender = createSender({ settings, resolve: createResolve([names.address], clock), clock });
     senders.push(sender);

@@ -1,9 +1,9 @@
 /**
- * Sends one POST to a URL that a partner chose. The POST must not become a way into our network.
+ * Sends one POST to a URL that a partner chose. The POST must not give access to our network.
  *
  * The URL and its addresses are checked (target.ts), and the connection goes to a checked address. TLS is verified for the host name. Redirects are
- * not followed, and no proxy is used. The answer is limited in size and time. The code uses `node:https` and not fetch: with `node:https`, the abort
- * signal ends every phase (connection, handshake, answer), and the name is not resolved a second time.
+ * not followed, and no proxy is used. The answer is limited in size and time. The code uses `node:https`, not fetch: the abort signal then ends every
+ * phase (connection, handshake, answer), and the name is not resolved again.
  */
 import { readFileSync } from 'node:fs';
 import { Agent, request as httpsRequest, type RequestOptions } from 'node:https';
@@ -14,30 +14,30 @@ import type { WebhookSettings } from '#platform';
 import { ATTEMPT_BUDGET_MS } from './schedule.js';
 import { checkUrl, NoAddress, Refused, type Resolve, type Target, vetAddresses } from './target.js';
 
-/** The status code decides: 2xx is `ok`, even if the body is cut off. `blocked`: our own rules refused the target before anything was sent. */
+/** The status code decides: 2xx is `ok`, even if the body is cut off. `blocked`: our own rules refused the target, and nothing was sent. */
 export const OUTCOMES = ['ok', 'http_3xx', 'http_4xx', 'http_5xx', 'timeout', 'connect', 'tls', 'dns', 'blocked'] as const;
 export type Outcome = (typeof OUTCOMES)[number];
 
-/** The result of a POST. Faults of the network or the receiver are results, not errors. */
+/** The result of a POST. A fault of the network or the receiver is a result, not an error. */
 export interface Posted {
   readonly outcome: Outcome;
   readonly statusCode: number | null;
-  /** For example `ECONNREFUSED`, `CERT_HAS_EXPIRED` or `url_port`. For a timeout, the phase that did not end. null if an answer came. */
+  /** For example `ECONNREFUSED`, `CERT_HAS_EXPIRED` or `url_port`. For a timeout: the phase that did not end. null: an answer came. */
   readonly errorCode: string | null;
   readonly remoteIp: string | null;
-  /** First bytes of the answer's body. Only operators may see them, since the answer could come from an internal server. */
+  /** First bytes of the answer's body, for operators only. The answer could come from an internal server. */
   readonly responseHead: Buffer | null;
 }
 
 export interface Post {
   readonly url: string;
-  /** Each endpoint has its own kept connections. So an endpoint can neither use up nor observe the connections of another. */
+  /** Each endpoint has its own kept connections, so endpoints cannot affect each other. */
   readonly endpointId: string;
   readonly headers: Readonly<Record<string, string>>;
   readonly body: Uint8Array;
 }
 
-/** The result of trying to reach a URL without sending a request: each step, and whether it succeeded. */
+/** The result of an attempt to reach a URL without a request. `steps`: each step, and whether it succeeded. */
 export interface AddressCheck {
   readonly ok: boolean;
   readonly steps: readonly { readonly step: 'url' | 'dns' | 'tcp' | 'tls'; readonly ok: boolean; readonly detail: string; readonly ms: number }[];
@@ -45,7 +45,7 @@ export interface AddressCheck {
 
 export interface Sender {
   post(post: Post): Promise<Posted>;
-  /** Checks the URL and its addresses by the same rules as an attempt. Throws {@link Refused} or {@link NoAddress}. */
+  /** Checks the URL and its addresses by the rules of an attempt. Throws {@link Refused} or {@link NoAddress}. */
   vet(url: string): Promise<void>;
   /** Tries the URL rules, the look-up, TCP and TLS. Sends no request. */
   check(url: string): Promise<AddressCheck>;
@@ -59,7 +59,7 @@ export interface SenderOptions {
   readonly clock: Clock;
 }
 
-/** `https.request` passes `secureContext` to the handshake, although its types do not declare this. */
+/** `https.request` also accepts `secureContext`, but its types do not declare this field. */
 type PostOptions = RequestOptions & { readonly secureContext: SecureContext };
 
 type Phase = 'dns' | 'connect' | 'tls' | 'answer';
@@ -71,15 +71,15 @@ interface Progress {
 const MAX_HEADER_BYTES = 16_384;
 const MAX_BODY_BYTES = 16_384;
 const KEPT_BODY_BYTES = 2_048;
-/** An idle connection is closed after this time, or sooner if the receiver's answer says so. */
+/** An idle connection is closed after this time, or earlier if the receiver requests so. */
 const KEEP_ALIVE_MS = 15_000;
-/** When the time of an attempt is over, the attempt is aborted. If it has not ended this long after the abort, it is abandoned. */
+/** An attempt that has not ended this long after its abort is abandoned. */
 const HEED_MS = 1_000;
-/** Connections are kept for at most this many pairs of endpoint and address. Beyond that, the pair that was unused for longest is dropped. */
+/** Maximum number of kept agents. Beyond it, the least recently used agent is closed. */
 const MAX_AGENTS = 1_000;
-/** Only this many of a host's addresses are tried. */
+/** Maximum number of a host's addresses that are tried. */
 const MAX_ADDRESSES_TRIED = 4;
-/** Errors that say that an address cannot be reached. Another address of the same name may work. */
+/** Error codes of an unreachable address. Another address of the same name may work. */
 const NOT_THERE = new Set(['ECONNREFUSED', 'EHOSTUNREACH', 'ENETUNREACH', 'EADDRNOTAVAIL', 'EAFNOSUPPORT']);
 const MIN_TLS = 'TLSv1.2';
 
@@ -91,7 +91,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     settings.extraCaFile === null
       ? usual
       : createSecureContext({ minVersion: MIN_TLS, ca: [...rootCertificates, readFileSync(settings.extraCaFile, 'utf8')] });
-  /** Certificates of the extra (private) authority are accepted for private targets only. */
+  /** Certificates of the extra authority are accepted only for private targets. */
   const contextOf = ({ hostname, port }: Target): SecureContext =>
     settings.privateTargets.some((target) => target.host === hostname && target.port === port) ? extra : usual;
 
@@ -99,7 +99,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   const agentOf = (endpointId: string, { hostname, port }: Target, address: string): Agent => {
     const key = `${endpointId} ${hostname} ${port} ${address}`;
     const agent = agents.get(key) ?? new Agent({ keepAlive: true, timeout: KEEP_ALIVE_MS });
-    // Move the agent to the end, so that the map stays in the order of last use.
+    // The map stays in the order of last use.
     agents.delete(key);
     agents.set(key, agent);
     for (const [oldest, idle] of agents) {
@@ -117,7 +117,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
     return { target, addresses: addresses.slice(0, MAX_ADDRESSES_TRIED) };
   };
 
-  /** Runs `work` within the time of an attempt. If `work` does not end after the abort, it is abandoned, so that its slot becomes free. */
+  /** Runs `work` within the time of an attempt. If `work` does not end after the abort, it is abandoned. */
   const budgeted = async <T>(work: (signal: AbortSignal) => Promise<T>): Promise<T> => {
     const budget = new AbortController();
     const timer = new AbortController();
@@ -155,7 +155,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
             return await exchange({ ...options, host: address, agent }, body, progress);
           } catch (error) {
             if (error instanceof StaleConnection) {
-              // The kept connection ended before an answer came. Send the request once more on a new connection.
+              // The kept connection ended without an answer. Send the request once more on a new connection.
               return await exchange({ ...options, host: address, agent: false }, body, progress);
             }
             if (next + 1 >= addresses.length || progress.phase !== 'connect' || !NOT_THERE.has(codeOf(error))) throw error;
@@ -216,7 +216,7 @@ export const createSender = ({ settings, resolve, clock }: SenderOptions): Sende
   };
 };
 
-/** Thrown if a kept connection ended before an answer came. The receiver had probably closed the connection before the request. */
+/** Thrown if a kept connection ended without an answer. The receiver had probably closed it before the request. */
 class StaleConnection extends Error {}
 
 /** Sends one request and reads the answer. Rejects if no answer comes. */
@@ -227,7 +227,7 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
     request.once('socket', (socket: Socket) => {
       const vetAgain = () => {
         progress.remoteIp = socket.remoteAddress ?? null;
-        // A second check: if the connection leads to another address than the checked one, nothing is sent.
+        // If the connected address is not the checked one, send nothing.
         if (!sameAddress(socket.remoteAddress, options.host!)) request.destroy(new Refused('address_changed', 'connected to another address'));
       };
       if (socket.connecting) {
@@ -241,14 +241,14 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
         vetAgain();
       }
     });
-    /** Set when the status code has arrived. It resolves the promise with that status, even if the body is cut off later. */
+    /** Set when the status code has arrived. Resolves with that status, even if the body is cut off later. */
     let decided: (() => void) | null = null;
     request.once('error', (error) => {
       if (decided) return decided();
       const stale = request.reusedSocket && ['ECONNRESET', 'EPIPE'].includes(codeOf(error)) && options.agent !== false;
       reject(stale ? new StaleConnection() : error);
     });
-    // We did not ask for another protocol. Without this handler, Node would close the connection without an error.
+    // Some servers switch to another protocol unasked. Without this handler, Node would close the connection without an error.
     request.once('upgrade', ({ statusCode = 0 }, socket) => {
       socket.destroy();
       resolve({ outcome: outcomeOf(statusCode), statusCode, errorCode: null, remoteIp: progress.remoteIp, responseHead: null });
@@ -270,15 +270,14 @@ const exchange = (options: PostOptions, body: Uint8Array, progress: Progress): P
       response.on('data', (chunk: Buffer) => {
         bytes += chunk.length;
         if (keptBytes < KEPT_BODY_BYTES) {
-          // A copy, since a part of a chunk would keep the whole chunk in memory.
+          // Copy the part. Otherwise it would keep the whole chunk in memory.
           const part = Buffer.from(chunk.subarray(0, KEPT_BODY_BYTES - keptBytes));
           kept.push(part);
           keptBytes += part.length;
         }
         if (bytes > MAX_BODY_BYTES) done();
       });
-      // If the body was read to its end, the connection is kept. If it was cut off, too slow or too long, the connection is closed. In both cases the
-      // status code decides the outcome.
+      // The connection is kept only if the body was read to its end. The status code decides the outcome in all cases.
       response.once('end', done).once('close', done).once('error', done);
     });
     request.end(body);

@@ -1,8 +1,8 @@
 /**
- * The signature of a delivery: HMAC-SHA256 over `<t>.<body>`, in hex, in `Service-Signature: t=<unix seconds>,v1=<hex>`
- * (specification, Signature verification). The key is the whole secret as text, including `whsec_` (C55).
+ * The signature of a delivery: HMAC-SHA256 over `<t>.<body>`, in hex, in `Service-Signature: t=<unix seconds>,v1=<hex>` (specification, Signature
+ * verification). The key is the whole secret as text, including `whsec_` (C55).
  *
- * `t` is the time of the attempt and not of the event: five attempts span 8 minutes, and a receiver accepts a `t` that is up to 300 s old.
+ * `t` is the time of the attempt, not of the event. A receiver refuses a `t` that is older than 300 s, and five attempts span 8 minutes.
  */
 import { createHash, createHmac } from 'node:crypto';
 
@@ -30,8 +30,8 @@ export const headersOf = ({ id, type, body }: SignedEvent, secret: string, unixS
 const ID_LENGTH = 27;
 
 /**
- * The id of a webhook event. It depends only on the type of the notification and on the event of the payment (stream and revision). So if a batch is
- * written twice, each event still exists once.
+ * The id of a webhook event. It depends only on the notification's type and on the payment's event (stream and revision). A repeated write gives the
+ * same id.
  */
 export const eventIdOf = (type: string, stream: string, revision: bigint): string =>
   `evt_${createHash('sha256').update(`${type}\n${stream}\n${revision}`).digest('base64url').slice(0, ID_LENGTH)}`;

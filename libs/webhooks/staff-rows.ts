@@ -1,4 +1,4 @@
-/** The rows that operators change: endpoints, their secrets, and deliveries that are sent again. */
+/** The rows that operators change: endpoints, their secrets, and redelivered deliveries. */
 import { type Client, type Pool, type Queryable, transaction } from '#platform';
 import type { DeliveryState } from './deliveries.js';
 import { announceDue } from './due.js';
@@ -10,7 +10,7 @@ export interface EndpointRow {
   readonly url: string;
   readonly description: string | null;
   readonly createdAt: string;
-  /** The head of the log at the registration; '' if the log was empty. The endpoint gets only later events. */
+  /** The log's head at the registration. '' if the log was empty. The endpoint gets only later events. */
   readonly registeredAtPosition: string;
 }
 
@@ -25,26 +25,26 @@ export interface SecretRow {
 }
 
 /**
- * {@link StaffTables} and {@link StaffRows} are ports. One contract (test/support/webhook-rows.contract.ts) tests their implementations, on Postgres
- * and in the simulation.
+ * {@link StaffTables} and {@link StaffRows} are ports with two implementations: Postgres and the simulation. One contract tests both
+ * (test/support/webhook-rows.contract.ts).
  */
 export interface StaffTables {
-  /** Runs `work` in one transaction. If `work` returns, the transaction is committed. If it throws, the transaction is rolled back. */
+  /** Runs `work` in one transaction. Commits if `work` returns, and rolls back if it throws. */
   change<T>(work: (rows: StaffRows) => Promise<T>): Promise<T>;
   /** All endpoints, or those of an account, oldest first. */
   endpoints(accountId: string | null): Promise<Endpoint[]>;
 }
 
-/** Operations inside one transaction. Reads see the rows that earlier transactions committed. */
+/** Operations inside one transaction. Reads see all rows of earlier transactions. */
 export interface StaffRows {
   /** Locks the account until the end of the transaction. */
   lockAccount(accountId: string): Promise<void>;
   /** True if the account has an endpoint with this URL that is not disabled. */
   hasEndpoint(accountId: string, url: string): Promise<boolean>;
   addEndpoint(endpoint: EndpointRow): Promise<void>;
-  /** Locks the endpoint until the end of the transaction and returns its status. null: it does not exist. */
+  /** Locks the endpoint until the end of the transaction and returns its status. null: there is none. */
   lockEndpoint(endpointId: string): Promise<EndpointStatus | null>;
-  /** Sets the status, and sets the number of consecutive failures to 0. */
+  /** Sets the status. Also sets the number of consecutive failures to 0. */
   setStatus(endpointId: string, status: EndpointStatus): Promise<void>;
   /** Cancels pending deliveries of disabled endpoints. */
   cancelForDisabled(): Promise<void>;
@@ -54,17 +54,17 @@ export interface StaffRows {
   retireSecret(endpointId: string, state: 'staged' | 'active', at: string): Promise<void>;
   activateSecret(secretId: string, at: string): Promise<void>;
   /**
-   * Ids of deliveries. `name` is the number of a delivery, or the id of an event. For an event, these are its deliveries to endpoints that are not
+   * Ids of deliveries. `name`: the number of a delivery, or an event id. An event id stands for all deliveries of the event to endpoints that are not
    * disabled.
    */
   findDeliveries(name: string): Promise<string[]>;
-  /** The oldest held deliveries to endpoints that are not disabled. Rows that another transaction has locked are skipped. */
+  /** The oldest held deliveries of endpoints that are not disabled. Rows that another transaction has locked are skipped. */
   heldDeliveries(limit: number): Promise<string[]>;
-  /** Begins another round for deliveries that are held or delivered and whose endpoint is not disabled. */
+  /** Begins another round for those deliveries that are held or delivered, and whose endpoint is not disabled. */
   reopen(deliveryIds: readonly string[]): Promise<Redelivered[]>;
   /** State of the delivery with the lowest number among these, and the status of its endpoint. */
   deliveryState(deliveryIds: readonly string[]): Promise<{ readonly id: string; readonly state: DeliveryState; readonly status: EndpointStatus }>;
-  /** Signals that deliveries may be due. The signal is sent when the transaction commits. */
+  /** Signals that deliveries may be due, when the transaction commits. */
   announceDue(): Promise<void>;
 }
 
@@ -183,8 +183,8 @@ const postgresStaffRows = (client: Client): StaffRows => ({
 });
 
 /**
- * Cancels pending deliveries of disabled endpoints. Dispatchers repeat this, since the outbox may add a delivery at the moment at which the endpoint
- * is disabled.
+ * Cancels pending deliveries of disabled endpoints. Dispatchers repeat this call, since the outbox may add a delivery while its endpoint is being
+ * disabled.
  */
 export const cancelForDisabled = async (db: Queryable): Promise<void> => {
   await db.query(

@@ -1,19 +1,18 @@
 /**
  * Where a delivery may go: the rules for an endpoint's URL, and for the addresses of its host name.
  *
- * Partners choose the URL to which we connect. So the URL and the addresses are checked when the endpoint is added, and again before every attempt.
- * The connection goes to a checked address, without a second look-up. So a later, different answer of the name server cannot redirect it
- * (server-side request forgery, DNS rebinding).
+ * Partners choose the URL. The URL and the addresses are checked when the endpoint is added and before every attempt. The connection goes to a
+ * checked address without a second look-up. A later answer of the name server cannot redirect it (server-side request forgery, DNS rebinding).
  *
- * Names are resolved by c-ares and not by `dns.lookup`, which runs getaddrinfo on libuv's few threads. If one endpoint had a slow name server, it
- * would occupy these threads, and all other endpoints would wait.
+ * Names are resolved by c-ares, not by `dns.lookup`, which uses libuv's few threads. One slow name server would occupy these threads and delay all
+ * endpoints.
  */
 import { Resolver } from 'node:dns/promises';
 import { BlockList, isIP } from 'node:net';
 import type { Clock } from '#kernel';
 import type { Network, WebhookSettings } from '#platform';
 
-/** Thrown if a rule refuses a URL or an address. The message names the rule. It says nothing that the owner of the URL does not know already. */
+/** Thrown if a rule refuses a URL or an address. The message names the rule and reveals nothing about our network. */
 export class Refused extends Error {
   constructor(
     /** For the delivery log: `url_…`, `address_…`. */
@@ -25,7 +24,7 @@ export class Refused extends Error {
   }
 }
 
-/** Thrown if a name could not be resolved to any address. `code` is the error code of c-ares (`ENOTFOUND`, `ETIMEOUT`, `ESERVFAIL`…). */
+/** Thrown if a name has no address. `code`: error code of c-ares (`ENOTFOUND`, `ETIMEOUT`, `ESERVFAIL`…). */
 export class NoAddress extends Error {
   constructor(
     readonly code: string,
@@ -36,10 +35,10 @@ export class NoAddress extends Error {
   }
 }
 
-/** A URL that passed. */
+/** A URL that passed {@link checkUrl}. */
 export interface Target {
   readonly href: string;
-  /** Lower case, without a trailing dot. This name is resolved, and the certificate must be for it. */
+  /** Lower case, without a trailing dot. This name is resolved, and the certificate must match it. */
   readonly hostname: string;
   readonly port: number;
   /** `Host` header. */
@@ -54,13 +53,12 @@ const MAX_URL_LENGTH = 2_048;
 const LOCAL_NAME = /(^|\.)(localhost|local|internal|onion|home\.arpa)$/;
 
 /**
- * Checks a URL. The host is checked after parsing, not as text: `https://2130706433/`, `https://0x7f.1/` and `https://①②⑦.0.0.1/` are all 127.0.0.1.
- * Throws {@link Refused}.
+ * Checks a URL. The host is checked after parsing: `https://2130706433/`, `https://0x7f.1/` and `https://①②⑦.0.0.1/` are all 127.0.0.1. Throws
+ * {@link Refused}.
  */
 export const checkUrl = (text: string, rules: TargetRules): Target => {
   if (text.length > MAX_URL_LENGTH) throw new Refused('url_too_long', `The URL must have at most ${MAX_URL_LENGTH} characters.`);
-  // The parser drops tabs and line breaks, trims spaces, and reads a backslash as a slash. So a person could read another address in such a text than
-  // the one to which we connect.
+  // The parser drops tabs and line breaks, trims spaces, and reads a backslash as a slash. A person could read such a URL as another host.
   if (/[\p{Cc}\p{Z}\\]/u.test(text)) throw new Refused('url_characters', 'The URL must not hold spaces, control characters or backslashes.');
   if (!URL.canParse(text)) throw new Refused('url_syntax', 'The URL cannot be read.');
   const url = new URL(text);
@@ -90,16 +88,13 @@ const blockListOf = (networks: readonly (Network | string)[]): BlockList => {
 const NOT_PUBLIC_V4 = blockListOf(
   ['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '168.63.129.16/32', '169.254.0.0/16', '172.16.0.0/12', '192.0.0.0/24', '192.0.2.0/24', '192.31.196.0/24', '192.52.193.0/24', '192.88.99.0/24', '192.168.0.0/16', '192.175.48.0/24', '198.18.0.0/15', '198.51.100.0/24', '203.0.113.0/24', '224.0.0.0/4', '240.0.0.0/4'], // prettier-ignore
 );
-/**
- * All public IPv6 addresses are in this network, and only addresses in it are allowed. So networks that were never allocated are refused. Addresses
- * like `::ffff:10.0.0.1`, which embed an IPv4 address, are refused too.
- */
+/** All public IPv6 addresses are in this network. Addresses outside it are refused, such as `::ffff:10.0.0.1`, which embeds an IPv4 address. */
 const GLOBAL_V6 = blockListOf(['2000::/3']);
 const NOT_PUBLIC_V6 = blockListOf(['2001::/23', '2001:db8::/32', '2002::/16', '2620:4f:8000::/48', '3fff::/20']);
 
-/** True if an address (as text) belongs to the public internet. */
+/** True if the address belongs to the public internet. */
 export const isPublic = (address: string): boolean => {
-  // An address with a zone, like `fe80::1%eth0`, names a network interface of this machine.
+  // A zone, as in `fe80::1%eth0`, names a network interface of this machine.
   if (address.includes('%')) return false;
   const family = isIP(address);
   if (family === 4) return !NOT_PUBLIC_V4.check(address, 'ipv4');
@@ -109,8 +104,8 @@ export const isPublic = (address: string): boolean => {
 const isIn = (list: BlockList, address: string): boolean => list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 
 /**
- * Checks all addresses of a target and returns them, IPv4 first. If one of them is not allowed, all are refused, since a mix of public and private
- * addresses is suspicious. Throws {@link Refused}.
+ * Checks all addresses of a target and returns them, IPv4 first. If one is not allowed, all are refused: a mix of public and private addresses is
+ * suspicious. Throws {@link Refused}.
  */
 export const vetAddresses = ({ hostname, port }: Target, addresses: readonly string[], rules: TargetRules): readonly string[] => {
   const named = blockListOf(rules.privateTargets.filter((target) => target.host === hostname && target.port === port).map(({ network }) => network));
@@ -121,24 +116,21 @@ export const vetAddresses = ({ hostname, port }: Target, addresses: readonly str
   return [...addresses].sort((a, b) => isIP(a) - isIP(b) || (a < b ? -1 : 1));
 };
 
-/** Resolves a name to at least one address. The addresses are not checked. Throws {@link NoAddress}. */
+/** Resolves a name to at least one address, without checking the addresses. Throws {@link NoAddress}. */
 export type Resolve = (hostname: string) => Promise<readonly string[]>;
 
 const LOOKUP_TIMEOUT_MS = 2_000;
 const LOOKUP_TRIES = 2;
-/** An answer of the name server is cached for its own time to live, but at most this long. */
+/** Answers of a name server are cached for their own time to live, at most this long. */
 const MAX_CACHED_MS = 60_000;
 const MAX_CACHED_NAMES = 10_000;
 
-/**
- * Makes a function that looks up IPv4 and IPv6 addresses at the same time. `servers`: name servers like `127.0.0.1:5399`. If empty, those of the
- * system are used.
- */
+/** Makes a function that looks up IPv4 and IPv6 addresses. `servers`: name servers like `127.0.0.1:5399`. Empty: those of the system. */
 export const createResolve = (servers: readonly string[], clock: Clock): Resolve => {
   const cache = new Map<string, { readonly addresses: Promise<readonly string[]>; until: number }>();
 
   const lookUp = async (hostname: string): Promise<{ addresses: readonly string[]; keepMs: number }> => {
-    // Use a new resolver for each look-up. Under Node 20.19.0, a resolver itself caches answers for their time to live.
+    // Use a new resolver for each look-up. In Node 20.19.0, a resolver caches answers itself.
     const resolver = new Resolver({ timeout: LOOKUP_TIMEOUT_MS, tries: LOOKUP_TRIES });
     if (servers.length > 0) resolver.setServers(servers);
     const [v4, v6] = await Promise.allSettled([resolver.resolve4(hostname, { ttl: true }), resolver.resolve6(hostname, { ttl: true })]);
@@ -147,7 +139,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
       const codes = [v4, v6].map((answer) =>
         answer.status === 'rejected' ? ((answer.reason as NodeJS.ErrnoException).code ?? 'EUNKNOWN') : 'ENODATA',
       );
-      // If one look-up failed in another way than "no such name", report that failure, since it says more.
+      // Prefer an error other than "no such name", since it says more.
       throw new NoAddress(codes.find((code) => code !== 'ENODATA' && code !== 'ENOTFOUND') ?? codes[0]!, hostname);
     }
     return { addresses: found.map(({ address }) => address), keepMs: Math.min(MAX_CACHED_MS, ...found.map(({ ttl }) => ttl * 1000)) };
@@ -159,7 +151,7 @@ export const createResolve = (servers: readonly string[], clock: Clock): Resolve
     cache.delete(hostname);
     if (cache.size >= MAX_CACHED_NAMES) cache.delete(cache.keys().next().value!);
     const looked = lookUp(hostname);
-    // Until this look-up ends, other attempts share its promise. A failure is not cached.
+    // Other attempts share the promise of this look-up. A failure is not cached.
     const entry = { addresses: looked.then(({ addresses }) => addresses), until: Number.POSITIVE_INFINITY };
     cache.set(hostname, entry);
     looked.then(

@@ -1,4 +1,4 @@
-/** Rules of endpoint URLs and of the addresses behind them (decision 0015). */
+/** Rules for endpoint URLs and the addresses of their hosts (decision 0015). */
 import { describe, expect, test } from '@jest/globals';
 import { readConfig } from '#platform';
 import { checkUrl, isPublic, Refused, vetAddresses, type TargetRules } from './target.js';

@@ -11,10 +11,10 @@ import { webhookOutbox } from './outbox.js';
 import { createSender } from './safe-request.js';
 import { createResolve } from './target.js';
 
-/** One connection claims, two record results, one listens, one checks leases. */
+/** One connection claims, two record results, one listens, and one checks leases. */
 const POOL_CONNECTIONS = 5;
 
-/** The dispatcher of this process, and the metrics that watch it. */
+/** The dispatcher of this process, and the metrics that observe it. */
 export class Webhooks {
   constructor(
     readonly dispatcher: Dispatcher,
@@ -36,7 +36,7 @@ export const OUTBOX = Symbol('webhook outbox');
       inject: [REACTOR, EVENT_STORE],
       useFactory: (reactor: OpenReactor, store: EventStore) => reactor(webhookOutbox(store)),
     },
-    // The dispatcher needs the tables of the schema. They exist when LOG_GATE is provided.
+    // The dispatcher needs the tables of the schema, which exist when LOG_GATE is provided.
     {
       provide: Webhooks,
       inject: [ProcessContext, LOG_GATE],
@@ -63,7 +63,7 @@ const openWebhooks = (context: ProcessContext, ownLog: LogGate): Webhooks => {
       leaseLost: () => watchers.forEach((watcher) => watcher.leaseLost()),
     },
     retrySeconds: config.webhooks.retrySeconds,
-    // During an incident, the event from which a delivery was made may be lost (C76).
+    // During an incident, the event of a delivery may be lost (C76).
     paused: () => ownLog.incident !== null,
   });
   if (config.webhooks.privateTargets.length > 0)

@@ -1,6 +1,6 @@
 /**
- * Sends card numbers through every entrance of the service. A number is used only once, unless it is one of FIXTURES. There are good and bad
- * requests, cards in wrong places (paths, queries, headers, free text), and answers that get lost. Returns the numbers and all answers.
+ * Sends card numbers through every entrance of the service: good and bad requests, cards in wrong places (paths, queries, headers, free text), and
+ * lost answers. Each number is used only once, except those of FIXTURES. Returns the numbers and all answers.
  */
 import { randomInt } from 'node:crypto';
 import { passesLuhn } from '#platform';
@@ -13,7 +13,7 @@ export interface Driven {
   readonly requests: number;
 }
 
-/** A random card number of a known brand with a correct Luhn digit. It was issued to nobody. */
+/** A random card number of a known brand with a correct Luhn digit. */
 export const newCard = (): string => {
   for (;;) {
     const [prefix, length] = ([['4', 16], ['51', 16], ['37', 15], ['6011', 16], ['36', 14], ['3530', 16], ['62', 19]] as const)[randomInt(7)]!; // prettier-ignore
@@ -68,7 +68,7 @@ export const driveCards = async (target: {
   const key = () => ({ 'idempotency-key': `pan-${process.pid}-${++drawn}` });
 
   for (let round = 0; round < rounds; round++) {
-    // Requests that reach the processor: every fixture, with and without a key, repeated, and followed by a refund or void.
+    // Requests that reach the processor: every fixture, with and without a key, then repeats, refunds and voids.
     for (const fixture of FIXTURES) {
       const own = key();
       const body = payment(round % 2 === 0 ? fixture : grouped(fixture));
@@ -80,7 +80,7 @@ export const driveCards = async (target: {
     }
     await create(payment(unique()), key());
     await create(payment(grouped(unique())));
-    // Answers that get lost, before and after the effect.
+    // Lost answers, before and after the effect.
     await bank.arm({ match: { call: 'charge' }, answer: 'cut' });
     await create(payment(unique()), key());
     await bank.arm({ match: { call: 'charge' }, answer: 'bare_500' });
@@ -90,7 +90,7 @@ export const driveCards = async (target: {
     await bank.setProcessing(false);
     await create(payment(unique()), key());
     await bank.setProcessing(true);
-    // Bad requests with a whole card in them.
+    // Bad requests that hold a whole card.
     await create(payment(unique(), {}, { expirationDate: '01/20' }), key());
     await create(payment(unique(), {}, { cvv: 'abc' }));
     await create(payment(`${unique().slice(0, -1)}x`));
@@ -105,7 +105,7 @@ export const driveCards = async (target: {
     await create(JSON.stringify({ [unique()]: 1 }));
     await create(`"${unique()}"`);
     await create(unique());
-    // A card number in a field for other data. The service must refuse the request, or store no part of the card.
+    // A card number in a field for other data. The service must refuse the request or store nothing of the card.
     for (const field of ['referenceId', 'description'])
       await create(payment('4242424242424242', { lineItems: [{ amountCents: 10_000, referenceId: 'x', [field]: `card ${unique()}` }] }));
     await create(payment('4242424242424242', { referenceId: unique() }));

@@ -1,10 +1,9 @@
 /**
- * `npm run pan-grep -- [--rounds N]`: sends card numbers and security codes through every entrance of a service of its own, with successes and
- * failures. Then it searches every place where the service leaves data: answers, the log at level debug, metrics, every row of every table, and the
- * raw bytes of its data directory. That directory holds Postgres' files, the write-ahead log and the processor's journal.
+ * `npm run pan-grep -- [--rounds N]`: sends card numbers and security codes through every entrance of its own service. Then it searches every place
+ * where the service leaves data: answers, the log at level debug, metrics, all rows of all tables, and the data directory. That directory holds
+ * Postgres' files, the write-ahead log and the processor's journal.
  *
- * Before the search, ten leaks are planted in such places, and each must be found. Exit 1 if a card was found that was not planted, or if a planted
- * card was not found.
+ * Before the search, ten leaks are planted in such places. Exit 1 if another card is found, or if a planted card is not found.
  */
 import { readFileSync, readdirSync, statSync } from 'node:fs';
 import { appendFile, writeFile } from 'node:fs/promises';
@@ -43,7 +42,7 @@ const filesOf = (directory: string): Sink[] =>
     .filter((path) => statSync(path).isFile())
     .map((path) => ({ name: `file ${path.slice(directory.length + 1)}`, bytes: readFileSync(path) }));
 
-/** The leaks to plant: one for each kind of place, in several of the spellings that programs use. */
+/** The leaks to plant: one for each kind of place, in the spellings that programs use. */
 const LEAKS: readonly { readonly name: string; readonly plant: (card: string, places: { pool: Pool; dataDir: string }) => Promise<Sink | void>; }[] = [
   { name: 'a log line', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`{"level":20,"msg":"body","body":{"cardNumber":"${card}"}}\n`) }) },
   { name: 'a log line, in groups', plant: async (card) => ({ name: 'log', bytes: Buffer.from(`refused ${card.replaceAll(/(\d{4})(?=\d)/g, '$1 ')}`) }) },
@@ -57,7 +56,7 @@ const LEAKS: readonly { readonly name: string; readonly plant: (card: string, pl
   { name: 'the processor’s journal', plant: async (card, { dataDir }) => appendFile(join(dataDir, 'simulator', 'leak.log'), encodeURIComponent(card.replaceAll(/(\d{4})(?=\d)/g, '$1 '))) },
 ]; // prettier-ignore
 
-/** The first start prints a `curl` command with a test card. This text is cut off, and the log after it is kept. */
+/** The log after the text that the first start prints. That text has a `curl` command with a test card. */
 const afterWelcome = (stdout: string): string => stdout.slice(stdout.indexOf('\nready '));
 
 const rounds = Number(values.rounds);
@@ -73,7 +72,7 @@ try {
 
   const pool = createPool(databaseUrl, { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
   const sinks: Sink[] = [
-    // The pay page of the sandbox shows one public test number. No other card number may appear in an answer.
+    // The pay page of the sandbox shows one public test number. Answers may hold no other card number.
     { name: 'answers', bytes: Buffer.from(driven.answers.replaceAll('Try card 4242 4242 4242 4242', '')) },
     { name: 'metrics', bytes: Buffer.from(metrics) },
     ...(await tablesOf(pool)),
@@ -89,7 +88,7 @@ try {
   }
   await pool.query('checkpoint');
   await pool.end();
-  // The service is killed, so that it cannot clean up files at its end.
+  // Kill the service, so that it cannot clean up files.
   await service.killTree();
   sinks.push({ name: 'log', bytes: Buffer.from(afterWelcome(service.stdout()) + service.stderr()) }, ...filesOf(dataDir.data));
 

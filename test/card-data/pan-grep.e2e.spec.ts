@@ -1,4 +1,4 @@
-/** One round of the search for card data (main.ts). It must find no card number where the service leaves data, and must find every planted leak. */
+/** One round of the search for card data (main.ts). It must find every planted leak and no other card number. */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';

@@ -1,11 +1,11 @@
 /**
- * Looks for known card numbers in bytes of any kind: as digits, in groups, percent-encoded, as hex, as base64 at any alignment, backwards, and in
- * two-byte characters. Each run of digits is looked up in a set of all cards. So one pass searches for thousands of cards.
+ * Looks for known card numbers in any bytes: as digits, in groups, percent-encoded, as hex, as base64 at any alignment, backwards, and in two-byte
+ * characters. All cards are in one set, so one pass searches for thousands of them.
  */
 export interface Found {
   readonly digits: string;
   readonly form: 'digits' | 'groups' | 'hex' | 'base64' | 'two-byte' | 'backwards';
-  /** A little of the text around it. */
+  /** The text around the number. */
   readonly around: string;
 }
 
@@ -42,7 +42,7 @@ export class CardSearch {
       take('digits', this.known(match[0]), match.index);
       take('backwards', this.known([...match[0]].reverse().join('')), match.index);
     }
-    // Groups: at most one separator between two digits. It may be percent-encoded or escaped.
+    // Groups have at most one separator between two digits. A separator may be percent-encoded or escaped.
     for (const match of text.matchAll(/\d(?:(?: |-|\+|\.|_|%20|%2D|\\u0020)?\d){11,18}/gi))
       if (/\D/.test(match[0])) take('groups', this.known(match[0].replaceAll(/%20|%2D|\\u0020/gi, '').replaceAll(/\D/g, '')), match.index);
     for (const match of text.matchAll(/(?:3\d){12,}/g)) take('hex', this.known(match[0].replaceAll(/3(\d)/g, '$1')), match.index);
@@ -66,7 +66,7 @@ export class CardSearch {
   }
 }
 
-/** A security code after the name of its field, in the usual spellings of such a name: `cvv=123`, `"securityCode": "1234"`. */
+/** A security code after its field name, in the usual spellings: `cvv=123`, `"securityCode": "1234"`. */
 const SECURITY_CODE = /(?:cvv|cvc|cvv2|security.?code|card.?code)["'\\]*\s*[:=]\s*["'\\]*\d{3,4}\b/gi;
 
 export const securityCodes = (bytes: Buffer): string[] =>

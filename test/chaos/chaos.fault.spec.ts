@@ -1,4 +1,4 @@
-/** A short chaos run on a whole installation, and a few of the TCP cases. `npm run chaos` and `npm run chaos:tcp` are the long runs. */
+/** A short chaos run on a whole installation, and 12 of the 96 TCP cases. `npm run chaos` and `npm run chaos:tcp` are the long runs. */
 import { expect, test } from '@jest/globals';
 import { Random } from '../../apps/demo/city.js';
 import { runChaos } from './chaos.js';

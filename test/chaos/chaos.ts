@@ -1,6 +1,6 @@
 /**
- * Chaos: partners pay and return money while processes are killed, stopped and started, links go bad, and clocks jump. At the end of every round all
- * faults are healed, recovery runs, and all records are compared. The seed decides the faults. The exact moment of a fault depends on the machine.
+ * Chaos: partners pay and return money while processes are killed and stopped, links go bad, and clocks jump. After each round all faults are healed,
+ * recovery runs, and all records are compared. The seed decides the faults. The exact moment of a fault depends on the machine.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { DatabaseUnavailable } from '#platform';
@@ -13,7 +13,7 @@ import { Partners } from './partners.js';
 import type { Toxic } from './proxy.js';
 
 const APIS = ['api 1', 'api 2'] as const;
-/** Names of libs/platform/failpoints.ts that requests of these partners reach. */
+/** Fail points (libs/platform/failpoints.ts) that the requests of these partners reach. */
 const OFTEN = ['claim', 'append.PaymentInitiated', 'charge.principal', 'charge.fee', 'append.PaymentCreated', 'finish'] as const;
 const SELDOM = [
   'append.PaymentDeclined',
@@ -32,9 +32,9 @@ const SELDOM = [
   'append.ReconciliationStarted',
   'renewAttempt',
 ] as const;
-/** Few requests reach a point of SELDOM, and the process is often killed by another fault before. So two of three draws give a point of OFTEN. */
+/** Few requests reach a point of SELDOM. So two of three draws give a point of OFTEN. */
 const API_POINTS = [...SELDOM, ...Array.from({ length: 5 }, () => OFTEN).flat()] as const;
-/** Points of the worker's loops. The loops handle work that is older than a minute, so only a long round reaches these points. */
+/** Fail points of the worker's loops. These loops handle work that is older than a minute, so only a long round reaches them. */
 const WORKER_POINTS = [
   'finalize.charge',
   'finalize.reversal',
@@ -51,16 +51,14 @@ const CLERKS = 16;
 const CALM_MS = { least: 150, most: 1_500 } as const;
 const TOXIC_MS = { least: 300, most: 5_000 } as const;
 const PAUSE_MS = { least: 1_000, most: 200_000 } as const;
-/**
- * How long the faults of a round last. Every {@link LONG_EVERY}th round lasts longer than a lease, and longer than recovery waits before it starts.
- */
+/** How long the faults of a round last. Every {@link LONG_EVERY}th round lasts longer than a lease, and longer than recovery waits at first. */
 const ROUND_MS = { least: 20_000, most: 60_000 } as const;
 const LONG_ROUND_MS = 100_000;
 const LONG_EVERY = 8;
 const COMPARISONS = 5;
 /**
- * The jumps of an API's clock. If the clock is hours back or 25 h ahead, the running requests of this API look abandoned to recovery. A clock that is
- * some minutes ahead is not used: recovery would start minutes later than a run waits.
+ * The jumps of an API's clock. With a clock hours back or 25 h ahead, running requests look abandoned to recovery. Jumps of some minutes ahead are
+ * left out: recovery would start minutes later than a run waits.
  */
 const CLOCK_JUMPS_MS = [-25 * 3_600_000, -2 * 3_600_000, -60_000, 5_000, 25 * 3_600_000] as const;
 
@@ -79,7 +77,7 @@ export interface ChaosOptions {
   /** Maximum number of rounds. Default: as many as fit in the time. */
   readonly rounds?: number;
   readonly roundMs?: number;
-  /** A difference to plant, which the comparison must report: a charge without a request, or a payment that was acknowledged and lost. */
+  /** A difference that the comparison must report: a charge without a request, or a payment that was acknowledged and lost. */
   readonly plant?: Plant | null;
   readonly onProgress?: (line: string) => void;
 }
@@ -107,8 +105,7 @@ export const runChaos = async (
       await faults.strike(Math.min(length, Math.max(1_000, end - performance.now())));
       times.push(performance.now());
       partners.close();
-      // An API may stay stopped while the other processes recover. When it is resumed, it has lost its leases and connections. At most one API stays
-      // stopped, since the other one must do the work.
+      // One stopped API may stay stopped during recovery. It resumes later without its leases and connections. The other API does the work.
       const sleepers = APIS.filter((part) => parts[part].isPaused).slice(0, 1);
       await installation.heal(sleepers);
       await working;
@@ -118,7 +115,7 @@ export const runChaos = async (
         resolvedByRecovery += await bringToEnd(installation, partners, random);
         for (const part of sleepers) parts[part].resume();
         await Promise.all(ROLES.map((part) => parts[part].ready()));
-        // A resumed process continues its old requests. Recovery may have to finish their payments.
+        // A resumed API continues its old requests. Recovery may have to finish their payments.
         if (sleepers.length > 0) resolvedByRecovery += await bringToEnd(installation, partners, random);
       } catch (error) {
         stuck.push((error as Error).message);
@@ -128,8 +125,7 @@ export const runChaos = async (
       verdict = await patiently(() => judge(installation, partners, since));
       times.push(performance.now());
       verdict = { ...verdict, violations: [...stuck, ...installation.faults(), ...partners.violations, ...verdict.violations] };
-      // No payment is open now, so the batches may close. The next round then refunds these payments instead of voiding them. If a batch closed
-      // during an open charge, staff would have to decide about the charge.
+      // No payment is open now, so the batches may close. The next round then refunds these payments instead of voiding them.
       if (random.next() < 0.5) await installation.bank.closeBatches();
       const [struck, healed, settled, judged] = times.map((time, n) => ((time - (times[n - 1] ?? begun)) / 1_000).toFixed(0));
       onProgress(
@@ -167,7 +163,7 @@ export const runChaos = async (
   }
 };
 
-/** If Postgres was too busy to be reached in time, the comparison is made again, at most COMPARISONS times in all. */
+/** If Postgres was too busy to answer in time, compares again, at most COMPARISONS times in all. */
 const patiently = async (compare: () => Promise<Verdict>): Promise<Verdict> => {
   for (let tries = 1; ; tries++) {
     try {
@@ -196,7 +192,7 @@ class Faults {
     const { random } = this;
     const running: Promise<void>[] = [];
     this.armFailpoints();
-    // Kill one API at once, so that it starts again with a fail point.
+    // Kill one API at once. It starts again with a fail point.
     this.killed(random.pick(APIS));
     while (this.striking) {
       await sleep(random.int(CALM_MS.least, CALM_MS.most));
@@ -206,7 +202,7 @@ class Faults {
     await Promise.all([ending, ...running]);
   }
 
-  /** Gives each role process a fail point for its next start, if it has none yet. About half of all kills happen at fail points. */
+  /** Gives a fail point for the next start to each role process that has none. */
   private armFailpoints(): void {
     const { parts } = this.installation;
     for (const part of ROLES) {
@@ -231,14 +227,14 @@ class Faults {
     if (this.installation.parts[part].kill()) this.count(`kill ${part}`);
   }
 
-  /** Stops a process for 1 to 200 s. The logarithm of the time is uniform, so short stops are as likely as long ones. */
+  /** Stops a process for 1 to 200 s. The logarithm of the time is uniform. */
   private async pause(part: RolePart | 'simulator'): Promise<void> {
     const one = this.installation.parts[part];
     if (!one.isRunning || one.isPaused) return;
     this.count(`stop ${part}`);
     one.pause();
     await this.during(PAUSE_MS.least * (PAUSE_MS.most / PAUSE_MS.least) ** this.random.next());
-    // A process that is still stopped when the round ends is resumed by runChaos.
+    // If the round has ended, runChaos resumes or kills the stopped process.
     if (this.striking) one.resume();
   }
 
@@ -290,7 +286,7 @@ export const PLANTS = ['charge', 'loss'] as const;
 export type Plant = (typeof PLANTS)[number];
 
 const planted: Readonly<Record<Plant, (installation: Installation, partners: Partners) => Promise<void> | void>> = {
-  /** The bank makes one more charge on the merchant account of the payments, under the reference `planted`. */
+  /** The bank makes one more charge on the merchant account of its newest operation. */
   charge: async ({ simulatorUrl, bank }) => {
     const { merchantAccount } = (await bank.truth()).at(-1)!;
     const answer = await fetch(`${simulatorUrl}/v1/charges`, {
@@ -305,11 +301,11 @@ const planted: Readonly<Record<Plant, (installation: Installation, partners: Par
     });
     if (answer.status !== 200) throw new Error(`nothing was planted: ${await answer.text()}`);
   },
-  /** A partner's books get a payment that the log does not have. */
+  /** The partners' books get a payment that the log does not have. */
   loss: (_, partners) => {
     const [paid] = partners.charges.filter(({ payment }) => payment !== null);
     if (!paid) throw new Error('no payment to plant another one beside');
-    // The copied payment may have been returned in part. The planted one has no returns, so the sums must differ too.
+    // The planted payment has no returns. So the sum of the partners' books must differ from the bank's.
     const payment = { ...paid.payment!, id: '00000000-0000-7000-8000-000000000000' };
     partners.charges.push({ ...paid, intention: 'planted', payment, toldReturnedCents: 0 });
   },

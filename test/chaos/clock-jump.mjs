@@ -1,7 +1,6 @@
 /**
- * A process loads this file before its own code (`NODE_OPTIONS=--import …`). The file shifts the process's wall clock by the milliseconds in the file
- * that `CHAOS_CLOCK_FILE` names. That file is read every 100 ms. Timers and monotonic time do not change, as when an operator sets the clock of a
- * machine.
+ * Shifts the wall clock of a process that loads this file first (`NODE_OPTIONS=--import …`). The file in `CHAOS_CLOCK_FILE` holds the shift in
+ * milliseconds. Timers and monotonic time do not change.
  */
 import { readFileSync } from 'node:fs';
 import { setInterval } from 'node:timers';

@@ -1,7 +1,7 @@
 /**
- * A full disk. Postgres and the processor keep their files on a small file system of their own. While partners pay, this file system is filled, stays
- * full for some seconds, and is cleared again. If a process cannot write, it must refuse the request or die. It must never acknowledge data that it
- * did not write. Afterwards all records must agree. Needs root, since only root may mount.
+ * A full disk. Postgres and the processor keep their files on a small file system of their own. While partners pay, this file system is full for some
+ * seconds. A process that cannot write must refuse the request or die. It must never acknowledge data that it did not write. Afterwards all records
+ * must agree. Needs root, since only root may mount.
  */
 import { spawnSync } from 'node:child_process';
 import { closeSync, openSync, rmSync, writeSync } from 'node:fs';
@@ -16,7 +16,7 @@ import { Partners } from './partners.js';
 const SIZE = '320m';
 const PATIENCE_MS = 8_000;
 const CLERKS = 8;
-/** Length of each round, in milliseconds. */
+/** Times within a round, in milliseconds. */
 const BEFORE_MS = { least: 500, most: 4_000 } as const;
 const FULL_MS = { least: 4_000, most: 12_000 } as const;
 const CHUNK = Buffer.alloc(1024 * 1024);
@@ -30,7 +30,7 @@ export interface DiskReport extends Verdict {
   readonly endedByItself: number;
 }
 
-/** True if this user may mount. Otherwise no disk can be filled here. */
+/** True if this process may mount a file system. */
 export const mayMount = (): boolean => process.getuid?.() === 0 && spawnSync('unshare', ['--mount', 'true']).status === 0;
 
 export const proveDisk = async (random: Random, rounds: number, onProgress: (line: string) => void = () => undefined): Promise<DiskReport> => {
@@ -83,7 +83,6 @@ export const proveDisk = async (random: Random, rounds: number, onProgress: (lin
   }
 };
 
-/** Writes until nothing more fits. */
 const fill = (file: string): void => {
   const descriptor = openSync(file, 'w');
   try {

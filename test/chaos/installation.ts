@@ -1,6 +1,6 @@
 /**
- * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. Each is started again when it dies. A proxy stands on
- * every link between them. A chaos run harms processes by signals and links by their proxies. The comparison reads its stores without the proxies.
+ * A whole installation as real processes: Postgres, the card processor, two APIs and a worker. A process that dies is started again. A proxy stands
+ * on every link between them. The comparison reads the stores without the proxies.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -19,14 +19,14 @@ import { type Proxy, startProxy } from './proxy.js';
 
 export const PARTS = ['postgres', 'simulator', 'api 1', 'api 2', 'worker'] as const;
 export type Part = (typeof PARTS)[number];
-/** The roles of the service itself. These processes hold leases, and can be killed at a fail point. */
+/** The roles of the service. These processes hold leases, and can be killed at a fail point. */
 export const ROLES = ['api 1', 'api 2', 'worker'] as const satisfies readonly Part[];
 export type RolePart = (typeof ROLES)[number];
 
 export const LINKS = ['client→api', 'api→postgres', 'api→simulator'] as const;
 export type LinkName = (typeof LINKS)[number];
 
-/** Two APIs, a worker and the comparison have their own pools. Also, Postgres may still count sessions of dead processes. */
+/** Two APIs, a worker and the comparison each have connection pools. Postgres may also still count sessions of dead processes. */
 const MAX_CONNECTIONS = 500;
 const RETRY_START_MS = 250;
 const READY_TIMEOUT_MS = 60_000;
@@ -44,13 +44,13 @@ interface Incarnation {
   readonly said: () => string;
 }
 
-/** One process that is started again whenever it ends. If it was ended neither by our kill nor by a fail point, this is a fault. */
+/** One process that is started again whenever it ends. An end that neither our kill nor a fail point caused is a fault. */
 export class Supervised {
   /** The fail point of the next start. Each start resets it to null. */
   failpoint: string | null = null;
   readonly deaths = { killed: 0, atFailpoint: 0, byItself: 0 };
   readonly faults: string[] = [];
-  /** True while the process perhaps cannot work, as on a full disk. Then its end is no fault. */
+  /** True while the process may be unable to work, for example on a full disk. Then its end is no fault. */
   mayEnd = false;
   private pid: number | null = null;
   private running = false;
@@ -86,7 +86,7 @@ export class Supervised {
           () => false,
         );
         this.running = started;
-        // The process did not become ready, perhaps because its stores are unavailable. It is killed, since it may hang. Then it is started again.
+        // A process that does not become ready may hang, for example because its stores are unavailable. So kill it and start another.
         if (!started) kill(incarnation.pid);
         const { signal, said } = await incarnation.exited;
         if (started && !this.doomed && this.mayEnd) this.deaths.byItself += 1;
@@ -95,7 +95,7 @@ export class Supervised {
         else if (started && !this.doomed && failpoint === null) this.faults.push(`${this.part} was killed by somebody else`);
         else if (signal === 'SIGKILL' && failpoint !== null && !this.doomed) this.deaths.atFailpoint += 1;
       } catch (error) {
-        // Postgres cannot start, for example on a full disk. The loop tries again until it can.
+        // Postgres cannot start, for example on a full disk. Try again.
         if (this.ended) return;
         void error;
       } finally {
@@ -139,7 +139,7 @@ export class Supervised {
     kill(this.pid, 'SIGCONT');
   }
 
-  /** Kills the process, and starts no other until {@link goOn}. Resolves when the process has ended. */
+  /** Kills the process, and starts no other one until {@link goOn}. Resolves when the process has ended. */
   async hold(): Promise<void> {
     this.held ??= new Promise((resolve) => (this.release = resolve));
     this.failpoint = null;
@@ -168,7 +168,7 @@ export class Supervised {
 }
 
 export interface Installation {
-  /** Addresses of the APIs, through their proxies. */
+  /** URLs of the APIs, through their proxies. */
   readonly urls: readonly string[];
   readonly apiKey: string;
   readonly portalId: string;
@@ -176,23 +176,20 @@ export interface Installation {
   readonly links: Readonly<Record<LinkName, readonly Proxy[]>>;
   readonly bank: SimulatorControl;
   readonly simulatorUrl: string;
-  /** The stores for the comparison, without the proxies. They work while Postgres runs. */
+  /** The stores for the comparison, without the proxies. */
   readonly stores: Services;
-  /** Shifts the wall clock of an API by `offsetMs`, from now on. */
+  /** Shifts the wall clock of an API by `offsetMs`. */
   jump(part: RolePart, offsetMs: number): Promise<void>;
   /**
-   * Ends every fault. Links are repaired, and a stopped simulator is resumed. The APIs and the worker are killed and started again, and all leases
-   * end at once. The parts in `sleepers` are left as they are: the caller resumes them later.
+   * Ends every fault: heals the links, resumes the simulator, and ends all leases. Kills and starts again the APIs and the worker, except those in
+   * `sleepers`: the caller resumes these later.
    */
   heal(sleepers?: readonly RolePart[]): Promise<void>;
-  /**
-   * Resolves open payments and records closed batches. Does this at once: the worker would wait a minute first, and make pauses. Returns how many
-   * payments were resolved.
-   */
+  /** Resolves open payments and records closed batches, without the minute that the worker would wait. Returns how many payments were resolved. */
   recover(): Promise<number>;
-  /** Ends of processes that were caused neither by our kill nor by a fail point. */
+  /** Ends of processes that neither our kill nor a fail point caused. */
   faults(): string[];
-  /** Processes that were started here and still exist. The list is empty after {@link remove}. */
+  /** Processes that were started here and still exist. */
   leftovers(): string[];
   remove(): Promise<void>;
 }
@@ -200,11 +197,11 @@ export interface Installation {
 export interface InstallationOptions {
   /** Called when the data directory exists and is empty. */
   readonly prepare?: (data: string) => Promise<void> | void;
-  /** Called with the data directory after every process has ended, and before the directory is removed. */
+  /** Called after every process has ended, and before the data directory is removed. */
   readonly release?: (data: string) => Promise<void> | void;
 }
 
-/** Starts all processes, and makes an account and a portal for the payments. */
+/** Starts all processes, and creates an account and a portal. */
 export const startInstallation = async (random: Random, { prepare, release }: InstallationOptions = {}): Promise<Installation> => {
   const dataDir = await DataDir.create();
   const pids = new Set<number>();
@@ -213,7 +210,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
   let stores: Services | null = null;
   const remove = async () => {
     await stores?.close().catch(() => undefined);
-    // The service is stopped first: without its stores it would only log errors.
+    // The service is stopped first. Without its stores it would only log errors.
     for (const one of supervised.reverse()) await one.end();
     for (const proxy of proxies) await proxy.close();
     await release?.(dataDir.data);
@@ -239,7 +236,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
     const postgresPort = await freePort();
     let databaseUrl = '';
     const postgres = await keep('postgres', async () => {
-      // The settings are those of a real installation, except for max_connections. In particular, fsync is on.
+      // The settings of a real installation, except for max_connections. So fsync is on.
       const server = await startEmbeddedPostgres(join(dataDir.data, 'postgres'), {
         port: postgresPort,
         settings: { max_connections: String(MAX_CONNECTIONS) },
@@ -309,8 +306,8 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all([postgres.ready(), simulator.ready()]);
         await eventually(
           async () => {
-            // A session of a dead process may still run its statement. So this query ends all sessions of Payfold except its own. The pool of the
-            // comparison then connects again.
+            // A session of a dead process may still run a statement. So end all sessions of Payfold except this one. The pool of the comparison then
+            // connects again.
             await opened.pool.query(
               `select pg_terminate_backend(pid, $1) from pg_stat_activity where application_name like 'payfold%' and pid <> pg_backend_pid()`,
               [SESSION_ENDS_MS],
@@ -323,7 +320,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
         await Promise.all(awake.map((part) => parts[part].goOn()));
       },
       recover: async () => {
-        // Remove the pauses that follow earlier tries.
+        // Remove the pauses after earlier tries.
         await opened.pool.query('delete from recovery_try');
         const resolved = await recoverAll(opened).catch(async (error: unknown) => {
           const { rows: stuck } = await opened.pool.query(
@@ -333,7 +330,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
           const told = { head: await opened.store.head(), stuck, read, worker: parts.worker.said().slice(-LAST_WORDS) };
           throw new Error(`recovery came to no end: ${JSON.stringify(told)}`, { cause: error });
         });
-        // Record closed batches now, so that no event is appended during the comparison.
+        // Record closed batches now. Otherwise the worker would append events during the comparison.
         await recordSettlements(opened.settlement, AbortSignal.timeout(READY_TIMEOUT_MS));
         return resolved;
       },

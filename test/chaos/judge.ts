@@ -1,6 +1,6 @@
 /**
- * The comparison after each round (A1 to A12). Answers to partners, events, the bank and the read models must agree to the cent. The books are read
- * without the proxies. Each difference makes one line of `violations`.
+ * The comparison after each round (A1 to A12). Answers to partners, events, the bank and the read models must agree to the cent. The comparison reads
+ * the books without the proxies.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { paymentRegisterModel } from '#settlement';
@@ -13,12 +13,12 @@ import { type Book, type Books, readBooks } from '../support/truth.js';
 import type { Installation } from './installation.js';
 import { type Charge, inParallel, isStored, type KeyUse, type Partners, type Reply } from './partners.js';
 
-/** How long projections may lag. They usually follow within moments, but a worker that has just started on a busy machine needs longer. */
+/** How long projections may lag. A worker that has just started on a busy machine needs long. */
 const CAUGHT_UP_MS = 60_000;
 const PAGE = 100;
 const AT_ONCE = 16;
 const CALM = new Random(1);
-/** How many times a page of the list is requested if there is no answer. */
+/** How many times a page of the list is requested until there is an answer. */
 const READ_TRIES = 3;
 const SETTLE_ROUNDS = 8;
 const ASK_AGAIN_MS = 1_000;
@@ -28,14 +28,11 @@ export interface Verdict {
   readonly payments: number;
   readonly chargesAtBank: number;
   readonly netAtBankCents: number;
-  /** The number of keys that were sent once more. */
+  /** The number of keys that were sent again. */
   readonly replayed: number;
 }
 
-/**
- * Runs recovery and lets the partners repeat their open requests, until no request is open or SETTLE_ROUNDS are over. Returns how many payments
- * recovery resolved.
- */
+/** Runs recovery and lets the partners repeat their open requests, at most SETTLE_ROUNDS times. Returns how many payments recovery resolved. */
 export const bringToEnd = async (installation: Installation, partners: Partners, random: Random): Promise<number> => {
   let resolved = 0;
   for (let round = 0; round < SETTLE_ROUNDS; round++) {
@@ -45,17 +42,14 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
   return resolved;
 };
 
-/**
- * `since`: the number of charges at the start of the round. The keys of earlier charges are not sent again. Of the returns, only the
- * keys of the newest ones are sent again.
- */
+/** `since`: the number of charges at the start of the round. Only the keys of later charges and of the newest returns are sent again. */
 export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0 }): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
   try {
     books = await readBooks(stores, bank);
   } catch (error) {
-    // The first failed assertion ends the comparison: after it no other result could be trusted.
+    // After a failed assertion no other result can be trusted.
     return { violations: [firstLines((error as Error).message)], payments: 0, chargesAtBank: 0, netAtBankCents: 0, replayed: 0 };
   }
   const byReference = new Map<string, Book[]>();
@@ -80,11 +74,11 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
     ...partners.charges.slice(since.charges).flatMap(({ uses }) => uses),
     ...partners.returns.slice(-AT_ONCE * 10).map(({ use }) => use),
   ].filter(({ answers }) => answers.some(isStored));
-  // Each of these keys is sent once more, even if no partner would repeat it. If a crash of Postgres lost the key's ending, the service makes the
-  // ending again from the stream.
+  // Each of these keys had a final answer, and is sent once more. If Postgres lost the key's ending, the service makes the ending again from the
+  // stream.
   await inParallel(stored, AT_ONCE, async (use) => {
     const reply = await askOut(partners, use);
-    // If the key of a refund was not finished in time, the service answers from the stream, without the header of a replay.
+    // If a refund's key was not finished in time, the service answers from the stream, without the header of a replay.
     if (reply === null || !isStored(reply) || (use.path === 'payments' && !reply.replayed))
       violations.push(`${use.key}: had an answer, and asked again says ${reply?.text ?? 'nothing'}`);
   });
@@ -97,10 +91,7 @@ export const judge = async ({ stores, bank }: Installation, partners: Partners, 
   };
 };
 
-/**
- * Sends a request as a partner does. If the answer is "in progress", or there is no answer, the request is sent again until the lease of the key must
- * be over.
- */
+/** Sends a request again until the answer is not "in progress", or until the lease of the key must be over. */
 const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> => {
   for (const until = performance.now() + LEASE_SECONDS * 1_000 + CAUGHT_UP_MS; ;) {
     const reply = await partners.ask(use, CALM);
@@ -109,7 +100,7 @@ const askOut = async (partners: Partners, use: KeyUse): Promise<Reply | null> =>
   }
 };
 
-/** A1, A3: one intention, one standing charge. The log and the bank agree with the answer that the partner got. */
+/** A1, A3: one intention has at most one standing charge. The log and the bank agree with the partner's answer. */
 const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
   const { intention, state, payment, toldReturnedCents, uses } = charge;
   const charged = made.filter((book) => book.payment.phase === 'charged');
@@ -124,7 +115,7 @@ const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
   return [];
 };
 
-/** A8: list, journal, settlement and replay agree. The list over HTTP equals the fold of the streams, payment by payment. */
+/** A8: list, journal, settlement and replay agree. Each payment in the list over HTTP equals the fold of its stream. */
 const judgeReadModels = async (stores: Installation['stores'], partners: Partners, books: Books): Promise<string[]> => {
   const { readModels, store, payments, pool, clock } = stores;
   const head = await store.head();
@@ -141,7 +132,7 @@ const judgeReadModels = async (stores: Installation['stores'], partners: Partner
   for (let cursor: string | null = ''; cursor !== null;) {
     const path = `payments?limit=${PAGE}${cursor === '' ? '' : `&cursor=${encodeURIComponent(cursor)}`}`;
     let page: Reply | null = null;
-    // A kept-alive connection may lead to a process that was killed. So the read is repeated, as a partner would do.
+    // A kept-alive connection may lead to a killed process, so repeat the read.
     for (let tries = 0; page === null && tries < READ_TRIES; tries++) page = await partners.send('GET', path, null, null, CALM);
     if (page?.status !== 200) return [...violations, `a page of the list could not be read: ${page?.text ?? 'no answer'}`];
     for (const payment of page.data.payments as { id: string }[]) {

@@ -1,6 +1,6 @@
 /**
- * One key, many requests: every key is sent many times at once over both APIs. Each key must make one payment. All its answers must be equal, and
- * later replays must have the same bytes.
+ * Every key is sent many times at once over both APIs. Each key must make one payment. All its stored answers, also later replays, must have the same
+ * bytes.
  */
 import type { Random } from '../../apps/demo/city.js';
 import { CARD } from '../support/service.js';
@@ -8,7 +8,7 @@ import { startInstallation } from './installation.js';
 import { bringToEnd, judge, type Verdict } from './judge.js';
 import { inParallel, isStored, Partners } from './partners.js';
 
-/** How many keys are sent at the same time. All requests of one key are in flight together. */
+/** How many keys are sent at the same time. */
 const KEYS_AT_ONCE = 4;
 const PATIENCE_MS = 30_000;
 
@@ -41,7 +41,7 @@ export const proveKeys = async (
     await bringToEnd(installation, partners, random);
     const verdict = await judge(installation, partners);
     partners.end();
-    // Each key makes two charges: principal and fee. No fault happened here that could justify a second payment.
+    // Each key makes two charges: principal and fee. No fault happened, so a second payment is a violation.
     const charged = verdict.chargesAtBank === 2 * keys && verdict.payments === keys;
     const violations = [...installation.faults(), ...partners.violations, ...verdict.violations];
     if (!charged) violations.push(`${keys} keys made ${verdict.payments} payments and ${verdict.chargesAtBank} charges at the bank`);

@@ -1,9 +1,9 @@
 /**
- * The command line of the chaos runs. Exit 1 on a violation.
+ * The command line of the chaos runs. Exits with 1 after a violation.
  *
  * - `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]`
- * - `npm run chaos -- --keys 200`: each key 50 times at once.
- * - `npm run chaos -- --disk [--rounds 5]`: as root.
+ * - `npm run chaos -- --keys 200`: sends each key 50 times at once.
+ * - `npm run chaos -- --disk [--rounds 5]`: needs root.
  * - `npm run chaos:tcp [-- --seed S]`
  */
 import { parseArgs } from 'node:util';
@@ -29,7 +29,7 @@ const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
 const random = new Random(seed);
 const plant = PLANTS.find((one) => one === values.plant) ?? null;
 if (values.plant !== undefined && plant === null) throw new Error(`--plant ${values.plant}: must be one of ${PLANTS.join(', ')}`);
-/** How many requests with the same key are sent at the same time, over two APIs. */
+/** How many requests with the same key are sent at once. */
 const HANDS = 50;
 const begun = performance.now();
 

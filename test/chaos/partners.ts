@@ -1,7 +1,7 @@
 /**
- * Partners that keep the contract. Every request has a key. A request without an answer is sent again with the same key. After a 409 for a request in
- * progress they wait and send it again. If an outcome is unknown, they read the payment, and charge again with a new key only if it is `failed` or
- * `voided`. They keep books of their answers. An answer that the contract does not allow is a violation.
+ * Partners that keep the contract. They repeat a request with its key if no answer came, or if a 409 says that the request is in progress. If an
+ * outcome is unknown, they read the payment. They charge again with a new key only if it is `failed` or `voided`. An answer that the contract does
+ * not allow is a violation.
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -21,7 +21,7 @@ export interface Reply {
   readonly data: Readonly<Record<string, unknown>>;
 }
 
-/** One key, its request, and every answer to it. */
+/** A key, its request, and every answer. */
 export interface KeyUse {
   readonly key: string;
   readonly path: string;
@@ -36,12 +36,12 @@ export interface Charge {
   readonly uses: KeyUse[];
   readonly lines: readonly number[];
   state: 'open' | 'paid' | 'declined';
-  /** The payment as the partner was last answered. null: no payment yet. */
+  /** The newest view of the payment. null: no payment yet. */
   payment: PaymentView | null;
-  /** Cents returned by refunds and voids that were answered 200. */
+  /** Cents that refunds and voids have returned, according to their answers. */
   toldReturnedCents: number;
   voided: boolean;
-  /** The return in progress. A charge has one at a time. */
+  /** The return in progress. A charge has at most one. */
   returning: Return | null;
 }
 
@@ -52,10 +52,10 @@ export interface Return {
   state: 'open' | 'returned' | 'refused';
 }
 
-/** The result of reading an open payment: it has an outcome, it needs recovery, or it is left for later (for example without an answer). */
+/** `ended`: the request has its outcome. `unknown`: the payment needs recovery. `parked`: the partner continues later. */
 type Pursuit = 'ended' | 'unknown' | 'parked';
 
-/** Cards whose charge cannot be undone are left out: if a fault makes their outcome unknown, staff must decide. The simulation covers these cards. */
+/** Cards whose charge cannot be undone are left out: after a fault, staff would have to decide. The simulation covers them. */
 const CARDS: readonly string[] = [
   ...Array.from({ length: 14 }, () => CARD.approved),
   CARD.declined,
@@ -68,15 +68,12 @@ const CARDS: readonly string[] = [
 ];
 
 const PAUSE_MS = { least: 50, most: 400 } as const;
-/** How many times a clerk sends one request before the request is left for later. */
+/** How many times a clerk sends one request at a stretch. */
 const TRIES = 8;
-/**
- * Enough tries to outlast the owner of a key. A living owner answers within its deadline of 28 s. A key that was not finished is taken over after its
- * lease of 60 s.
- */
+/** Enough tries to outlast the owner of a key. A living owner answers within its deadline of 28 s. The lease of a dead owner ends after 60 s. */
 const SETTLE_TRIES = 160;
 const LIST_LIMIT = 50;
-/** An instance that did not answer gets no requests for this long, as a load balancer would do. */
+/** An instance that did not answer gets no requests for this long, as behind a load balancer. */
 const AVOID_MS = 1_500;
 
 export class Partners {
@@ -85,7 +82,7 @@ export class Partners {
   readonly violations: string[] = [];
   readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
   private readonly agent = new Agent({ keepAlive: true });
-  /** False: a request that has no outcome after its next answer is left for later. */
+  /** False: a request without an outcome is parked after its next answer. */
   private open = true;
   private count = 0;
   private readonly silentUntil: number[] = [];
@@ -101,7 +98,6 @@ export class Partners {
   // ----------------------------------------------------------------------------------------------------------------------------------
   // During faults: many clerks work. A clerk does not wait for a request that stays without an outcome.
 
-  /** Makes payments, returns and reads until {@link close}. */
   async work(clerks: number, random: Random): Promise<void> {
     this.open = true;
     await Promise.all(Array.from({ length: clerks }, () => this.clerk(random)));
@@ -138,7 +134,7 @@ export class Partners {
   beginCharge(random: Random, number = random.pick(CARDS)): Charge {
     this.count += 1;
     const intention = `${this.name}-${this.count}`;
-    // Each payment has a different amount, so that a missing payment and an extra one cannot cancel out in the sums.
+    // Each payment has a different amount. So a missing payment and an extra one cannot cancel out in the sums.
     const lines = [100 + this.count, 50];
     const charge: Charge = { intention, uses: [], lines, state: 'open', payment: null, toldReturnedCents: 0, voided: false, returning: null };
     this.charges.push(charge);
@@ -155,7 +151,7 @@ export class Partners {
   async pursueCharge(charge: Charge, random: Random, tries: number): Promise<Pursuit> {
     for (let left = tries; left > 0; left--) {
       const use = charge.uses.at(-1)!;
-      // One first request in ten is sent to both instances at once.
+      // One new request in ten goes to both instances at once.
       const reply = await this.ask(use, random, use.answers.length === 0 && random.next() < 0.1);
       if (reply?.status === 200) {
         charge.payment = reply.data as unknown as PaymentView;
@@ -166,7 +162,7 @@ export class Partners {
         if (looked !== 'ended') return looked;
         if (charge.state === 'open') continue;
       } else if (reply?.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
-        // No payment had begun, and none can begin under this key.
+        // No payment began under this key, and none can begin later.
         this.newKey(charge, CARD.approved);
         continue;
       } else if (reply && reply.status < 500 && reply.code !== 'IDEMPOTENCY_IN_PROGRESS') {
@@ -180,7 +176,7 @@ export class Partners {
     return 'parked';
   }
 
-  /** Specification, Errors, rule 1: look before charging again. */
+  /** Reads the payment before charging again (specification, Errors, rule 1). */
   private async look(charge: Charge, paymentId: string, random: Random): Promise<Pursuit> {
     const reply = await this.send('GET', `payments/${paymentId}`, null, null, random);
     if (reply === null || reply.status >= 500) return 'parked';
@@ -189,7 +185,7 @@ export class Partners {
     else if (status === 'pending' || status === 'unknown') return 'unknown';
     else if (status === 'failed' || status === 'voided') this.newKey(charge, CARD.approved);
     else {
-      // The payment's outcome was recorded, but the answer was lost (C29).
+      // The outcome was recorded, but its answer was lost (C29).
       charge.payment = reply.data as unknown as PaymentView;
       charge.state = 'paid';
     }
@@ -238,7 +234,7 @@ export class Partners {
         charge.voided = one.operation === 'void';
         one.state = 'returned';
       } else if (reply?.code === 'VOID_FAILED' && !reply.retryable) {
-        // The payment settled meanwhile. A part of it may have been voided before, so the returned amount is read.
+        // The payment has settled. An earlier void may have returned a part of it, so read the returned amount.
         const seen = await this.send('GET', `payments/${charge.payment!.id}`, null, null, random);
         if (seen?.status !== 200) return 'parked';
         charge.toldReturnedCents = seen.data.refundedAmountCents as number;
@@ -259,7 +255,7 @@ export class Partners {
     return 'parked';
   }
 
-  /** If no return is running, checks that GET shows the amounts of the earlier answers. false: the answer was a 5xx, or there was no answer. */
+  /** Checks that GET shows the amounts of the earlier answers, unless a return is running. false: a 5xx or no answer. */
   async read(charge: Charge, random: Random): Promise<boolean> {
     this.figures.reads += 1;
     const told = charge.toldReturnedCents;
@@ -286,14 +282,14 @@ export class Partners {
   // ----------------------------------------------------------------------------------------------------------------------------------
   // Requests.
 
-  /** Sends a request with a key, and checks the rules that hold for all answers of a key. null: no answer. */
+  /** Sends a request with a key, and checks its answer against the earlier ones. null: no answer. */
   async ask(use: KeyUse, random: Random, twice = false): Promise<Reply | null> {
     const replies = await Promise.all((twice ? [0, 1] : [null]).map((instance) => this.send('POST', use.path, use.body, use.key, random, instance)));
     for (const reply of replies) if (reply !== null) this.note(use, reply);
     return replies.find((reply) => reply?.status === 200) ?? replies.find((reply) => reply !== null) ?? null;
   }
 
-  /** The same as {@link ask}, on one instance. */
+  /** The same as {@link ask}, on a given instance. */
   async askOn(instance: number, use: KeyUse, random: Random): Promise<Reply | null> {
     const reply = await this.send('POST', use.path, use.body, use.key, random, instance);
     if (reply !== null) this.note(use, reply);
@@ -303,11 +299,11 @@ export class Partners {
   private note({ key, path, answers }: KeyUse, reply: Reply): void {
     const before = answers.filter(isStored);
     if (isStored(reply)) {
-      // A7: all stored answers of one key are equal, byte for byte. At most one answer to a create has no header of a replay. A refund may have
-      // several answers without this header: if its key was not finished in time, the service answers from the stream.
+      // A7: all stored answers of one key are equal, byte for byte. At most one answer to a create is not a replay. A refund may have several: if its
+      // key was not finished in time, the service answers from the stream.
       if (before.some(({ text }) => text !== reply.text)) this.violation(`${key}: was answered ${before[0]!.text}, and later ${reply.text}`);
       if (path === 'payments' && !reply.replayed && before.some(({ replayed }) => !replayed)) this.violation(`${key}: was executed twice`);
-      // A12: after a 5xx that leaves the outcome open, a create never executes again.
+      // A12: after a 5xx with an open outcome, a create never executes again.
       if (path === 'payments' && !reply.replayed && answers.some(isUnsettled)) this.violation(`${key}: was executed after it had been answered 5xx`);
       if (reply.replayed) this.figures.replays += 1;
     } else if (before.length > 0 && reply.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
@@ -346,7 +342,7 @@ export class Partners {
           });
         });
       });
-      // One time limit for the whole answer. A server that sends one byte at a time for ever has not answered.
+      // One time limit for the whole answer, also for a server that sends one byte at a time.
       const timer = setTimeout(() => call.destroy(new Error('no answer')), this.timeoutMs);
       call.once('close', () => {
         clearTimeout(timer);
@@ -360,7 +356,7 @@ export class Partners {
     });
   }
 
-  /** Picks an instance. An instance that has just failed to answer is used only if every other one failed too. */
+  /** Picks an instance. Avoids instances that have just failed to answer, if another one is left. */
   private choose(random: Random): number {
     const first = random.int(0, this.urls.length - 1);
     const silent = (instance: number) => (this.silentUntil[instance] ?? 0) > performance.now();
@@ -369,7 +365,7 @@ export class Partners {
   }
 
   private async pause(random: Random, reply: Reply | null): Promise<void> {
-    // A clerk obeys Retry-After, but waits at most a second: the other instance may have the outcome by then.
+    // A clerk obeys Retry-After, but waits at most a second. The other instance may have the outcome by then.
     await sleep(Math.min(Math.max(reply?.retryAfterMs ?? 0, random.int(PAUSE_MS.least, PAUSE_MS.most)), 1_000));
   }
 
@@ -382,10 +378,10 @@ export class Partners {
   }
 }
 
-/** True if this answer is stored under the key and repeated to every caller (C15). */
+/** True if the service stores this answer under the key and replays it (C15). */
 export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);
 
-/** True if a create with this answer may have charged. Then its key never executes again (C16). */
+/** True if a create with this answer may have charged. Its key then never executes again (C16). */
 const isUnsettled = ({ status, code }: Reply): boolean =>
   code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED' || (status >= 500 && code !== 'IDEMPOTENCY_UNAVAILABLE' && code !== 'GATEWAY_NOT_CONFIGURED');
 

@@ -1,6 +1,6 @@
 /**
- * Each toxic of the proxy does to a connection what its name says. After healing, new connections are unharmed. Times have only lower limits, so that
- * a busy machine fails no test.
+ * Each toxic of the proxy has its effect on a connection. After healing, new connections are unharmed. Times have only lower limits, for busy
+ * machines.
  */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { connect, createServer, type Server, type Socket } from 'node:net';
@@ -16,7 +16,7 @@ const atClient: Client[] = [];
 beforeEach(async () => {
   server = createServer({ allowHalfOpen: true }, (socket) => {
     atServer.push(socket);
-    // A server that echoes all data, and closes its side after the client has closed its own.
+    // The server echoes all data. It closes its side after the client has closed its own.
     socket.on('error', () => undefined).on('end', () => socket.end());
     socket.pipe(socket, { end: false });
   });

@@ -1,13 +1,13 @@
 /**
- * A TCP proxy that harms its traffic, with the toxics of Toxiproxy. It stands on one link of a running installation, is controlled from this process,
- * and needs no privilege. A seed decides its choices. A toxic harms the connections that are open when it is set, and those that open later. Healing
- * ends every harmed connection, since a stream with missing bytes is useless.
+ * A TCP proxy with the toxics of Toxiproxy. It stands on one link of a running installation and needs no privilege. A toxic harms the connections
+ * that are open when it is set, and those that open later. Healing ends every harmed connection, since a stream with missing bytes is useless. A seed
+ * decides the proxy's choices.
  */
 import { connect, createServer, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Random } from '../../apps/demo/city.js';
 
-/** `timeout`: no more bytes pass, and neither side gets an error (a black hole). `slow_close`: a close is forwarded late. */
+/** `timeout`: no more bytes pass, and neither side gets an error. `slow_close`: a close is forwarded late. */
 export type Toxic =
   | { readonly kind: 'latency'; readonly latencyMs: number; readonly jitterMs: number }
   | { readonly kind: 'bandwidth'; readonly bytesPerSecond: number }
@@ -29,12 +29,12 @@ export const TOXICS = [
   'down',
 ] as const satisfies Toxic['kind'][];
 
-/** The direction that is harmed: to the server (`upstream`), to the client (`downstream`), or both. */
+/** The harmed direction: to the server (`upstream`), to the client (`downstream`), or both. */
 export type Direction = 'upstream' | 'downstream' | 'both';
 
 export interface Proxy {
   readonly port: number;
-  /** Sets the toxic, and replaces an earlier one. `share`: the probability, 0 to 1, that a connection is harmed. */
+  /** Sets the toxic, which replaces an earlier one. `share`: the probability that a connection is harmed, 0 to 1. */
   poison(toxic: Toxic, options?: { readonly direction?: Direction; readonly share?: number }): void;
   /** Removes the toxic, and ends every connection that it harmed. */
   heal(): void;
@@ -53,10 +53,10 @@ interface Poison {
   readonly share: number;
 }
 
-/** The toxic `bandwidth` sends one part of the data, waits this long, and sends the next part. */
+/** The pause of `bandwidth` between two parts of the data. */
 const SLICE_MS = 50;
 
-/** One connection of a client, together with its connection to the server. */
+/** A client's connection, and its connection to the server. */
 class Link {
   private readonly ended = new AbortController();
   private poison: Poison | null = null;
@@ -116,11 +116,11 @@ class Link {
         const toxic = this.toxicOf(direction);
         if (toxic?.kind === 'slow_close' || toxic?.kind === 'timeout') this.harm();
         if (toxic?.kind === 'slow_close') await this.wait(toxic.delayMs);
-        // The toxic `timeout` (a black hole) forwards no close either.
+        // A black hole does not forward a close either.
         if (toxic?.kind !== 'timeout') to.end();
       });
     });
-    // An error on one side resets the other side too. A normal end was already forwarded above.
+    // An error on one side resets the other side too.
     from.once('error', () => this.reset());
     from.once('close', () => {
       if (this.inbound.destroyed && this.outbound.destroyed) this.ended.abort();
@@ -145,7 +145,7 @@ class Link {
         this.left -= allowed.length;
         await this.write(to, allowed);
         if (this.left > 0) return;
-        // The receiver gets the data up to the limit. Then the sender's connection is reset.
+        // The receiver gets the data up to the limit. The sender's connection is reset.
         to.end();
         (to === this.outbound ? this.inbound : this.outbound).resetAndDestroy();
         return;
@@ -153,7 +153,6 @@ class Link {
     }
   }
 
-  /** Sends the data in parts, with a pause after each. */
   private async trickle(chunk: Buffer, to: Socket, size: () => number, pauseMs: number): Promise<void> {
     for (let at = 0; at < chunk.length && !to.destroyed;) {
       const part = chunk.subarray(at, at + size());
@@ -169,7 +168,7 @@ class Link {
   }
 }
 
-/** Listens on a free port of loopback, and forwards to the server on `targetPort`. */
+/** Forwards a free port of loopback to the server on `targetPort`. */
 export const startProxy = async (targetPort: number, random: Random): Promise<Proxy> => {
   const links = new Set<Link>();
   let poison: Poison | null = null;

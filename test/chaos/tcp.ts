@@ -1,6 +1,6 @@
 /**
- * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins while the toxic harms the link. It is tried only a few
- * times. Then the link heals, and the operation is repeated as the contract says. At the end the books are compared.
+ * Every toxic on every link with every operation: 8 × 3 × 4 = 96 cases. Each operation begins while the toxic harms the link, and gets only a few
+ * tries. Then the link heals, and the operation is repeated as the contract says. At the end the books are compared.
  */
 import type { Random } from '../../apps/demo/city.js';
 import { CARD } from '../support/service.js';
@@ -11,7 +11,7 @@ import { type Toxic, TOXICS } from './proxy.js';
 
 export const OPERATIONS = ['create', 'refund', 'void', 'read'] as const;
 
-/** The settings of the toxics: strong enough to break or delay a request of about a kilobyte. */
+/** Strong enough to break or delay a request of about a kilobyte. */
 const HARD: Readonly<Record<Toxic['kind'], Toxic>> = {
   latency: { kind: 'latency', latencyMs: 300, jitterMs: 200 },
   bandwidth: { kind: 'bandwidth', bytesPerSecond: 2_000 },

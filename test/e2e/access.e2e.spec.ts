@@ -1,7 +1,4 @@
-/**
- * Which request is allowed: credentials, unsupported endpoints, portals, cases and velocity (specification, Authentication and Errors; C6, C46, C47,
- * C50–C54, C70).
- */
+/** Access: credentials, unsupported endpoints, portals, cases and velocity (specification, Authentication and Errors; C6, C46, C47, C50–C54, C70). */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import {
   type Answer,
@@ -49,7 +46,7 @@ const every = (on: Client): [string, () => Promise<Answer<unknown>>][] => [
   ['GET /fees/quote', () => on.get(`${PARTNER}/fees/quote?portalId=${portal}&amountCents=100`)],
   ['POST /auth/token', () => on.post(TOKEN)],
 ];
-/** A 401 or 403 without a code: the body has a message only, and a 401 names the accepted schemes (specification, Authentication 5; C1, C65). */
+/** A 401 or 403 without a code has only a message. A 401 also names the accepted schemes (specification, Authentication 5; C1, C65). */
 const expectRefused = (answer: Answer<unknown>, status: 401 | 403) => {
   expect([answer.status, Object.keys(JSON.parse(answer.text) as object)]).toEqual([status, ['success', 'message']]);
   if (status === 401) expect(answer.headers['www-authenticate']).toBe('ApiKey realm="payfold", Bearer realm="payfold"');

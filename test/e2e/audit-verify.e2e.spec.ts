@@ -1,6 +1,6 @@
 /**
- * `payfold audit verify` on a log that lost its last events, and with read models that make no progress. The command must end in time. If it did not
- * compare a part, it must not report ok for this part.
+ * `payfold audit verify` on a log that lost its last events, and with read models that make no progress. The command must end in time. It must not
+ * report ok for a part that it did not compare.
  */
 import { execFile } from 'node:child_process';
 import { tmpdir } from 'node:os';
@@ -70,8 +70,8 @@ afterAll(async () => {
 test('a read model that cannot go on is waited for as long as the option says; a stopped one not at all; neither is called ok', async () => {
   await pool.query(`update projection_checkpoint set position = '00000000000000000001' where name like 'payment-list@%' or name like 'journal@%'`);
   const other = await pool.connect();
-  // This lock blocks the checkpoint of the list, so the list cannot move it. The checkpoint of the journal was set back. The journal applies events
-  // again, finds rows of these events, and stops.
+  // The checkpoints of the list and the journal were set back. The lock stops the list from moving its checkpoint. The journal applies events again,
+  // finds their rows, and stops.
   await other.query(`begin; select from projection_checkpoint where name like 'payment-list@%' for update`);
   const { code, failed, seconds } = await verify('--timeout-seconds', '2').finally(() => other.query('rollback'));
   other.release();

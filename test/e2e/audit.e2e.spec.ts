@@ -34,7 +34,7 @@ import { paymentOf, PAYMENTS, type Service, startService, everySubscriber } from
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
 const OPERATOR = { type: 'operator' as const, id: 'spec' };
-/** A range that contains the busy day, and the days by which its clock was moved forward. */
+/** A range that contains the busy day, also the days by which its clock was moved forward. */
 const FROM = '2020-01-01T00:00:00.000Z';
 const TO = '2100-01-01T00:00:00.000Z';
 
@@ -401,7 +401,7 @@ describe('closed periods', () => {
     const late = monthAgo(1);
     const adjustment = { adjustmentId: service.services.ids.uuid(), postings: [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }], effectiveAt: late, reason: 'found later', by: 'Dana' }; // prettier-ignore
     await adjustBooks(ports(), adjustment);
-    // If the outcome of an adjustment is unknown, staff repeat it. A repetition posts nothing a second time.
+    // Staff may repeat an adjustment whose outcome they do not know. The repetition posts nothing.
     await adjustBooks(ports(), adjustment);
     await expect(adjustBooks(ports(), { ...adjustment, postings: [{ account: 'assets:bank:operating', cents: 7 }, { account: 'equity:adjustment', cents: -7 }] })).rejects.toMatchObject({ code: 'INVALID_STATE' }); // prettier-ignore
     const { rows: booked } = await service.services.pool.query(`select from journal_entry where rule = 'R17'`);
@@ -438,7 +438,7 @@ test('metrics show drift, seal, signatures and suspense', async () => {
     expect(await value('payfold_drift_differences')).toBe(1);
     await pool.query(`truncate drift_difference; update drift_sweep set completed_at = now() - interval '1 hour'`);
     expect(Math.round((await value('payfold_drift_last_run_seconds')) / 60)).toBe(60);
-    // The worker may append an event between these calls. Then they are made again.
+    // The worker may append an event between these calls. Then the calls are repeated.
     await eventually(async () => {
       await caughtUp();
       await signLog(seal);

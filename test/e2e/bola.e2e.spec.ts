@@ -1,7 +1,7 @@
 /**
- * Broken object level authorization: an account must not reach the objects of another one. The tests are all combinations of operations, kinds of id
- * and two accounts. The operations come from the served OpenAPI document, so a new operation is included. If `NAMES` does not have a parameter of an
- * operation, its test fails. The audit listener's document is tested too, with its own keys.
+ * Broken object level authorization: an account must not reach another account's objects. The tests combine all operations, kinds of id, and two
+ * accounts. The operations come from the served OpenAPI document, so a new operation is included. Its test fails if `NAMES` does not have one of its
+ * parameters. The audit listener's operations are tested too.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { auditKeyModel, issueAuditKey } from '#audit';
@@ -61,7 +61,7 @@ const NOWHERE = '018f0000-0000-7000-8000-00000000dead';
 /** The service refuses these operations before it looks up an id (C6). */
 const UNSUPPORTED = /\/(capture|vault)$/;
 
-/** The kind of object that each parameter names. A new parameter must be added here. */
+/** The kind of object that each parameter names. */
 const NAMES: Readonly<Record<string, 'payment' | 'portal' | 'cursor' | 'nothing'>> = {
   'path id': 'payment',
   'query portalId': 'portal',
@@ -112,7 +112,7 @@ describe('a payment’s id', () => {
         expectNothingTold(answer);
         texts.set(kind, answer.text);
       }
-      // The owner sends the id of a line item, which is not the id of a payment. The answer must be the same as for an unknown id.
+      // The id of a line item is not the id of a payment. The answer must be the same as for an unknown id.
       texts.set('the owner’s line item', (await send(owner.client, route, { payment: lineItemId })).text);
       expect(new Set(texts.values()).size).toBe(1);
     }

@@ -1,6 +1,6 @@
 /**
- * Hosted checkout in a real browser: Chromium, the service behind TLS on one site, a partner on another, a stranger on a third. This file tests the
- * things that need a browser: cookies across sites, policies, Back, history, focus, keys and zoom. checkout.e2e tests the rest over HTTP.
+ * Hosted checkout in Chromium: the service behind TLS on one site, a partner on another, a stranger on a third. Tests the parts that need a browser:
+ * cookies across sites, policies, Back, history, focus, keys and zoom. checkout.e2e tests the rest over HTTP.
  */
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -83,7 +83,7 @@ const standingCharges = async () =>
   (await service.simulator.truth()).filter(
     ({ op, result, amountCents, voidedCents }) => op === 'charge' && result === 'approved' && (voidedCents ?? 0) < amountCents!,
   ).length;
-/** Clicks the link, and reads the result in the signed address at the partner. */
+/** Clicks the link, and reads the result from the signed address at the partner. */
 const leaveBy = async (page: Page, selector: string, kind: 'return' | 'cancel') => {
   await page.click(selector);
   await page.waitForURL(`${sites.shopUrl}/pay/**`);
@@ -514,7 +514,7 @@ describe('everybody can use it', () => {
     inWindow(async (page) => {
       await toPayPage(page);
       await fill(page);
-      // The form is not really sent, so that the test can look at the page in its waiting state.
+      // The form is not sent, so the page stays in its waiting state.
       await page.evaluate(() => document.querySelector('#pay')!.addEventListener('submit', (event) => event.preventDefault()));
       await page.click(payButton);
       await eventually(() => page.isDisabled(payButton));

@@ -1,8 +1,7 @@
 import { checkoutUnfinishedModel, finishSessions, postgresUnfinishedRows } from '#checkout';
 /**
  * A crash at each point of a checkout (C66). While a payer pays, an API process kills itself with SIGKILL right before or right after one port call.
- * The payer then continues at another process, as after a restart. The worker and the processor are separate processes. The processor's books say
- * which money really moved.
+ * The payer then continues at another process. The processor is a separate process, and its books show the money that moved.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -62,7 +61,7 @@ const at = (url: string, payer?: Payer): Payer => {
   return moved;
 };
 
-/** Does at once what the worker would do after a minute. */
+/** Does the work now that the worker would do after a minute. */
 const aMinuteLater = async () => {
   await recoverAll(stores);
   const checkoutUnfinished = stores.readModels.of(checkoutUnfinishedModel);
@@ -70,7 +69,7 @@ const aMinuteLater = async () => {
   await finishSessions(stores.checkout, postgresUnfinishedRows(stores.pool), { leftAloneMs: 0, abandonedAfterMs: 0 });
 };
 
-/** `sees`: the page that the other process shows the payer at once. `ends`: the state of the session after the worker's round. */
+/** `sees`: the page that the payer gets at once from the other process. `ends`: the state of the session after the worker's round. */
 test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open'; ends: 'paid' | 'open' }>([
   { point: 'append.AttemptStarted:before', sees: 'open', ends: 'open' },
   { point: 'append.AttemptStarted:after', sees: 'processing', ends: 'open' },
@@ -109,7 +108,7 @@ test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open
   const payer = at(healthy.url, before);
   const shown = await payer.open(`/checkout/${id}/processing`);
   expect(shown.path).toBe(`/checkout/${id}${sees === 'open' ? '' : `/${sees}`}`);
-  // On any of these pages, the same form sent again must not charge twice.
+  // If the payer sends the same form again, there must be no second charge.
   const again = await payer.submit(id, form);
   if (point !== 'append.AttemptStarted:before') expect(again.location).toBe(shown.path);
   await aMinuteLater();
@@ -121,7 +120,7 @@ test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open
   }
   const done = readReturn(signingSecret, 'return', (await payer.send(`/checkout/${id}/done`)).location);
   expect(done).toMatchObject({ right: true, result: 'paid', checkout_id: id, reference_id: referenceId });
-  // In the end exactly one payment of this bill stands, at the bank and in the log.
+  // Exactly one payment of this bill stands, at the bank and in the log.
   const books = await readBooks(stores, bank);
   const standing = books.for(referenceId).filter(({ netAtBankCents }) => netAtBankCents > 0);
   expect(standing.map(({ paymentId, netAtBankCents }) => [paymentId, netAtBankCents])).toEqual([[done.payment_id, 12_863]]);

@@ -33,7 +33,7 @@ const LINK_ADDRESS = `${INTAKE_ADDRESS}/link`;
 let service: Service;
 let account: TestAccount;
 let portal: Portal;
-/** A payer's browser. It sees the service at the address https://pay.test. */
+/** A payer's browser. Its address of the service is https://pay.test. */
 const payer = () => new Payer(service.urls[0]!, PUBLIC);
 
 beforeAll(async () => {
@@ -300,7 +300,7 @@ describe('intake', () => {
     expect(errorOf(await payer().intake({ ...good, amount_cents: '1' }))).toBe('VALIDATION_ERROR');
     expect(errorOf(await payer().intake({ ...good, added: '1' }))).toBe('VALIDATION_ERROR');
     expect((await payer().intake(good)).location).toMatch(/^\/checkout\/cs_/);
-    // To sign JSON, each top-level value is written as text, and the lines as in RFC 8785.
+    // The signature of a JSON body covers each top-level value as text, and the lines as in RFC 8785.
     const json = { ...fields, nonce: nonce(), amount_cents: 12_500, line_items: LINES };
     const asText: Fields = {
       ...fields,
@@ -660,7 +660,7 @@ describe('the guard of every route', () => {
     const cookie = [...first.one.cookies.values()][0]!;
     for (const value of [cookie, `${cookie}x`, cookie.replace(/.$/, (last) => (last === 'A' ? 'B' : 'A')), '__Secure-co=', 'co=1'])
       expect((await payer().send(`/checkout/${second.id}`, { headers: { cookie: value } })).status).toBe(403);
-    // A second cookie with the same name, set by an attacker, does no harm.
+    // An attacker's cookie with the same name does no harm.
     expect((await payer().send(`/checkout/${first.id}`, { headers: { cookie: `__Secure-co=evil; ${cookie}` } })).status).toBe(200);
   });
   test('an unknown session is a page, 404; another method is a page, 405', async () => {
@@ -814,7 +814,7 @@ describe('the worker finishes sessions without a visitor', () => {
     await one.pay(id, { card_number: CARD.unreadable });
     await service.recover(await paymentOfSession(id));
     await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
-    // On a slow machine the worker's own round may have finished the session already. Then this call has nothing to do.
+    // The worker's own round may have finished the session already. Then this call does nothing.
     await finishSessions(ports, postgresUnfinishedRows(pool), { leftAloneMs: 0 });
     expect((await events(id)).at(-1)).toBe('AttemptDeclined');
     await readModels.of(checkoutUnfinishedModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
@@ -892,7 +892,7 @@ test('rate limits, where an operator turns them on: 429 with Retry-After, as a p
     expect([refused.status, refused.headers['content-type']]).toEqual([429, 'text/html; charset=utf-8']);
     expect(Number(refused.headers['retry-after'])).toBeGreaterThan(0);
     expect(textOf(refused.text)).toContain('Too many requests');
-    // X-Forwarded-For can be forged, so this header does not make the sender another client.
+    // X-Forwarded-For can be forged. So the header does not change the client's address.
     expect((await one.send(INTAKE, { method: 'POST', body: formText(intakeOf(own)), headers: { 'x-forwarded-for': '1.2.3.4' } })).status).toBe(429);
   } finally {
     await limited.stop();

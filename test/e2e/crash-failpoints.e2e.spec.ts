@@ -1,7 +1,6 @@
 /**
  * A crash at each named point of a create, a void and a refund (S0 to S6). An API process kills itself with SIGKILL right before or right after one
- * port call. Then another API process gets the same key again, as after a restart or from a second replica. The processor and the worker are separate
- * processes. The processor's books say which money really moved.
+ * port call. Then another API process gets the same key again. The processor is a separate process, and its books show the money that moved.
  */
 import { randomBytes } from 'node:crypto';
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -68,12 +67,12 @@ interface Crash {
   readonly point: string;
   readonly flow: Flow;
   readonly card?: string;
-  /** The batch closes before the crash, so money must be returned by a refund and not by a void. */
+  /** The batch closes before the crash. So money is returned by a refund, not by a void. */
   readonly settled?: boolean;
-  /** A first try has returned the principal and answered 502 PARTIAL_REFUND_PENDING. The crash happens in the retry of that request. */
+  /** A first try returned the principal and was answered 502 PARTIAL_REFUND_PENDING. The crash happens in the retry. */
   readonly feePending?: boolean;
   readonly before: Before;
-  /** Only for a create: status or code of the answer to the retry. Retries of voids and refunds always get 200. */
+  /** Only for a create: the answer to the retry. Retries of voids and refunds always get 200. */
   readonly answer?: '200 fresh' | '200 replay' | '402 replay' | 'reconcile, no payment' | 'reconcile';
   /** Only for a create: the state of the payment after recovery. */
   readonly ends?: 'succeeded' | 'failed' | 'voided' | 'none';
@@ -115,7 +114,6 @@ const paid = async (number: string = CARD.approved): Promise<string> => {
   return reply.data.id as string;
 };
 
-/** Sends one request to a process that dies while it handles the request. */
 const crash = async (point: string, path: string, body: object, key: string): Promise<string> => {
   const doomed = await start('api', dataDir, { ...env, FAILPOINT: point });
   const answer = await new Partner(doomed.url + PARTNER, apiKey).post(path, body, key).then(
@@ -157,7 +155,7 @@ at('create', 'append.PaymentOutcomeUnknown:before append.PaymentOutcomeUnknown:a
 });
 at('create', 'append.PaymentFailed:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'voided' });
 at('create', 'append.PaymentFailed:after finish:before', { card: CARD.gatewayError, answer: 'reconcile', ends: 'failed' });
-// The fee is declined, so the principal is voided before the decline is recorded. Recovery then finds a charge that was voided.
+// The fee is declined. So the service voids the principal, and then records the decline. After a crash in between, the payment ends as voided.
 at('create', 'void.principal:before void.principal:after append.PaymentDeclined:before', {
   card: CARD.feeDeclined,
   answer: 'reconcile',
@@ -173,7 +171,7 @@ at(
 at('void', 'finish:before finish:after');
 at('void', 'append.VoidRequested:after void.principal:after append.PaymentVoided:after void.fee:after', RECOVERED_FIRST);
 
-// "Right before a call" and "right after the previous call" are the same crash. So the refund cases use only one of the two names.
+// A crash right after one call equals a crash right before the next call. So the refund cases use only one of the two names.
 at('refund', 'claim:after append.RefundRequested:after void.principal:after append.ReversalEnded:after');
 at('refund', 'append.RefundRequested:after void.principal:after', RECOVERED_FIRST);
 at('refund', 'refund.principal:before refund.principal:after append.PaymentRefunded:after', SETTLED);
@@ -187,13 +185,13 @@ at('refund with fee', 'refund.principal:after append.PaymentRefunded:after refun
 at('refund with fee', 'renewAttempt:before renewAttempt:after append.RefundRequested:after void.fee:after', FEE_PENDING);
 at('refund with fee', 'renewAttempt:after append.RefundRequested:after void.fee:after', { ...FEE_PENDING, ...RECOVERED_FIRST });
 
-/** How many processes start at the same time. A start needs almost a second of CPU time, and each process dies at its first request. */
+/** How many processes start at the same time. A start needs almost a second of CPU time. */
 const AT_ONCE = 3;
 
 beforeAll(async () => {
   const queue = [...crashes];
   const begun: (Crash & { key: string; path: string; body: object; target: string | null; killed: string })[] = [];
-  // Closing the batch settles all payments made so far. So the payments that must be settled are made first, and the others after that.
+  // Closing the batch settles all payments made so far. So the payments that must be settled are made first.
   queue.sort((a, b) => Number(b.settled ?? false) - Number(a.settled ?? false));
   const settled = await Promise.all(queue.filter(({ flow, settled: yes }) => flow !== 'create' && yes).map(() => paid()));
   await bank.closeBatches();
@@ -253,7 +251,7 @@ describe('a crash', () => {
           : 'reconcile'
         : `${reply.status} ${reply.replayed ? 'replay' : 'fresh'}`;
     expect([spoken, reply.status === 409 ? reply.code : reconcile]).toEqual([answer, reconcile]);
-    // A second retry gets the same bytes, as a replay. Only an answer 409 is no replay.
+    // A second retry gets the same bytes. A 200 or 402 is then a replay, and a 409 is not.
     expect([replayed.text, replayed.replayed]).toEqual([reply.text, reply.status !== 409]);
     expect(made.map((book) => [book.paymentId, phaseOf(book)])).toEqual(ends === 'none' ? [] : [[paymentId, ends]]);
     expect(made.flatMap(standing).sort()).toEqual(ends === 'succeeded' ? ['fee', 'principal'] : []);
@@ -268,7 +266,7 @@ describe('a crash', () => {
     expect(reply.data.amountCents).toBe(returned);
     if (flow === 'void') expect(reply.data.voidedServiceFeeCents).toBe(TOTAL.fee);
     else expect(reply.data.reversalType).toBe(settled ? 'refund' : 'void');
-    // The money was returned only once: at the bank, and (checked by readBooks) in the log.
+    // The money was returned once: at the bank, and in the log (readBooks checks the log).
     const book = books.of(paymentId!);
     expect(book.netAtBankCents).toBe(TOTAL.principal + TOTAL.fee - returned);
     expect(book.types.filter((type) => type === 'ReversalEnded').length).toBeGreaterThan(0);
@@ -282,7 +280,7 @@ describe('a crash', () => {
   });
 });
 
-/** A script that runs recovery of one payment in a separate process, without the usual wait of a minute. */
+/** Recovers one payment in a separate process, without the usual wait of a minute. */
 const RECOVERY = `
   const { readConfig, readKeyRing, createLogger } = await import(process.env.DIST + 'libs/platform/index.js');
   const { createRecovery, postgresRecoveryWork } = await import(process.env.DIST + 'libs/payments/index.js');

@@ -1,6 +1,6 @@
 /**
- * `kill -9` of the whole process tree (API, worker, Postgres, processor) in the middle of concurrent creates, several times on the same data. After
- * each kill, every key without a final answer is retried. At the end the log, the answers and the bank's books are compared (A1–A9).
+ * Kills the whole process tree (API, worker, Postgres, processor) during concurrent creates, several times on the same data. After each kill, every
+ * key without a final answer is retried. At the end the log, the answers and the bank's books are compared (A1–A9).
  */
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -52,7 +52,7 @@ const ask = async ({ key, body, answers }: Keyed, by: Partner): Promise<Reply> =
 };
 
 /**
- * Each payment has a different amount, so that a missing payment and an extra one cannot cancel out. One card in ten is declined, and one in fifteen
+ * Each payment has a different amount, so a missing payment and an extra one cannot cancel out. One card in ten is declined, and one in fifteen
  * leaves an unknown outcome.
  */
 const nextKeyed = (): Keyed => {
@@ -89,7 +89,6 @@ const createUntilKilled = async (): Promise<void> => {
   await Promise.all(payers);
 };
 
-/** Runs `work` for all items, at most CONCURRENT at a time, like a partner's batch job. */
 const forAll = async <T>(items: readonly T[], work: (item: T) => Promise<unknown>): Promise<void> => {
   const queue = [...items];
   await Promise.all(
@@ -148,7 +147,7 @@ describe(`kill -9 of the whole tree in the middle of ${CONCURRENT} concurrent ke
       // After an answer with an outcome, the key must never answer "reconciliation required".
       if (stored.length > 0)
         expect(answers.slice(answers.indexOf(stored[0]!)).map(({ code }) => code)).not.toContain('IDEMPOTENCY_RECONCILIATION_REQUIRED');
-      // The first answers may be 503: the database died first, and no payment was begun. They are left out here.
+      // A first answer may be 503: the database died, and no payment was begun. Such answers are left out here.
       const begun = answers.filter(({ code }) => code !== 'IDEMPOTENCY_UNAVAILABLE');
       expect(begun.slice(1).filter(({ status, replayed }) => (status === 200 || status === 402) && !replayed)).toEqual([]);
     }

@@ -1,7 +1,4 @@
-/**
- * POST /api/partner/v1/payments: which requests are charged, which are refused, and in which order the checks run (specification, Endpoints; C1 to
- * C11, C32 to C35, E1 to E13).
- */
+/** POST /api/partner/v1/payments: charges, refusals, and the order of the checks (specification, Endpoints; C1 to C11, C32 to C35, E1 to E13). */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { CARD, card, expiryIn, PARTNER, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
 
@@ -22,7 +19,7 @@ beforeAll(async () => {
 afterAll(() => service.stop());
 
 const create = (...args: Parameters<TestAccount['client']['create']>) => partner.client.create(...args);
-/** A copy of the body with one field changed. `path` is, for example, `lineItems.0.referenceId`. The value undefined removes the field. */
+/** A copy of the body with one field changed, for example `lineItems.0.referenceId`. The value undefined removes the field. */
 const withField = (path: string, value: unknown, body: object = paymentOf(portal)): Record<string, unknown> => {
   const copy = structuredClone(body) as Record<string, unknown>;
   const names = path.split('.');
@@ -601,7 +598,7 @@ describe('501 for unsupported features', () => {
 describe('expiry of the card (C5)', () => {
   const HOUR = 3_600_000;
   test('this month is good, the one before it is not, for any card', async () => {
-    // A month ends when it has ended everywhere on earth. The last place is twelve hours behind UTC.
+    // A month ends when it has ended everywhere on earth: twelve hours after its end in UTC.
     const now = service.clock.now() - 12 * HOUR;
     for (const number of [CARD.approved, CARD.declined, CARD.gatewayError]) {
       const { status, code } = await create(paymentOf(portal, { paymentMethod: card(number, { expirationDate: expiryIn(-1, now) }) }));
@@ -616,7 +613,7 @@ describe('expiry of the card (C5)', () => {
   });
 
   test('a month ends at UTC−12:00', async () => {
-    // This test uses its own service, since its clock is moved to the end of a month and stays there.
+    // This test moves the clock to the end of a month. So it uses its own service.
     const other = await startService();
     try {
       const account = await other.account();
@@ -635,8 +632,8 @@ describe('expiry of the card (C5)', () => {
 });
 
 /**
- * E1 to E13. Each row changes a request so that it is refused for one reason. If a request has several reasons, the answer names the earliest one.
- * Every pair of reasons that can occur in one request is tested.
+ * E1 to E13. Each row makes the service refuse a request for one reason. If a request has several reasons, the answer names the earliest one. Every
+ * pair of reasons that can occur together is tested.
  */
 describe('order of evaluation (E1 to E13)', () => {
   interface Provoked {
@@ -650,7 +647,7 @@ describe('order of evaluation (E1 to E13)', () => {
     readonly step: string;
     readonly status: number;
     readonly code: string | undefined;
-    /** Names of other rows. Their reasons for a refusal cannot occur together with this one. */
+    /** Rows whose reasons cannot occur together with this one. */
     readonly excludes?: readonly string[];
     provoke(request: Provoked): void;
   }
@@ -802,7 +799,7 @@ describe('order of evaluation (E1 to E13)', () => {
       const key = `given back ${row.step}`;
       const spoil: Row = { ...row, provoke: (request) => (row.provoke(request), (request.key = key)) };
       expect((await provoked(spoil)).code).toBe(row.code);
-      // The same key with another body is accepted. If the key were still bound to its request, the answer would be a mismatch.
+      // The key was given back, so it accepts another body.
       expect((await create(paymentOf(portals.open), { key })).status).toBe(200);
     }
   });

@@ -1,6 +1,5 @@
 /**
- * `npm run demo` while its service is killed and started again. The demo repeats every request under its key, and at the end the books agree to the
- * cent.
+ * `npm run demo` while its service is killed and started again. The demo repeats every request under its key. At the end the books agree to the cent.
  */
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
@@ -10,7 +9,7 @@ import { eventually } from '../support/eventually.js';
 import { DataDir, entryOf, launch, type RunningProcess, runtimeOf, start } from '../support/processes.js';
 
 const PAYMENTS = 250;
-/** A key or a payment that the kill left in progress is taken over after a minute. So the test needs this time. */
+/** After a kill, a key or payment in progress is taken over only after a minute. */
 const TIMEOUT_MS = 400_000;
 
 let dataDir: DataDir;

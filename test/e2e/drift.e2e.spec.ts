@@ -1,7 +1,4 @@
-/**
- * Drift: the replay of the events is compared with the four places that show a payment. Also, past states are computed as they were known at that
- * time.
- */
+/** Drift: a replay of the events is compared with the four places that show a payment. Past states are computed as they were known at that time. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { paymentListModel } from '#payments';
 import { journalModel } from '#ledger';
@@ -161,7 +158,7 @@ describe('drift', () => {
       /the processor's lines say none/,
     ],
   ] as const)('%s', async (_name, table, change, kind, message) => {
-    // Go far beyond the busy day, so that no settlement line is still expected.
+    // Go far beyond the busy day, so that no settlement line is expected any more.
     service.clock.advance(3_600_000);
     const found = await tampered(table, () => sql(change, settledPayment()));
     expect(found.filter((one) => one.kind === kind && one.paymentId === settledPayment())[0]?.message).toMatch(message);

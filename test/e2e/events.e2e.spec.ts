@@ -1,4 +1,4 @@
-/** The events of a running service match their JSON schemas. The compiler cannot check data at run time. */
+/** The events of a running service match their JSON schemas. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { readdirSync, readFileSync } from 'node:fs';
 import { Ajv, type ValidateFunction } from 'ajv';

@@ -1,4 +1,4 @@
-/** The answers that a partner gets while the processor or the database is broken, or while the service shuts down (C19, C29, C42, C43). */
+/** The answers to a partner while the processor or the database is broken, or the service shuts down (C19, C29, C42, C43). */
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
@@ -153,7 +153,7 @@ describe('the database', () => {
     }
     await eventually(async () => (await client.create(paymentOf(portal), { key: 'away' })).status === 200);
     expect((await charges(portal)).length).toBe(before + 1);
-    // A refund works again, too. Its key was not used before.
+    // A refund works again, too. Its key is new.
     expect((await client.refund(paid.id, {}, { key: 'afterwards' })).status).toBe(200);
     await eventually(async () => (await client.list({ limit: 1, status: 'partially_refunded' })).data.payments[0]?.id === paid.id);
     await eventually(async () => (await fetch(`${service.urls[0]}/readyz`)).status === 200);

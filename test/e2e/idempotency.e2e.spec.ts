@@ -22,7 +22,7 @@ const LATER_MS = 40_000;
 let service: Service;
 let partner: TestAccount;
 let client: Client;
-/** A portal whose payments have one charge each, so that the bank's list is easy to read. */
+/** A portal whose payments have one charge each. */
 let portal: string;
 let separate: string;
 beforeAll(async () => {
@@ -37,7 +37,7 @@ afterAll(() => service.stop());
 let drawn = 0;
 const newKey = () => `key ${++drawn}`;
 const keyHash = (key: string) => service.services.payments.idempotency.name('', key).keyHash;
-/** Waits until the first request has claimed the key. It looks into the database, since a second request could itself claim the key. */
+/** Waits until the first request has claimed the key. Reads the database, since a second request could itself claim the key. */
 const claimed = (key: string) =>
   eventually(async () => (await service.services.pool.query('select from idempotency_key where key_hash = $1', [keyHash(key)])).rowCount === 1);
 const replayed = ({ headers }: Answer<unknown>) => headers['idempotent-replayed'];
@@ -247,7 +247,7 @@ describe('a refusal before the gateway gives the key back (C15)', () => {
       'void',
       'VOID_FAILED',
       async (key) => {
-        // The principal is voided, but the fee is not. The partner must retry, so no answer is stored (C27).
+        // The principal is voided, but the fee is not. No answer is stored, since the partner must retry (C27).
         const { id } = await client.created(paymentOf(separate, { number: CARD.feeVoidFailsOnce }));
         const answer = await client.void(id, {}, { key });
         expect(answer.details?.suggestedAction).toBe('retry_void');
@@ -257,7 +257,7 @@ describe('a refusal before the gateway gives the key back (C15)', () => {
   ])('%s: %s', async (_, code, refused) => {
     const key = newKey();
     expect((await refused(key)).code).toBe(code);
-    // The key is accepted for a create. If the key were still bound to the refused request, the answer would be a mismatch.
+    // The refused request has given the key back, so a create may use it.
     const { status, headers } = await client.create(paymentOf(portal), { key });
     expect([status, headers['idempotent-replayed']]).toEqual([200, undefined]);
   });
@@ -294,7 +294,7 @@ describe('the scope of a key is the API account (C12)', () => {
     const first = await client.create(paymentOf(portal), { key });
     const second = await other.client.create(paymentOf(where), { key });
     expect([first.status, second.status, replayed(second)]).toEqual([200, 200, undefined]);
-    // The other account cannot send the first account's body: it has no access to the portal.
+    // The other account cannot send the same body, since it has no access to the portal.
     const foreign = await other.client.create(paymentOf(portal), { key: newKey() });
     expect(foreign.code).toBe('PORTAL_ACCESS_DENIED');
   });
@@ -401,7 +401,7 @@ describe('a request that vanished is taken over when its lease is over (T7)', ()
     const taken = await client.create(body, { key, instance: 1 });
     expect(taken.code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
     const id = taken.details!.id as string;
-    // The slow first request now gets its approval. It must not report a success, since its key was taken over.
+    // The slow first request gets its approval now. But its key was taken over, so the answer must not be a success.
     expect([(await first).status, (await first).details]).toEqual([504, { code: 'PAYMENT_TIMEOUT', id }]);
     await service.recover(id);
     expect(await client.status(id)).toBe('voided');
@@ -409,7 +409,7 @@ describe('a request that vanished is taken over when its lease is over (T7)', ()
   });
 });
 
-/** C17, C18, C40, C62: what a caller may do after a 5xx on refund and void. */
+/** C17, C18, C40, C62: retries after a 5xx on refund and void. */
 describe('rule 5: after a 5xx on refund or void the key may be used again', () => {
   interface Operation {
     readonly name: string;
@@ -471,7 +471,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       });
       expect(movements.map(({ op, amountCents: cents }) => [op, cents])).toEqual([['void', amountCents]]);
       expect((await client.find(id)).data).toMatchObject({ status, refundedAmountCents: amountCents });
-      // If the first void was not executed, the service finalised its reference before it sent the next one. So the first void can never be executed
+      // If the first void was not executed, the service finalised its reference before the second void. So the first void can never be executed
       // later.
       const tombstones = (await service.simulator.truth()).filter(({ op, number }) => op === 'tombstone' && number > movements[0]!.number - 10);
       expect(tombstones.length > 0 || executed).toBe(true);
@@ -578,7 +578,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       await arm({ match: { call: 'void' }, answer: 'cut' });
       expect((await client.refund(id, { amountCents: 1_000 })).code).toBe('PAYMENT_TIMEOUT');
       expect((await client.refund(id, { amountCents: 500 })).data).toMatchObject({ amountCents: 500, remainingRefundableAmountCents: 8_800 });
-      // A request with a key is matched only to the attempt of that key.
+      // A request with a key matches only the attempt of that key.
       expect((await client.refund(id, { amountCents: 1_000 }, { key: newKey() })).data).toMatchObject({ remainingRefundableAmountCents: 7_800 });
       expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ amountCents: 1_000, remainingRefundableAmountCents: 9_300 });
     });
@@ -593,7 +593,7 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       await arm({ match: { call: 'void' }, answer: 'cut' });
       expect((await client.refund(id, { amountCents: 1_000 }, { key })).code).toBe('PAYMENT_TIMEOUT');
       expect((await client.refund(id, { amountCents: 1_000 }, { key })).status).toBe(200);
-      // The result was already reported under the key. So this request is a new refund.
+      // The key's own retry has already got the result. So this request is a new refund.
       expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ remainingRefundableAmountCents: 8_300 });
     });
     expect(movements).toHaveLength(2);

@@ -1,6 +1,6 @@
 /**
- * While events are lost, nothing is charged, and no answer states an outcome that is not known (C76). The test opens the incident as another process
- * would do.
+ * While events are lost, nothing is charged, and no answer states an outcome that is not known (C76). The test opens the incident from outside of the
+ * service.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { closeIncident, StoreIncident } from '#eventstore';

@@ -1,6 +1,6 @@
 /**
- * The books of a whole service: the journal of a busy day, balances by each of the two dates, a rebuild that gives the same bytes, and events that
- * must stop the journal.
+ * The books of a whole service: the journal of a busy day, balances by each of the two dates, a rebuild with the same bytes, and events that stop the
+ * journal.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { spawnSync } from 'node:child_process';
@@ -89,7 +89,7 @@ describe('the books of a busy day', () => {
     const sum = (prefix: string, suffix = '') =>
       books.filter(({ account }) => account.startsWith(prefix) && account.endsWith(suffix)).reduce((total, row) => total + row.balanceCents, 0);
     expect(sum('assets:bank')).toBe(Number(rows[0]!.net));
-    // The sandbox sends no settlement lines for disputes, so the disputed cents stay here as negative amounts.
+    // The sandbox sends no settlement lines for disputes. So the disputed cents stay in this account as negative amounts.
     expect(sum('assets:processor', 'in_transit')).toBe(0 - 5_000 - 20_525);
   });
 
@@ -122,7 +122,7 @@ describe('the books of a busy day', () => {
     const entries = await journal();
     expect(new Set(entries.map(({ entryId }) => entryId)).size).toBe(entries.length);
     const kept = entries.find(({ rule }) => rule === 'R1')!;
-    // RFC 9562: SHA-1 over the namespace's bytes and the name. Here SQL computes it, independently of our code.
+    // RFC 9562: SHA-1 over the namespace's bytes and the name. SQL computes the id here, independently of our code.
     const { rows } = await service.services.pool.query<{ id: string }>(`select encode(substr(sha1, 1, 6) ||
       set_byte(substr(sha1, 7, 2), 0, (get_byte(sha1, 6) & 15) | 80) || set_byte(substr(sha1, 9, 1), 0, (get_byte(sha1, 8) & 63) | 128) || substr(sha1, 10, 7), 'hex') as id
       from (select decode($1, 'hex') as sha1) as hashed`, [(await import('node:crypto')).createHash('sha1').update(Buffer.from(kept.eventId.replaceAll('-', ''), 'hex')).update('R1.1').digest('hex')]); // prettier-ignore
@@ -130,7 +130,7 @@ describe('the books of a busy day', () => {
   });
 });
 
-/** Each test appends an event that stops the journal, and then removes its effect by SQL. */
+/** Each test appends an event that stops the journal, and then makes it harmless by SQL. */
 (eventsInPostgres ? describe : describe.skip)('the journal stops', () => {
   const append = async (stream: string, type: string, v: number) => {
     const { store, ids } = service.services;
@@ -150,7 +150,7 @@ describe('the books of a busy day', () => {
     const { store, pool, readModels } = service.services;
     const { position } = await append(stream, type, v);
     await expect(readModels.of(journalModel).runUntil(position, { timeoutMs: 10_000 })).rejects.toThrow(message);
-    // Let the journal pass this event, so that the next test can use its own. Events are never changed otherwise; this one belongs to the spec.
+    // Change the event, so that the journal passes it before the next test. The service itself never changes events.
     await pool.query(`update es.events set type = 'StaffNoted', stream_id = 'staff-' || stream_id where stream_id = $1`, [stream]);
     await readModels.of(journalModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
   });

@@ -1,6 +1,6 @@
 /**
  * The command line as a child process: accounts, keys, portals, cases. The tests check each change through the directory and through authentication.
- * They run no projection themselves, since a change must be in force when the command returns.
+ * They run no projection: a change must be in force when the command returns.
  */
 import { execFile, spawn } from 'node:child_process';
 import { copyFile, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
@@ -28,7 +28,7 @@ interface Ran {
   readonly stderr: string;
 }
 
-/** Runs `payfold` with nothing on its standard input and only the environment given here. */
+/** Runs `payfold` with an empty standard input and only this environment. */
 const payfold = (args: readonly string[], env: Readonly<Record<string, string>> = { DATABASE_URL: database.url, DATA_DIR: dataDir }): Promise<Ran> =>
   new Promise((done) => {
     const child = execFile(
@@ -40,7 +40,7 @@ const payfold = (args: readonly string[], env: Readonly<Record<string, string>> 
     child.stdin?.end();
   });
 
-/** Parses the output. It must be exactly one JSON value on one line. */
+/** Parses the output, which must be one JSON value on one line. */
 const valueOf = <T>({ stdout }: Ran): T => {
   expect(stdout).toMatch(/^[^\n]+\n$/);
   return JSON.parse(stdout) as T;
@@ -55,7 +55,7 @@ interface Envelope {
   readonly message: string;
   readonly details: { readonly code: string };
 }
-/** Runs a command that must fail. It must give the exit code, an error envelope on stdout, and one line for people on stderr. */
+/** Runs a command that must fail with the exit code, an error envelope on stdout, and one line on stderr. */
 const refused = async (code: 1 | 2, ...args: string[]): Promise<Envelope> => {
   const ran = await payfold([...args, '--json']);
   expect([ran.code, ran.stderr]).toEqual([code, expect.stringMatching(/^error: [^\n]+\n$/)]);
@@ -322,7 +322,7 @@ describe('payfold log (C76)', () => {
     expect(status).toMatchObject({ installationId: rows[0]!.id, installationInLog: rows[0]!.id, generation: 1, incident: null });
     expect(status.store).toMatch(/^DATABASE_URL \(/);
     expect(status.checkpoints).toContainEqual({ name: 'directory@1', position: expect.any(String) });
-    // The command that made the account stored its event as a mark in two places that outlive the process: the database and a file.
+    // The command that made the account stored its event as a mark, in the database and in a file. Both outlive the process.
     expect((status.marks as { where: string }[]).map(({ where }) => where)).toEqual(
       expect.arrayContaining([expect.stringMatching(/^the acknowledged event of the command on /), expect.stringMatching(/marks\/.*\.json/)]),
     );
@@ -387,7 +387,7 @@ describe('payfold cases (C70, Errors 2)', () => {
 });
 
 describe('wrong usage: one line, exit 2, nothing opened', () => {
-  // No database listens at this address, and none of these commands may try to open it.
+  // No database listens at this address. None of these commands may connect to it.
   const nowhere = () => ({ DATABASE_URL: 'postgres://127.0.0.1:1/none', DATA_DIR: join(dataDir, 'unused') });
   test.each([
     [['accounts', 'create'], /required option '--name <name>' not specified/],

@@ -1,5 +1,5 @@
 /**
- * The README's tour, run as written against the process tree of `npm start`. Each block of commands must print the text of the block after it. `…`
+ * Runs the README's tour as written, against the process tree of `npm start`. Each block of commands must print the text of the next block. `…`
  * stands for any text on one line.
  */
 import { spawn } from 'node:child_process';
@@ -45,7 +45,7 @@ const asPattern = (text: string) =>
       .replaceAll('…', '[^\\n]*')}$`,
   );
 
-/** Runs a script in its own directory. When the script ends, its background processes are killed. */
+/** Runs a script in the folder of the data. Resolves when the script and its background processes have closed their output. */
 const bash = (script: string, env: Record<string, string>): Promise<{ stdout: string; stderr: string }> =>
   new Promise((resolve, reject) => {
     const shell = spawn('bash', ['-c', script], {
@@ -65,7 +65,7 @@ test(
     const { apiKey, portalId } = welcomeOf(service.stdout())!;
     const marker = '=====';
     const commands = blocks.filter(({ language, flag }) => language === 'sh' && flag !== 'setup').map(({ text }) => text);
-    // A small `npx` that runs the launcher of this checkout. The real npx would only take longer.
+    // A small `npx` that runs the launcher of this checkout. The real npx would take longer.
     await writeFile(join(dataDir.path, 'npx'), `#!/bin/sh\nshift\nexec ${process.execPath} ${ROOT}/apps/operator/payfold.mjs "$@"\n`, {
       mode: 0o755,
     });

@@ -10,7 +10,7 @@ const STRANGER = '018f0000-0000-7000-8000-00000000dead';
 let service: Service;
 let partner: TestAccount;
 let client: Client;
-/** A portal where principal and fee are two charges. The fee of 10,000 cents is 300. */
+/** A portal with two charges per payment: principal and fee. The fee of 10,000 cents is 300. */
 let separate: string;
 let combined: string;
 let free: string;
@@ -427,7 +427,7 @@ describe('principal returned, fee not: 502 PARTIAL_REFUND_PENDING (rule 5, C38, 
         expect(await read(id)).toMatchObject(half);
         expectSound(await read(id));
         const done = await client.refund(id, body, sent(second));
-        // The first retry gets the whole refund: under the same key, another key or no key. This is so even if the fee had already come back (C38).
+        // The first retry gets the whole refund, under any key or none, even if the fee had already come back (C38).
         expect(done.status).toBe(200);
         expect(done.data).toMatchObject({ amountCents: 10_300, remainingRefundableAmountCents: 0, status: 'succeeded', reversalType: 'void' });
         expect(await client.status(id)).toBe('refunded');
@@ -556,7 +556,7 @@ describe('at the same time (C31)', () => {
     expect(after.refundedAmountCents).toBe(done * 500);
     expect(after.refundedAmountCents).toBeLessThanOrEqual(10_000);
     expectSound(after);
-    // After a refused refund, the rest can still be refunded.
+    // The rest can still be refunded.
     if (done < 20) expect((await client.refund(id)).data.amountCents).toBe(10_000 - done * 500);
   });
 
@@ -573,7 +573,7 @@ describe('at the same time (C31)', () => {
   test('the second waits for a slow first one, and is compared with the remainder', async () => {
     const { id } = await pay(combined);
     await service.simulator.arm({ match: { call: 'void', merchantAccount: `agency-${combined}` }, delayAfterMs: 1_500 });
-    // Earlier tests have voided 6,000 cents too. So wait only for a void after this position.
+    // Earlier tests have voided 6,000 cents too. So look only at later operations of the bank.
     const before = (await service.simulator.truth()).length;
     const first = client.refund(id, { amountCents: 6_000 });
     await eventually(async () => (await service.simulator.truth(before)).some(({ op, amountCents }) => op === 'void' && amountCents === 6_000));

@@ -1,6 +1,6 @@
 /**
  * The roles as separate processes: two APIs, two workers and the processor over one database. If one of them stops or crashes, no partner notices. A
- * change by the operator with `payfold` is in force in every process at the next request.
+ * change with `payfold` is in force in every process at the next request.
  */
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { mkdir } from 'node:fs/promises';
@@ -144,8 +144,8 @@ describe('two API processes over one database', () => {
 
 describe('a rolling restart under load', () => {
   /**
-   * A partner that keeps its connections. If an instance accepts no connection, the partner moves to the other one. It never repeats a request that
-   * failed in another way. An `attentive` partner already moves after `Connection: close`.
+   * A partner that keeps its connections. It moves to the other instance after a refused connection, and repeats no request that failed in another
+   * way. An `attentive` partner also moves after `Connection: close`.
    */
   const partnerOf = (first: number, attentive: boolean) => {
     const agent = new Agent({ keepAlive: true, maxSockets: 1 });
@@ -215,7 +215,7 @@ describe('a rolling restart under load', () => {
 });
 
 describe('SIGTERM during a slow gateway call', () => {
-  /** Waits until the instance is leaving: an open connection gets 503 from `/readyz`, or a new connection is refused. */
+  /** Waits until `/readyz` answers 503 on an open connection, or a new connection is refused. */
   const leaving = (instance: number) =>
     eventually(
       async () =>

@@ -1,7 +1,4 @@
-/**
- * The seal of the log in a whole service. Appended events can be verified and proved. Each kind of tampering, done by SQL in the database, is found
- * and named.
- */
+/** The seal of the log in a whole service. Appended events can be verified and proved. Each kind of tampering by SQL is found and named. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -101,7 +98,7 @@ test('events of a payment are proved to a signed head; the verifier, which share
   expect(await run('prove', written('changed.json', changed))).toMatch(/NOT OK: the event at position \S+ is not in the log/);
   const stranger = headKeys(proofs.head.split('\n')[0]!, newKeyRing())[0]!.vkey;
   expect(await run('prove', written('proof.json', proofs), '--key', stranger)).toContain('NOT OK: no trusted key signed this head');
-  // The verifier must not ignore a misspelt key option. It must also work when it is started through a symbolic link.
+  // The verifier must refuse a misspelt key option. It must also work through a symbolic link.
   expect(await run('prove', written('proof.json', proofs), '--keys', stranger)).toContain('NOT OK: use: node verify.mjs');
   symlinkSync(VERIFIER, join(folder, 'linked.mjs'));
   const linked = await promisify(execFile)(process.execPath, [join(folder, 'linked.mjs'), 'prove', written('proof.json', proofs)]);
@@ -123,7 +120,7 @@ test('a later head only appended to an earlier one', async () => {
   expect(await run('consistency', written('consistency.json', { ...proof, proof: proof.proof.slice(1) }))).toContain('NOT OK: the log of');
 });
 
-/** The tests change events by SQL. In KurrentDB an event cannot be changed in place. */
+/** The tests change events by SQL, which is not possible in KurrentDB. */
 (eventsInPostgres ? describe : describe.skip)('tampering is found and named', () => {
   const sql = (text: string, ...values: unknown[]) => service.services.pool.query(text, values);
   const at = (position: number) => String(position).padStart(20, '0');
@@ -140,7 +137,7 @@ test('a later head only appended to an earlier one', async () => {
       await guardGoesOn();
     }
   };
-  /** While events are missing, the service may notice it and open an incident. This closes the incident, as `payfold log resume` does. */
+  /** The service may notice that events are missing, and open an incident. This closes the incident, as `payfold log resume` does. */
   const guardGoesOn = async (): Promise<void> => {
     const { ownLog, pool } = service.services;
     for (;;)
@@ -222,7 +219,7 @@ test('a later head only appended to an earlier one', async () => {
     });
     expect(found.events).toBeUndefined();
     expect(found.heads).toContain(`was signed at`);
-    // The clock decides which heads are signed by now. Each of them must show the tampering.
+    // The clock decides which heads were signed before the change.
     expect(found.heads).toMatch(/over [3-9]\d\d events; only 250 are sealed now/);
   });
   test('an event and the whole tree over it, made again without the key: every head shows it', async () => {

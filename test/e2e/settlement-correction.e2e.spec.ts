@@ -1,7 +1,4 @@
-/**
- * One batch from two sources, and files that correct recorded batches. The cases: the cursor of the interface, imports that break off, lines that
- * disappear and come back, exceptions of removed lines, batch headers, accounts. Afterwards events, books and read models agree.
- */
+/** One batch from two sources, and files that correct recorded batches. Afterwards events, books and read models agree. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
 import { type EventStore, Unavailable } from '#eventstore';
@@ -62,7 +59,7 @@ const breakingOff = (nth: number): SettlementPorts => {
   };
   return { ...ports, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
 };
-/** Ports whose processor lists these lines. `before` runs when the processor is asked for the batches after a known one. */
+/** Ports whose processor lists these lines. `before` runs when the request has a cursor. */
 const listing = (lines: readonly SettlementRecord[], before: () => void = () => undefined): SettlementPorts => {
   const find = (one: Parameters<typeof ports.payments.gateways.find>[0]): PaymentGateway | null => {
     const real = ports.payments.gateways.find(one);
@@ -166,7 +163,7 @@ describe('files beside the processor’s interface', () => {
       };
       return { ...through, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
     };
-    // The order of this race: the file's line is judged, then the interface's line is judged, then the file's line is recorded.
+    // The order: the file's line is judged, then the interface's line is judged, then the file's line is recorded.
     let listed: Promise<unknown> = Promise.resolve();
     const file = before(ports, () => {
       listed = record(
@@ -278,7 +275,7 @@ describe('a line that goes', () => {
     await desk.importFile(file(comes.tx, stays.tx));
     expect((await transit()) - start).toBe(19_540);
     expect(await settledIn(comes.id)).toBe('v');
-    // A later file may also correct the amount of the line that came back. Then the books have the new amount.
+    // A file may correct the amount of the line that came back. Then the books have the new amount.
     await desk.importFile(desk.csv(desk.line('v', stays.tx, CLOSED), desk.line('v', comes.tx, { ...CLOSED, gross: 9_000 })));
     expect((await transit()) - start).toBe(9_770 + 8_770);
     await desk.importFile(desk.csv(desk.line('v', stays.tx, { ...CLOSED, fee: 231 })));
@@ -371,7 +368,7 @@ describe('exceptions of lines that were corrected', () => {
     await desk.importFile(desk.csv(sound));
     expect(await kindsOf('e3')).toEqual([['SUSPENSE_MISMATCH', -800]]);
     await desk.importFile(desk.csv(ghost('e3', 800), sound));
-    // The line that came back counts as a new line. So its exception and the one of the removed line stay open until staff resolve them.
+    // The line that came back counts as new. So its exception and the removed line's exception both stay open until staff resolve them.
     expect(await kindsOf('e3')).toEqual([
       ['MISSING_HERE', 800],
       ['SUSPENSE_MISMATCH', -800],
@@ -380,7 +377,7 @@ describe('exceptions of lines that were corrected', () => {
 });
 
 describe('a file is refused before anything of it is recorded', () => {
-  // Before each test, record all batches that the interface lists. Otherwise the worker's round could record them in the middle of a test.
+  // Before each test, record all batches that the interface lists. Otherwise the worker could record them during a test.
   beforeEach(() => record());
 
   test('if the merchant account of one of its batches is unknown', async () => {
@@ -407,7 +404,7 @@ describe('a file is refused before anything of it is recorded', () => {
     expect((await batchOf(ports.store, { ...named('h2'), merchantAccount: other })).lines).toEqual([]);
     await desk.importFile(file);
     expect(await recordedLines('h2')).toHaveLength(250);
-    // Another merchant account may use the same batch id: that is a different batch.
+    // A batch id of another merchant account names another batch.
     await desk.importFile(desk.csv(desk.line('h2', 'its-own', CLOSED)), other);
     expect(await recordedLines('h2')).toHaveLength(250);
   });
@@ -417,7 +414,7 @@ describe('a file is refused before anything of it is recorded', () => {
     await expect(desk.importFile(desk.csv(desk.line('h3', tx, { closed: '2026-11-02T05:00:00Z' })))).rejects.toThrow(
       'batch h3 is recorded as closed at 2026-11-01T05:00:00.000Z, which no file can change; this one says 2026-11-02T05:00:00.000Z',
     );
-    // The first file had no funding day. A later file may add the day. The money is posted when that day has come.
+    // The first file had no funding day. A later file may add the day. The money is posted once that day has come.
     const bank = async () => (await desk.booked())('assets:bank');
     const before = await bank();
     expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2999-01-01' })))).toMatchObject({ corrected: 1 });

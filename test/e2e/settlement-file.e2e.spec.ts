@@ -1,6 +1,6 @@
 /**
- * The processor's file: it is imported once, corrected, or refused as a whole. Each kind of exception is provoked, and followed up to the posting
- * that ends it.
+ * The processor's file is imported once, corrected, or refused as a whole. Each kind of exception is provoked, and followed to the posting that ends
+ * it.
  */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { join } from 'node:path';

@@ -1,6 +1,6 @@
 /**
  * Events after the charge (specification, Events and States; C23, C24, C29, C30, C57, C67, C69): batches settle, staff refund and resolve,
- * cardholders dispute. Most lines come from the sandbox processor. Lines that the sandbox never sends come from a processor that is scripted here.
+ * cardholders dispute. Lines that the sandbox processor never sends come from a scripted processor.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
@@ -180,7 +180,7 @@ describe('settlement', () => {
     const { id } = await pay();
     const loaded = await service.services.payments.ports.streams.load(id);
     if (loaded.payment.phase !== 'charged') throw new Error('not charged');
-    // Record the line before the batch has really closed. So the stream says settled, but at the processor the charge is still open.
+    // Record the line before the batch has closed. The stream then says settled, but at the processor the charge is still open.
     await record(
       processorOf(
         loaded.payment.legs.map(({ leg, transactionId, account }) => ({
@@ -219,7 +219,7 @@ describe('settlement', () => {
     const before = (await service.simulator.truth()).length;
     await service.simulator.arm({ match: { call: 'charge' }, delayAfterMs: 1_500 });
     const slow = client.create(paymentOf(combined));
-    // Wait until the charge is in the bank's books. Its answer is delayed.
+    // Wait until the bank has the charge. Its answer is delayed.
     await eventually(async () => (await service.simulator.truth()).length > before);
     await service.simulator.closeBatches();
     await record();
@@ -262,7 +262,7 @@ const line = (fields: Partial<SettlementRecord> & { transactionId: string; gross
   netCents: fields.grossCents,
   ...fields,
 });
-/** Settlement ports whose processors list these lines. All other ports are those of the service. */
+/** The service's settlement ports, with processors that list these lines. */
 const processorOf = (lines: readonly { merchantAccount: string; line: SettlementRecord }[]): SettlementPorts => {
   const { settlement } = service.services;
   const gateways = {
@@ -409,7 +409,7 @@ describe('batches of a processor that does not behave', () => {
       line: inBatch('short', line({ transactionId: `ch_short_${index}`, grossCents: 1, fundedOn: '2026-01-02' })),
     }));
     const whole = processorOf(all);
-    // These ports end the round in the middle of the batch, after its first 200 lines were recorded.
+    // These ports end the round after the first 200 lines of the batch.
     const cut: SettlementPorts = {
       ...whole,
       payments: {
@@ -665,7 +665,7 @@ describe('resolving what recovery must not (C29, C69)', () => {
         { type: 'Resolve', resolution: 'settles', portalId: null, feeCents: 0, reason: 'ours', by: 'Dana' },
         staff('Dana', 'spec'),
       );
-    // Each round opens a limited number of exceptions. Earlier tests have left more, so repeat until none is left.
+    // Each round opens a limited number of exceptions, and earlier tests have left more.
     while ((await service.services.openExceptions()) > 0);
     for (const as of ['voided', 'failed'] as const)
       expect((await refused(resolve(id, { as, force: true })))?.message).toContain(

@@ -1,6 +1,6 @@
 /**
- * The sandbox processor as a real process under load. It is killed in the middle of writes. Afterwards it must have everything that it acknowledged,
- * nothing twice, and must answer every reference as before. Needs the built code (`npm run build`).
+ * The sandbox processor as a real process under load, killed in the middle of writes. It must keep everything that it acknowledged, have nothing
+ * twice, and answer every reference as before. Needs the built code (`npm run build`).
  */
 import { spawn } from 'node:child_process';
 import { randomInt } from 'node:crypto';
@@ -64,7 +64,7 @@ const again = (gateway: SimulatorGateway, { ref, op, amountCents, chargeTransact
     ? gateway.charge({ ref, leg: 'combined', account, amountCents, instrument }, soon())
     : gateway.void({ ref, leg: 'combined', account, chargeTransactionId, amountCents, askedBy: 'void' }, soon());
 
-/** Runs clients that charge, and void a part of every third charge, until the simulator is gone. Returns every call with its answer. */
+/** Clients charge, and void a part of every third charge, until the simulator is gone. Returns every call with its answer. */
 const load = async (gateway: SimulatorGateway): Promise<Call[]> => {
   const calls: Call[] = [];
   const client = async () => {
@@ -93,7 +93,7 @@ describe('killed under load', () => {
       const gateway = createSimulatorGateway({ url: simulator.url });
       const loading = load(gateway);
       const { length } = await readFile(journal());
-      // Kill the simulator in the middle of its work: after a random number of bytes in its journal.
+      // Kill the simulator after a random number of bytes in its journal.
       const enough = length + randomInt(20_000, 400_000);
       await eventually(async () => (await readFile(journal())).length > enough, { everyMs: 1 });
       await simulator.kill();
@@ -101,7 +101,7 @@ describe('killed under load', () => {
       all.push(...(await loading));
       gateway.close();
       if (round % 2 === 1) {
-        // A kill does not always leave half a line. So append one, to be certain.
+        // A kill leaves half a line only sometimes. So append one.
         await appendFile(journal(), '{"crc":"12345678","number":99,"record":{"type":"opera');
         torn += 1;
       }
@@ -127,7 +127,7 @@ describe('killed under load', () => {
     // Each acknowledged call is sent again and must get the same answer.
     for (let from = 0; from < acknowledged.length; from += 100)
       await Promise.all(acknowledged.slice(from, from + 100).map(async (call) => expect(await again(gateway, call)).toEqual(call.outcome)));
-    // The kills have cut off these calls. Finalising must say whether each was executed, and the bank's books must agree.
+    // The kills cut off these calls. Finalising must say whether each was executed, as in the bank's books.
     for (const { ref, op, outcome } of lost) {
       expect(['unknown', 'not_processed']).toContain(outcome.kind);
       const finalized = await gateway.finalize({ ref, account, op }, soon());

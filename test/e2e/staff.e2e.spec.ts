@@ -1,6 +1,6 @@
 /**
- * Staff at the command line beside a running service and without one: refund, void, resolve, disputes, settlement. The service is a real process
- * tree. The effect of each command is read over HTTP.
+ * Staff at the command line, with and without a running service: refund, void, resolve, disputes, settlement. The service is a real process tree.
+ * Effects are read over HTTP.
  */
 import { execFile } from 'node:child_process';
 import { writeFile } from 'node:fs/promises';
@@ -52,7 +52,7 @@ const call = async (method: string, path: string, body?: object): Promise<{ stat
 const pay = async (number?: string) => (await call('POST', PAYMENTS, paymentOf(welcome.portalId, number ? { number } : {}))).body.data as PaymentView;
 const read = async (id: string) => (await call('GET', `${PAYMENTS}/${id}`)).body.data as PaymentView;
 const BY = ['--by', 'Dana Scott'];
-/** For each type of event, the actor of the last one, as the audit export shows it. */
+/** The actor of the last event of each type, from the audit export. */
 const actorsByEvent = async (): Promise<ReadonlyMap<string, string>> => {
   const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
   const { stdout } = await promisify(execFile)(process.execPath, [LAUNCHER, 'audit', 'export', 'staff-actions', '--format', 'ndjson'], { env });

@@ -1,6 +1,6 @@
 /**
- * Starting and stopping the service as its user does (docs/operations.md): the first start, the second start, Ctrl-C, and children that die. Then
- * every condition that must prevent a start. The service must print one clear line and change no file.
+ * Starting and stopping the service as its user does (docs/operations.md). Every condition that must prevent a start gives one clear line and changes
+ * no file.
  */
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -72,7 +72,7 @@ const sql = async (statement: string): Promise<void> => {
   await client.query(statement).finally(() => client.end());
 };
 
-/** The lines on stderr for people. The lines of the log are JSON and are left out. */
+/** The lines on stderr for people: all lines that are not JSON of the log. */
 const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
 
 /** The checksum of every file below a folder. */
@@ -93,7 +93,7 @@ const nothingRunsOn = (dir: DataDir) => {
   expect(systemProcesses().filter(({ args }) => args.includes(dir.data))).toEqual([]);
 };
 
-/** Starts the service, which must fail: it prints its reason in one line, leaves no process, and changes no file (unless `untouched` is false). */
+/** Starts the service, which must print a reason in one line, leave no process, and change no file (unless `untouched` is false). */
 const refuses = async (line: RegExp, env: Environment = {}, { untouched = true } = {}): Promise<void> => {
   const before = untouched ? await checksums(dataDir.path) : {};
   const ended = await runToEnd('standalone', dataDir, env);
@@ -157,8 +157,7 @@ describe('a child that is killed under the running service', () => {
         else refused.push(`${reply.status} ${reply.code}`);
       }
     });
-    // Postgres is back within moments. If all 16 requests have their keys already, none of them gets a 503. So kill again until one request gets a
-    // 503.
+    // Postgres is back within moments. If all 16 requests have claimed their keys already, none gets a 503. So kill until one request does.
     for (let kills = 0; kills < 3 || !refused.includes('503 IDEMPOTENCY_UNAVAILABLE'); kills++) {
       const before = paidFor.length;
       await eventually(() => paidFor.length > before + 20);
@@ -173,12 +172,12 @@ describe('a child that is killed under the running service', () => {
 
     expect(isAlive(first.pid)).toBe(true);
     expect(runtimeOf(dataDir).databaseUrl).toBe(databaseUrl);
-    // A payment that had begun may end as unknown or as an internal error. A request that had not begun must get 503.
+    // A payment that had begun may get a 504 or a 500. A request that had not begun must get a 503.
     expect([...new Set(refused)].filter((answer) => !/^(503 IDEMPOTENCY_UNAVAILABLE|504 PAYMENT_TIMEOUT|500 INTERNAL_ERROR)$/.test(answer!))).toEqual(
       [],
     );
-    // The kill may have lost the endings of some keys. The service makes them again when the leases end. No request is in flight now, so end all
-    // leases.
+    // The kill may have lost the endings of some keys. The service makes them again when their leases end. No request is in flight, so end all leases
+    // now.
     await sql(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
     for (const { key, text } of paidFor) {
       const reply = await create(by, CARD.approved, key);
@@ -239,7 +238,7 @@ describe('stopping', () => {
       await sleep(afterMs);
       begun.signal('SIGTERM');
       const { code, signal } = await begun.exited;
-      // If the signal comes before Node runs our first line, it kills the process (its default effect).
+      // A signal before our first line of code kills the process, which is the signal's default effect.
       expect([code, signal]).toEqual(code === null ? [null, 'SIGTERM'] : [0, null]);
       nothingRunsOn(dataDir);
     }
@@ -315,8 +314,7 @@ describe('a first start that is killed at any moment', () => {
       }
       const { url, stdout } = await start('standalone', fresh);
       expect((await fetch(`${url}/readyz`)).status).toBe(200);
-      // The last kill may have come after the API key was made and before it was shown. Then a new key must be issued with the command line, so this
-      // start may show none.
+      // The last kill may have come after the API key was made and before it was shown. So this start may show no key.
       expect(stdout()).toMatch(/ready \S+\n$/);
       expect((await readdir(fresh.data)).filter((name) => name.includes('.new-'))).toEqual([]);
     } finally {

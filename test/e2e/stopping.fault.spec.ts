@@ -1,6 +1,6 @@
 /**
- * The event store is unavailable, and a process gets a signal to stop: a service that is starting, a running service, or a command. Each must end
- * within the grace period of an orchestrator (usually 30 s; the limits here are shorter) and leave no process.
+ * The event store is unavailable when a process gets a signal to stop: a service that is starting, a running service, or a command. Each must leave
+ * no process, and end within the grace period of an orchestrator (usually 30 s).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createPool } from '#platform';
@@ -25,7 +25,7 @@ import { type SilentServer, silentServer } from '../support/silent-server.js';
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
 /** The limit for a service that is starting, and for a command. */
 const START_ENDS_MS = 10_000;
-/** The limit for a running service. It first finishes its requests in flight. */
+/** The limit for a running service, which first finishes its requests in flight. */
 const SERVICE_ENDS_MS = 25_000;
 const TEST_MS = 180_000;
 /** A port where nothing listens. */
@@ -42,9 +42,9 @@ afterEach(async () => {
   await silent.close();
 });
 
-/** The lines on stderr for people. The lines of the log are JSON and are left out. */
+/** The lines on stderr for people: all lines that are not JSON of the log. */
 const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
-/** Sends SIGTERM, and checks that the process and all of its children are gone in time. */
+/** Sends SIGTERM. The process and all of its children must be gone in time. */
 const endsWithin = async (ms: number, process: Pick<RunningProcess, 'signal' | 'exited' | 'children'>): Promise<Ended> => {
   const children = process.children();
   const begun = performance.now();
@@ -83,7 +83,7 @@ describe.each<[what: string, port: () => number]>([
     'SIGTERM during the start ends it, its children and its Postgres',
     async () => {
       const begun = launch('standalone', dataDir, env());
-      // Wait until all roles have started, and one of them waits for the event store.
+      // Wait until all roles have started, and one waits for the event store.
       await eventually(() => ['api', 'worker', 'simulator'].every((role) => begun.children().some((child) => roleOf(child) === role)), {
         timeoutMs: 30_000,
       });
@@ -141,7 +141,7 @@ test(
     const env = { DATABASE_URL: database.url };
     await (await start('standalone', dataDir, env)).stop();
     const other = await pool.connect();
-    // This lock blocks the command: its swap of the directory needs the row.
+    // The lock blocks the command when it swaps the directory.
     await other.query(`begin; select from projection_checkpoint where name like 'directory@%' for update`);
     const command = launch([LAUNCHER, 'projections', 'rebuild', 'directory'], dataDir, env);
     await eventually(async () => (await pool.query(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)).rowCount === 1); // prettier-ignore

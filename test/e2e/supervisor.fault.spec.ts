@@ -1,7 +1,7 @@
 /**
- * The processes of `npm start` while partners pay: each one is killed in turn, also the supervisor. Either the service works again soon,
- * or all its processes are gone and the next start works. Acknowledged payments stay, and their keys replay. The last tests show how the
- * supervisor ends, and what it reports of its children.
+ * While partners pay, each process of `npm start` is killed in turn, also the supervisor. Either the service works again soon, or all its processes
+ * are gone and the next start works. Acknowledged payments stay, and their keys replay. The last tests cover the end of the supervisor and its
+ * reports about children.
  */
 import { readFileSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -25,13 +25,13 @@ import {
 } from '../support/processes.js';
 import { CARD, PARTNER, paymentOf } from '../support/service.js';
 
-/** The children of the supervisor. Each is recognised by this part of its command. */
+/** The children of the supervisor, with a part of their commands. */
 const CHILDREN = { api: 'api/main.js', worker: 'worker/main.js', simulator: 'simulator/main.js', postgres: 'bin/postgres' } as const;
 type Name = keyof typeof CHILDREN;
 const NAMES = Object.keys(CHILDREN) as Name[];
 
 const PAYERS = 8;
-/** Only a limit for a service that hangs. The test prints the real time: 2 to 6 s on two idle cores. */
+/** A limit for a service that hangs. A restart takes 2 to 6 s on two idle cores. */
 const BACK_WITHIN_MS = 60_000;
 
 let dataDir: DataDir;
@@ -56,7 +56,7 @@ const pidOf = (name: Name): number => {
 };
 const pids = (): Record<Name, number> => Object.fromEntries(NAMES.map((name) => [name, pidOf(name)])) as Record<Name, number>;
 
-/** Partners that pay without a pause until `stop`. They also go on after an error. */
+/** Partners pay without a pause until `stop`, also after errors. */
 const traffic = () => {
   let paying = true;
   const payers = Array.from({ length: PAYERS }, async () => {
@@ -83,7 +83,7 @@ const traffic = () => {
   };
 };
 
-/** Checks that one payment passes through every part: API, processor, log, and the worker, which puts it into the list. */
+/** True if a payment passes through the API, the processor, the log, and the worker, which puts it into the list. */
 const isWhole = async () => {
   const by = partner();
   const { status, data } = await pay(by);
@@ -93,8 +93,8 @@ const isWhole = async () => {
 };
 
 const everythingReplays = async () => {
-  // The ending of a key is acknowledged before it is on disk, so a killed Postgres may have lost it. The service makes the ending again from the
-  // payment's stream when the lease is over. So end all leases now.
+  // A killed Postgres may have lost endings of keys that were not on disk yet. The service makes them again when the leases are over. So end all
+  // leases now.
   const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
   await client.connect();
   await client.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
@@ -170,10 +170,7 @@ describe('kill -9 while partners pay', () => {
 });
 
 describe('the supervisor ends', () => {
-  /**
-   * Sends `count` payments, and resolves when the principal of each has been charged. The processor delays its answers, so the payments are still in
-   * flight.
-   */
+  /** Sends `count` payments. Resolves when the principal of each has been charged and its delayed answer is still in flight. */
   const inFlight = async (count: number, delayAfterMs: number): Promise<Promise<number | string | undefined>[]> => {
     const bank = bankOf();
     const charged = (await bank.truth()).length;
@@ -268,7 +265,7 @@ describe('/metrics of the supervisor', () => {
     const answered = 'payfold_http_request_duration_seconds_count{method="POST",route="/api/partner/v1/payments",status="504"}';
     const [attempts, before] = ['payfold_open_attempts{figure="count"}', await scrape()];
     expect((await pay(by, newKey(), CARD.unreadable)).code).toBe('PAYMENT_TIMEOUT');
-    // Recovery may still be working on attempts of earlier tests. So the expected number of open attempts is read from the database.
+    // Recovery may still work on attempts of earlier tests. So read the expected number of open attempts from the database.
     const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
     await client.connect();
     const open = async () => {

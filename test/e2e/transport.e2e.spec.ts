@@ -21,7 +21,7 @@ beforeAll(async () => {
 });
 afterAll(() => service.stop());
 
-/** Sends the text on a plain socket. Resolves with the whole answer when the socket is closed. */
+/** Sends the text on a plain socket. Resolves with the answer when the socket is closed. */
 const raw = (text: string, { dripMs }: { dripMs?: number } = {}): Promise<{ status: number; headers: Record<string, string>; text: string }> =>
   new Promise((resolve, reject) => {
     const { hostname, port } = new URL(service.urls[0]!);
@@ -170,9 +170,9 @@ describe('limits', () => {
     let received = 0;
     const closed = new Promise<void>((close) => socket.on('close', () => close()).on('error', () => undefined));
     socket.pause().write('GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n'.repeat(asked));
-    // Node ends the connection when it has found twice that a write makes no progress.
+    // Node ends the connection after two checks in which a write made no progress.
     await new Promise((later) => setTimeout(later, 3 * SILENT_MS));
-    // Now read everything. If the service had not ended the connection, all answers would arrive and the connection would stay open.
+    // If the service had not ended the connection, all answers would arrive now and the connection would stay open.
     socket.on('data', (chunk) => (received += chunk.length)).resume();
     await closed;
     const document = await (await fetch(`${service.urls[0]!}/openapi.json`)).text();

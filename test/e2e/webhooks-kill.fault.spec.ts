@@ -1,6 +1,6 @@
 /**
  * `kill -9` of workers in the middle of deliveries: real worker processes over one database, real receivers with TLS. No event is lost, every
- * delivery keeps its id, and attempts keep to their schedule. A receiver can recognise a repeated delivery by its id.
+ * delivery keeps its id, and attempts keep to their schedule.
  */
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -19,12 +19,12 @@ import { createAuthority, type Receiver, startReceiver, status } from '../suppor
 import { FIRST_DISPUTE } from '../support/webhooks.js';
 
 const RETRY_SECONDS = 1;
-/** Number of rounds. In three of them both workers are killed, so 20 processes are killed in all. */
+/** In three of these rounds both workers are killed. So 20 processes are killed in all. */
 const ROUNDS = 17;
 const EVENTS = 300;
 /** All events: EVENTS, and one for each fail point. */
 const ALL = EVENTS + 5;
-/** Twice the time after which another worker takes over: a lease and its grace period. The second half is a reserve for a busy machine. */
+/** Another worker takes over after a lease and its grace period. The limit is twice that time, for busy machines. */
 const TAKEN_OVER_MS = 70_000;
 
 let dataDir: DataDir;
@@ -128,7 +128,7 @@ const states = async (): Promise<Record<string, number>> => {
   );
   return Object.fromEntries(rows.map(({ state, count }) => [state, Number(count)]));
 };
-/** True if every event has its deliveries, and no delivery is pending or in flight. */
+/** True if every event has its deliveries, and none is pending or in flight. */
 const done = async (): Promise<boolean> => {
   const { pending = 0, in_flight = 0 } = await states();
   return pending + in_flight === 0 && (await told()).length === events;
@@ -138,7 +138,7 @@ const told = async (): Promise<string[]> => {
   return rows.map(({ id }) => id);
 };
 
-/** Fail points of the dispatcher. Each is right before or right after one of its calls. */
+/** Fail points of the dispatcher, right before or right after one of its calls. */
 const FAILPOINTS = ['claimDue:after', 'post:before', 'post:after', 'complete:before', 'complete:after'];
 
 test('a worker dies at each step of a delivery', async () => {
@@ -147,7 +147,7 @@ test('a worker dies at each step of a delivery', async () => {
     await moveOn(1, failpoint);
     const ended = await launch('worker', dataDir, { ...env, FAILPOINT: failpoint }).exited;
     expect(ended.signal).toBe('SIGKILL');
-    // If a delivery was claimed but not posted, no receiver has it. Any other delivery arrived at most once.
+    // A delivery that was claimed but not posted is at no receiver. Any other delivery arrived at most once.
     const heard = receivers.map(({ deliveries }) => deliveries.filter(({ event }) => event.data.stage === `${failpoint} 0`).length);
     expect(Math.max(...heard)).toBeLessThanOrEqual(['claimDue:after', 'post:before'].includes(failpoint) ? 0 : 1);
   }
@@ -156,13 +156,13 @@ test('a worker dies at each step of a delivery', async () => {
 test('20 kills of workers: nothing lost, same ids, five attempts by schedule where a receiver fails', async () => {
   const [good1, good2, bad] = receivers as [Receiver, Receiver, Receiver];
   for (const receiver of [good1, good2]) receiver.behave((_request, response) => void setTimeout(() => response.writeHead(200).end(), 30));
-  // A killed worker is started again while the other one continues.
+  // Start two workers. A killed worker is started again.
   const workers: Promise<RunningProcess>[] = [start('worker', dataDir, env), start('worker', dataDir, env)];
   await moveOn(EVENTS / 3, 'first');
   for (let round = 0; round < ROUNDS; round++) {
     const victim = round % 2;
     const before = good1.requests + good2.requests + bad.requests;
-    // Wait until ten more requests were received, so that the kill comes in the middle of deliveries. At the end there may be none left.
+    // Wait until ten more requests were received, so that the kill hits deliveries. At the end there may be none left.
     await eventually(async () => good1.requests + good2.requests + bad.requests >= before + 10 || (await done()), {
       timeoutMs: TAKEN_OVER_MS,
       everyMs: 5,
@@ -185,7 +185,7 @@ test('20 kills of workers: nothing lost, same ids, five attempts by schedule whe
   }
   const { rows: lost } = await services.pool.query<{ lost: string }>('select sum(lease_losses) as lost from webhook_delivery');
   expect(Number(lost[0]!.lost)).toBeGreaterThan(0);
-  // A killed worker uses up no attempt. Each failing delivery has five recorded attempts, in order, and none before its waiting time was over.
+  // A killed worker uses up no attempt. Each failing delivery has five recorded attempts, in order, each after its waiting time.
   const { rows: attempts } = await services.pool.query<{ count: string; most: number; soonest: string }>(
     `select count(*) as count, max(attempt) as most,
             min(extract(epoch from started_at - previous)) filter (where previous is not null) as soonest

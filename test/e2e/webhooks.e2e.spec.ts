@@ -1,6 +1,6 @@
 /**
- * Webhooks from end to end (specification, Events): the service is a real process tree, and staff use the command line. The partner's receiver was
- * written only from the specification. It uses real TLS, and a test name server resolves its name.
+ * Webhooks from end to end (specification, Events). The service is a real process tree, and staff use the command line. The partner's receiver was
+ * written only from the specification. It uses real TLS and a test name server.
  */
 import { execFile, spawn } from 'node:child_process';
 import { createServer, type Server } from 'node:http';
@@ -33,7 +33,7 @@ let kurrentDb: FreshKurrentDb;
 let env: Record<string, string>;
 let accountId: string;
 const receivers: Receiver[] = [];
-/** Addresses of the receivers: `https://r1.receiver.test:…/hook`, and others that are registered later. */
+/** URLs of the receivers, for example `https://r1.receiver.test:…/hook`. */
 const urls: string[] = [];
 
 beforeAll(async () => {
@@ -232,7 +232,7 @@ test('pause, resume, disable; stage and activate a secret', async () => {
   expect(await verb('resume')).toMatchObject({ status: 'enabled' });
   await eventually(() => receiver.refusals.length > 0);
   expect(receiver.refusals[0]).toBe('wrong signature');
-  // The partner now accepts the new secret, so the next attempt of the same event succeeds.
+  // The partner accepts the new secret now, so the next attempt succeeds.
   receiver.accept(staged.secret);
   await eventually(() => receiver.deliveries.length === 1);
 
@@ -347,7 +347,7 @@ describe('listen', () => {
     const { event } = verify(received[0]!.headers as Parameters<typeof verify>[0], received[0]!.body, [secret]);
     expect(event).toMatchObject({ type: 'payment.refunded', data: { id, amountCents: 100 } });
     expect(said.stdout).toMatch(new RegExp(`^\\d\\d:\\d\\d:\\d\\d  payment.refunded  ${event.id}  payment ${id}  200  \\d+ ms$`, 'm'));
-    // The partner's registered endpoint got the event too, with the same id.
+    // The registered endpoint of the partner got the event too, with the same id.
     await eventually(() => receivers[0]!.ids.includes(event.id));
     child.kill('SIGINT');
     expect(await exited).toBe(0);

@@ -1,4 +1,4 @@
-/** Every version of every event type has a schema and a golden file, and no type changes without a new version (docs/events.md). */
+/** Every version of every event type must have a schema and a golden file. A type may change only with a new version (docs/events.md). */
 import { beforeAll, describe, expect, test } from '@jest/globals';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { findings } from './findings.js';
@@ -26,7 +26,7 @@ test('every type and version has a schema and a golden file, and they agree', ()
 
 describe('it is found and said if', () => {
   const event = (type: string) => declared.find((one) => one.type === type)!;
-  /** The new findings after a change of one event and some files. undefined as content removes a file. */
+  /** The new findings after a change of one event and some files. A file with the content undefined is removed. */
   const found = (change: Partial<DeclaredEvent> & Pick<DeclaredEvent, 'type'>, files: Readonly<Record<string, unknown>> = {}) => {
     const changed = new Map([...committed, ...Object.entries(files)]);
     for (const [file, content] of Object.entries(files)) if (content === undefined) changed.delete(file);

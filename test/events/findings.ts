@@ -1,10 +1,10 @@
-/** Finds faults in the committed schemas and golden files of event types. Each finding says how to repair it. */
+/** Finds faults in the committed schemas and golden files. Each finding names its repair. */
 import { isDeepStrictEqual } from 'node:util';
 import { Ajv } from 'ajv';
 import type { Json } from '#kernel';
 import { type DeclaredEvent, goldenFile, type Schema, schemaFile } from './schemas.js';
 
-/** The data of an event: `stored` as an old version wrote it, and `read` as it is read today. Without `read` both are the same. */
+/** The data of an event: `stored` by an old version, and `read` as the newest version. Without `read` both are equal. */
 export interface Golden {
   readonly stored: Json;
   readonly read?: Json;
@@ -13,7 +13,7 @@ export interface Golden {
 const RECIPE = 'docs/changing.md#a-new-version-of-an-event';
 const ajv = new Ajv({ allowUnionTypes: true });
 
-/** `files`: the parsed content of every file in the folders of events, by path. */
+/** `files`: the parsed files in the folders of events, by path. */
 export const findings = (declared: readonly DeclaredEvent[], files: ReadonlyMap<string, unknown>): readonly string[] => {
   const known = new Set<string>();
   const file = (path: string): unknown => {

@@ -1,4 +1,4 @@
-/** `npm run events:schemas`: writes the JSON schema of every event type in its newest version. It does not change the schemas of older versions. */
+/** `npm run events:schemas`: writes the JSON schema of every event type in its newest version. Schemas of older versions stay unchanged. */
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { format, resolveConfig } from 'prettier';
 import { declaredEvents, schemaFile } from './schemas.js';

@@ -1,4 +1,4 @@
-/** The event types that libs declare with `defineEvents`, each with a JSON schema of its data. The schema is made from the TypeScript type. */
+/** The event types that libs declare with `defineEvents`. Each has a JSON schema, made from the TypeScript type of its data. */
 import { resolve } from 'node:path';
 import ts from 'typescript';
 import { createFormatter, createParser, DEFAULT_CONFIG, SchemaGenerator } from 'ts-json-schema-generator';
@@ -10,9 +10,9 @@ export type Schema = { readonly [key: string]: unknown };
 export interface DeclaredEvent {
   readonly type: string;
   readonly version: number;
-  /** The path of the source file that declares the event type, relative to the root of the repository. */
+  /** The source file of the event type, relative to the repository's root. */
   readonly file: string;
-  /** Folder of its schemas and golden files. */
+  /** The folder of the type's schemas and golden files. */
   readonly folder: string;
   readonly events: EventTypes<DomainEvent>;
   readonly schema: Schema;
@@ -71,7 +71,7 @@ const declarations = (source: ts.SourceFile): { readonly constant: string; reado
   return found;
 };
 
-/** Comments are left out, so that a changed comment does not change the schema. */
+/** Comments are left out. Otherwise a changed comment would change the schema. */
 const CONFIG = {
   ...DEFAULT_CONFIG,
   expose: 'all',
@@ -115,7 +115,7 @@ const referencesIn = (schema: unknown): readonly string[] => {
   return names;
 };
 
-/** Names of the definitions that these schemas need. */
+/** The names of all definitions that these schemas need, directly or indirectly. */
 const reached = (schema: unknown, definitions: Definitions, names = new Set<string>()): ReadonlySet<string> => {
   for (const name of referencesIn(schema))
     if (!names.has(name)) {
@@ -143,7 +143,7 @@ const recursion = (data: unknown, definitions: Definitions): { readonly definiti
 /** Keywords of JSON Schema whose lists have no order. */
 const SETS: readonly string[] = ['anyOf', 'enum', 'required', 'type'];
 
-/** The schema with its keys and unordered lists in a fixed order. So their order in the source does not matter. */
+/** The schema with its keys and unordered lists sorted, so that their order in the source does not matter. */
 const ordered = <Value>(value: Value, key = ''): Value => {
   if (Array.isArray(value)) {
     const items = value.map((one: unknown) => ordered(one));

@@ -1,4 +1,4 @@
-/** A short run of the API fuzzer (api.ts). The seed is fixed, so that each finding can be repeated. A second run must find a planted violation. */
+/** A short run of the API fuzzer (api.ts) with a fixed seed. A second run must find a planted violation. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { createSimulatorControl } from '../../apps/simulator/control.js';
 import { DataDir, runtimeOf, start, welcomeOf } from '../support/processes.js';

@@ -1,7 +1,7 @@
 /**
- * Fuzzing the API from its own document: `npm run fuzz:api -- --minutes M`. It reads `/openapi.json` of a running service. It sends requests that the
- * document allows, requests that it forbids, and sequences as partners send them, and checks every answer. A new operation of the document is
- * included automatically.
+ * Fuzzes the API from its own document: `npm run fuzz:api -- --minutes M`. The fuzzer reads `/openapi.json` of a running service. It sends requests
+ * that the document allows, requests that the document forbids, and a partner's usual sequences. It checks every answer. New operations of the
+ * document are included automatically.
  *
  * Checks:
  *
@@ -65,12 +65,12 @@ export interface Target {
 
 export interface FuzzOptions {
   readonly seed: number;
-  /** The run ends after this many requests, or after `milliseconds`. */
+  /** The run ends after this many requests or after `milliseconds`. */
   readonly requests: number;
   readonly milliseconds: number;
   /** How many requests run at the same time. */
   readonly parallel: number;
-  /** Makes the document wrong, so that a violation must be found. This proves that the fuzzer sees violations. */
+  /** Makes the document wrong, so that the fuzzer must find a violation. */
   readonly planted?: boolean;
   readonly onProgress?: (requests: number) => void;
 }
@@ -121,11 +121,11 @@ const PAN = /(?<!\d)(?:\d[ -]?){13,19}(?!\d)/g;
 const digitsOf = (number: string) => number.replaceAll(/\D/g, '');
 const CARD_DIGITS = new Set(CARDS.map(({ number }) => digitsOf(number)));
 const CREATE = 'POST /api/partner/v1/payments';
-/** 5xx statuses that any POST may get, since the sandbox cards also simulate trouble at the gateway. */
+/** The 5xx statuses that any POST may get. Some sandbox cards simulate trouble at the gateway. */
 const GATEWAY_TROUBLE = [502, 504];
 const MAX_KEPT_VIOLATIONS = 50;
 const KEPT_PAYMENTS = 200;
-/** The `referenceId` of the payments of a sequence begins with this text. */
+/** The prefix of the `referenceId` of payments that belong to a sequence. */
 const OWN = 'sequence of ';
 /** One of this many payments is also looked up in the list. */
 const LIST_EVERY = 5;
@@ -140,7 +140,7 @@ export const fuzzApi = async (target: Target, options: FuzzOptions): Promise<Fuz
   return fuzzer.report();
 };
 
-/** A wrong copy of the document: the status `succeeded` is missing. */
+/** A wrong copy of the document, without the status `succeeded`. */
 const harmed = (document: Document): Document =>
   JSON.parse(JSON.stringify(document), (key, value: unknown) =>
     key === 'enum' && Array.isArray(value) ? value.filter((word) => word !== 'succeeded') : value,
@@ -209,7 +209,7 @@ class Fuzzer {
     return { requests: this.count, seed, statuses: this.statuses, checks: this.checks, violations: this.violations };
   }
 
-  // ---- random choices: each has its own seed, derived from the seed of the run
+  // ---- random choices, each with its own seed, derived from the run's seed
 
   private sample<T>(arbitrary: fc.Arbitrary<T>): T {
     this.draws += 1;
@@ -225,9 +225,7 @@ class Fuzzer {
 
   // ---- kinds of steps
 
-  /**
-   * Sends a request that the document allows. The document cannot express some rules (sums, cards, our portal), so the request is adjusted to them.
-   */
+  /** Sends a request that the document allows. It is adjusted to rules that the document cannot express (sums, cards, our portal). */
   private async allowed(): Promise<void> {
     const operation = this.pick(this.operations);
     const { sent, card } = this.requestFor(operation);
@@ -251,7 +249,7 @@ class Fuzzer {
     if (answer.status !== 400) this.violation('forbidden is refused', mutation.name, harmedRequest, answer);
   }
 
-  /** Missing or invalid credentials: every operation that needs credentials must answer 401. */
+  /** Every operation that needs credentials must answer 401 to missing or invalid ones. */
   private async authority(): Promise<void> {
     const operation = this.pick(this.operations.filter(({ secured }) => secured));
     const { sent } = this.requestFor(operation);
@@ -309,12 +307,12 @@ class Fuzzer {
     if (answer.status !== expected) this.violation('transport', `${name}: not ${expected}`, changed, answer);
   }
 
-  /** Makes one payment and its replay, and then four random steps with it: refunds, voids and reads. At the end the remaining cents must be right. */
+  /** Makes one payment, replays it, and takes four random steps with it: refunds, voids and reads. At the end, the remaining cents must be right. */
   private async sequence(): Promise<void> {
     const create = this.operations.find(({ method, path }) => `${method} ${path}` === CREATE)!;
     const { sent, body } = this.requestFor(create, false, '4242 4242 4242 4242');
     const key = `${this.name}-${this.draws}`;
-    // This `referenceId` keeps other steps from using the payment while its cents are counted.
+    // This `referenceId` prevents other steps from using the payment.
     const own: Sent = { ...sent, body: JSON.stringify({ ...(body as object), referenceId: `${OWN}${key}` }) };
     const keyed = this.withHeader(own, 'idempotency-key', key);
     const first = await this.send(keyed);
@@ -355,14 +353,14 @@ class Fuzzer {
       this.violation('the money adds up', `${left} should remain`, this.get(path), after);
   }
 
-  /** Checks that an answered payment can be read, and sometimes that it is in the list. */
+  /** Checks that the payment can be read, and sometimes that the list has it. */
   private async available(answer: Answer, sent: Sent): Promise<void> {
     const { id } = dataOf<PaymentView>(answer);
     this.checked('what was answered can be read');
     const found = await this.send(this.get(`/api/partner/v1/payments/${id}`));
     if (found.status !== 200) this.violation('what was answered can be read', 'GET', sent, found);
     if (this.integer(LIST_EVERY) > 0) return;
-    // Other payments may be newer than this one, so this one may be on a later page.
+    // Newer payments may push this one to a later page.
     for (let cursor: string | null = null; ;) {
       const query: string = cursor === null ? '' : `&cursor=${encodeURIComponent(cursor)}`;
       const listed: Answer = await this.send(this.get(`/api/partner/v1/payments?limit=${PAGE}${query}`));
@@ -397,7 +395,7 @@ class Fuzzer {
     };
   }
 
-  /** Adjusts a body to the rules that the schema cannot express: our portal, lines that add up to the amount, a sandbox card that has not expired. */
+  /** Adjusts a body to rules that the schema cannot express: our portal, lines that sum to the amount, a sandbox card that has not expired. */
   private soundCreate(drawn: Record<string, unknown>, withExtras: boolean, number?: string) {
     const lines = (drawn.lineItems as Record<string, unknown>[]).map((line) => ({
       ...line,
@@ -493,8 +491,8 @@ class Fuzzer {
   }
 
   /**
-   * Compares the list with the bank, to the cent. A charge with an unknown outcome may stand at the bank until recovery has voided it, so the charges
-   * of that card are left out.
+   * Compares the list with the bank, to the cent. A charge with an unknown outcome stays at the bank until recovery voids it, so charges of that card
+   * are left out.
    */
   async compareWithBank(): Promise<void> {
     this.checked('the bank’s books are ours');
@@ -521,13 +519,13 @@ class Fuzzer {
   }
   private violation(check: string, what: string, { method, path, body, headers }: Sent, { status, text }: Answer): void {
     if (this.violations.length >= MAX_KEPT_VIOLATIONS) return;
-    // This text is enough to send the request again. The credential is left out.
+    // The text is enough to repeat the request. The credential is left out.
     const sent = `${method} ${path} ${JSON.stringify(headers.filter(([name]) => name !== 'authorization'))} ${String(body ?? '').slice(0, 1_500)}`;
     this.violations.push({ check, what, request: sent, answer: `${status} ${text.slice(0, 800)}` });
   }
 }
 
-/** Removes the amount if `feeType` is set: the service refuses `include_fee` with a smaller amount (C36), and no schema can express this rule. */
+/** Removes the amount if `feeType` is set. The service refuses `include_fee` with a smaller amount (C36), which no schema can express. */
 const soundRefund = (body: Record<string, unknown>): Record<string, unknown> => {
   if (body.feeType !== undefined) delete body.amountCents;
   return body;
@@ -535,7 +533,7 @@ const soundRefund = (body: Record<string, unknown>): Record<string, unknown> => 
 
 const dataOf = <T>({ text }: Answer): T => (JSON.parse(text) as { data: T }).data;
 
-/** Sends one request without any change: repeated headers stay repeated. */
+/** Sends one request unchanged. Repeated headers stay repeated. */
 const exchange = (agent: Agent, url: string, { method, path, headers, body }: Sent): Promise<Answer> =>
   new Promise((resolve, reject) => {
     const bytes = body === null ? null : Buffer.from(body);

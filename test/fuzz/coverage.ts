@@ -1,20 +1,20 @@
 /**
- * A small coverage-guided fuzzer: it mutates inputs, and an input that reaches a new block of code joins the corpus.
+ * A small coverage-guided fuzzer. It mutates inputs. An input that reaches a new block of code joins the corpus.
  *
- * V8 measures the coverage, precisely and by block; `node:inspector` reads it. A reading takes longer than most parsers need for one input. So a
- * whole batch of inputs runs between two readings. If a batch reached a new block, it is halved until the responsible inputs are found.
+ * `node:inspector` reads V8's coverage by block. One reading takes longer than most parsers need for one input, so a whole batch of inputs runs
+ * between two readings. If a batch reached a new block, it is halved until the responsible inputs are found.
  */
 import { Session } from 'node:inspector';
 
 export interface FuzzTarget {
   readonly name: string;
-  /** Coverage of these files guides the fuzzer. Each is named by the end of its path. */
+  /** Coverage of these files guides the fuzzer. A file is named by the end of its path. */
   readonly files: readonly string[];
   /** First inputs. */
   readonly seeds: readonly string[];
-  /** Pieces of text that often reach new code. */
+  /** Pieces of text that mutations insert. */
   readonly dictionary: readonly string[];
-  /** Runs the parser. Throws {@link Broken} if the parser broke a promise. Any other error is a violation as well. */
+  /** Runs the parser. Throws {@link Broken} if the parser broke a promise. Any other error is a violation, too. */
   run(input: Buffer): void;
 }
 
@@ -33,7 +33,7 @@ const BATCH = 1_000;
 const MAX_INPUT_BYTES = 4_096;
 const MAX_CORPUS = 2_000;
 
-/** xorshift32: small, fast and the same everywhere. */
+/** The generator xorshift32. The same seed gives the same numbers everywhere. */
 const randomOf = (seed: number) => {
   let state = seed | 0 || 1;
   return (below: number): number => {
@@ -57,13 +57,12 @@ interface Coverage {
 }
 
 /**
- * The places of the code that were reached. V8 reports ranges with counts. If a range ran as often as the range around it, V8 leaves out the inner
- * one. So a missing range does not mean that its code did not run. For each offset where a range ever began, this class stores whether the innermost
- * range around that offset has run.
+ * The places of the code that were reached. V8 reports ranges with counts, but leaves out an inner range that ran as often as the range around it. So
+ * a missing range may still have run. For each offset where a range began, this class stores whether the innermost range around it has run.
  */
 class Blocks {
   private readonly session = new Session();
-  /** For each function: its offsets, and whether each was ever reached. */
+  /** For each function: its offsets, and whether each was reached. */
   private readonly places = new Map<string, Map<number, boolean>>();
 
   constructor(private readonly files: readonly string[]) {
@@ -74,7 +73,7 @@ class Blocks {
 
   private post(method: string, parameters?: object): unknown {
     let answer: unknown;
-    // An inspector session of the same process answers before `post` returns.
+    // A session of the same process answers before `post` returns.
     this.session.post(method, parameters as never, (error: Error | null, result: unknown) => {
       if (error) throw error;
       answer = result;
@@ -86,7 +85,7 @@ class Blocks {
     this.post('Profiler.takePreciseCoverage');
   }
 
-  /** The number of places that ran since the last reading and are not yet known. With `remember` they are known from now on. */
+  /** The number of new places that ran since the last reading. `remember`: these places are no longer new afterwards. */
   news(remember: boolean): number {
     const { result } = this.post('Profiler.takePreciseCoverage') as Coverage;
     let found = 0;
@@ -101,7 +100,7 @@ class Blocks {
         for (const { startOffset } of ranges) if (!places.has(startOffset)) places.set(startOffset, false);
         for (const [offset, reached] of places) {
           if (reached) continue;
-          // Outer ranges come before inner ones, so the last range that contains the offset is the innermost.
+          // Outer ranges come before inner ones, so the last match is the innermost.
           const innermost = ranges.findLast(({ startOffset, endOffset }) => startOffset <= offset && offset < endOffset);
           if (!innermost || innermost.count === 0) continue;
           found += 1;
@@ -122,7 +121,7 @@ class Blocks {
   }
 }
 
-/** Fuzzes one target until `executions` or the time is used up, or a promise is broken. */
+/** Fuzzes one target until `executions` or `milliseconds` are used up, or a promise is broken. */
 export const fuzzParser = (
   target: FuzzTarget,
   { seed, executions, milliseconds }: { seed: number; executions: number; milliseconds: number },

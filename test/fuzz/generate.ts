@@ -1,6 +1,6 @@
 /**
- * Makes values from an OpenAPI schema: values that it allows, and values that it forbids. A forbidden value differs from an allowed one in a single
- * step. All choices come from a seed, so the same seed makes the same requests.
+ * Makes values that an OpenAPI schema allows, and values that it forbids. A forbidden value differs from an allowed one in a single step. The same
+ * seed makes the same values.
  */
 import fc from 'fast-check';
 
@@ -37,19 +37,16 @@ export const resolverOf =
     return found;
   };
 
-/** Ordinary text: letters of all scripts and emoji, but no NUL, no lone surrogate, and no digits that could look like a card. */
+/** Ordinary text: letters of all scripts and emoji. It has no NUL, no lone surrogate, and no digits that look like a card. */
 const text = (minLength: number, maxLength: number) =>
   fc.string({ unit: 'grapheme', minLength, maxLength: Math.max(minLength, Math.min(maxLength, 40)) }).map((value) => {
     const safe = value.replaceAll('\0', ' ').replace(/\d{6,}/g, '12345');
-    // Lengths are counted in UTF-16 units. The cut must not leave half of a surrogate pair.
+    // Lengths count UTF-16 units. The cut must not leave half of a surrogate pair.
     const cut = safe.slice(0, maxLength);
     return /[\ud800-\udbff]$/.test(cut) ? cut.slice(0, -1) : cut;
   });
 
-/**
- * Field names that often break programs. `__proto__` is not among them: the service refuses this name (C8). fast-check often makes it, so it is
- * filtered out below.
- */
+/** Field names that often break programs. `__proto__` is left out and filtered below, because the service refuses this name (C8). */
 const NAMES = ['constructor', 'toString', 'hasOwnProperty', 'then', 'length', 'valueOf', 'note', 'Ω', '', ' ', 'a.b', '$where', 'prototype'];
 
 const fieldName = () => fc.oneof(fc.constantFrom(...NAMES), text(1, 10)).filter((name) => name !== '__proto__');
@@ -68,7 +65,7 @@ const json = (): fc.Arbitrary<unknown> =>
     object: fc.dictionary(fieldName(), tie('value'), { maxKeys: 4 }),
   })).value;
 
-/** Values that a schema allows. Fields that are not required are present half of the time. With `unknown`, unknown fields are added (C3). */
+/** Values that a schema allows. Optional fields are present half of the time. `unknown`: unknown fields are added (C3). */
 export const allowed = (schema: Schema, resolve: Resolve, unknown = true): fc.Arbitrary<unknown> => {
   const known = resolve(schema);
   const variants = known.oneOf ?? known.anyOf;
@@ -110,7 +107,7 @@ export const allowed = (schema: Schema, resolve: Resolve, unknown = true): fc.Ar
 export interface Mutation {
   /** The change, for the report. */
   readonly name: string;
-  /** The whole changed body. It is text or bytes, since some changed bodies are not JSON. */
+  /** The whole changed body, which may not be JSON. */
   readonly body: string | Buffer;
 }
 
@@ -142,8 +139,8 @@ const WRONG: Readonly<Record<string, readonly unknown[]>> = {
 const RAW_NUMBERS = ['-0', '1e400', '01', '+1', '0x10', 'NaN', 'Infinity', '1.', '.5', '9007199254740993', '-1e-7'];
 
 /**
- * All changes by one step that turn an allowed body into one that must be refused with 400. Examples: a required field is left out, a type is wrong,
- * a bound is exceeded by one, or a word is not in its list. Also, `amount` may stand only in metadata, and the text must be JSON.
+ * All one-step changes of an allowed body that must be refused with 400. Examples: a required field is left out, a type is wrong, a bound is exceeded
+ * by one, `amount` stands outside metadata, or the text is not JSON.
  */
 export const forbidden = (schema: Schema, resolve: Resolve, value: unknown): Mutation[] => {
   const found: Mutation[] = [];
@@ -211,7 +208,7 @@ export const forbidden = (schema: Schema, resolve: Resolve, value: unknown): Mut
   visit(schema, value, []);
 
   const whole = JSON.stringify(value);
-  // A change that has no effect is left out.
+  // Leave out a change without effect.
   const add = (name: string, body: string | Buffer) => body === whole || found.push({ name: `(body): ${name}`, body });
   add('cut off', whole.slice(0, Math.max(1, Math.floor(whole.length / 2))));
   add('followed by more', `${whole}{}`);

@@ -1,5 +1,5 @@
 /**
- * `npm run fuzz:api -- [--minutes M] [--requests N] [--seed S] [--parallel P] [--plant]`: starts a service, and fuzzes it from its own document. Exit
+ * `npm run fuzz:api -- [--minutes M] [--requests N] [--seed S] [--parallel P] [--plant]`: starts a service and fuzzes it from its own document. Exit
  * 1 on a violation.
  */
 import { parseArgs } from 'node:util';

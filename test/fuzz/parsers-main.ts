@@ -1,6 +1,6 @@
 /**
- * `npm run fuzz:parsers -- [--minutes M] [--executions N] [--seed S] [--only NAME]`: fuzzes every parser for an equal share of the time. Before that,
- * it must find the bug in a parser with a planted bug. Exit 1 on a violation.
+ * `npm run fuzz:parsers -- [--minutes M] [--executions N] [--seed S] [--only NAME]`: fuzzes every parser for an equal share of the time. First the
+ * fuzzer must find a planted bug. Exit 1 on a violation.
  */
 import { parseArgs } from 'node:util';
 import { writeReport } from '../support/report.js';
@@ -14,7 +14,7 @@ const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
 const targets = PARSERS.filter(({ name }) => values.only === undefined || name === values.only);
 const milliseconds = values.executions === undefined ? (Number(values.minutes) * 60_000) / targets.length : Number.POSITIVE_INFINITY;
 const executions = values.executions === undefined ? Number.POSITIVE_INFINITY : Math.ceil(Number(values.executions) / targets.length);
-/** The planted bug is behind four nested conditions. It is found long before this many runs. */
+/** The planted bug is behind four nested conditions. The fuzzer finds it in far fewer runs. */
 const PLANTED_EXECUTIONS = 5_000_000;
 
 const begun = performance.now();
@@ -24,7 +24,7 @@ const reports: ParserReport[] = [];
 for (const target of targets) {
   const started = performance.now();
   const report = fuzzParser(target, { seed, executions, milliseconds });
-  // Let the asynchronous work of this parser end before the next parser starts.
+  // Let this parser's asynchronous work end before the next parser starts.
   await new Promise((settled) => setImmediate(settled));
   reports.push(report);
   const rate = report.executions / ((performance.now() - started) / 1_000);

@@ -1,6 +1,6 @@
 /**
- * A short run of the parser fuzzer (parsers.ts) in its own process, since coverage is measured in the built files. It must find the planted bug and
- * no other.
+ * A short run of the parser fuzzer (parsers.ts). It must find the planted bug and no other. Coverage is measured in the built files, so the fuzzer
+ * runs in its own process.
  */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';

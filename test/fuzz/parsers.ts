@@ -1,6 +1,6 @@
 /**
- * All parsers of text from outside, each with its promises: the errors that it may throw, and the rules for accepted input. If the result can be
- * computed in another way (the platform's JSON.parse, a slower check, the inverse), both results must agree.
+ * All parsers of text from outside, with the errors that each may throw and the rules for accepted input. If another way gives the result (the
+ * platform's JSON.parse, a slower check, the inverse), both results must agree.
  */
 import { isIP } from 'node:net';
 import { AccessTokens, authenticate, MemoryDirectory, newApiKey } from '#accounts';
@@ -19,13 +19,13 @@ const ACCOUNT = '018f0000-0000-7000-8000-0000000000aa';
 const demand = (right: boolean, message: string): void => {
   if (!right) throw new Broken(message);
 };
-/** Runs a parser that may refuse its input with one kind of error. null: the input was refused. */
+/** Runs a parser that may throw one kind of error. null: the parser threw that error. */
 const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () => T): T | null => {
   try {
     return parse();
   } catch (error) {
     if (error instanceof kind) {
-      // The message of a refusal is our own short sentence. It must not repeat a long input.
+      // The message of a refusal is short. It must not repeat a long input.
       demand(error.message.length < 300, `a long refusal: ${error.message}`);
       return null;
     }
@@ -35,8 +35,8 @@ const refusing = <T>(kind: abstract new (...args: never[]) => Error, parse: () =
 const stable = (value: unknown): string => JSON.stringify(value);
 
 /**
- * Number of key–value pairs of an object and of all objects in it. It is counted in a slow and simple way, since a second scanner could repeat the
- * mistakes of the tested one.
+ * The number of key–value pairs of an object and of all objects in it. The count is slow and simple, so that it does not repeat mistakes of the
+ * tested scanner.
  */
 const members = (value: unknown): number =>
   value === null || typeof value !== 'object'
@@ -82,7 +82,7 @@ const textsIn = (value: unknown): string[] => {
   if (typeof value === 'string') return [value];
   return value !== null && typeof value === 'object' ? [...Object.keys(value), ...Object.values(value).flatMap(textsIn)] : [];
 };
-/** Number of key–value pairs in a text, after all its strings are removed. */
+/** The number of key–value pairs in a text, counted after its strings are removed. */
 const pairsIn = (text: string): number => text.replace(/"(?:[^"\\]|\\.)*"/g, '').split(':').length - 1;
 
 const create = (paymentMethod: unknown, more: object = {}) => ({
@@ -165,7 +165,7 @@ const cursor: FuzzTarget = {
   dictionary: ['=', '-', '_', '+', '/', 'AQ', 'Ag', '\n'],
   run: (input) => {
     const text = input.toString('utf8');
-    // The fuzzer does not have the key, so it cannot make a valid cursor. Every cursor that opens is a forged one.
+    // The fuzzer does not have the key. So every cursor that opens is a forged one.
     if (refusing(ServiceError, () => openCursor(keys, ACCOUNT, NO_FILTERS, text)) !== null) throw new Broken('a forged cursor opened');
   },
 };
@@ -174,8 +174,8 @@ const directory = new MemoryDirectory();
 const { apiKey } = newApiKey(ACCOUNT, 'test', keys);
 const deps = { directory, keys, environment: 'sandbox' as const, tokens: new AccessTokens(keys, 'sandbox', systemClock) };
 /**
- * The parser is asynchronous only because of its look-ups in `directory`, which is empty. Its result comes after `run` has returned. So a later call
- * of `run` throws the failure.
+ * The parser is asynchronous, because it looks keys up in `directory`, which is empty. Its result comes after `run` has returned. So a later call of
+ * `run` throws the failure.
  */
 const authorization: FuzzTarget = {
   name: 'authorization header and access token',
@@ -221,7 +221,7 @@ const cardText: FuzzTarget = {
     const masked = maskCardNumbers(text);
     demand(holdsCardNumber(text) === (masked !== text), 'found and masked disagree');
     demand(!holdsCardNumber(masked), 'a card number survived its mask');
-    // An independent version of C9: a separate run of 13 to 19 digits, of a known brand, with a correct Luhn digit.
+    // An independent version of C9: a separate run of 13 to 19 digits, with a known brand and a correct Luhn digit.
     const alone = text.match(/(?<![\p{L}\p{N}])\d{13,19}(?![\p{L}\p{N}])/gu) ?? [];
     if (alone.some((run) => brandOf(run) !== 'unknown' && passesLuhn(run))) demand(holdsCardNumber(text), 'a card number was passed over');
   },
@@ -307,7 +307,7 @@ const webhookUrl: FuzzTarget = {
   },
 };
 
-/** Shows that the guidance by coverage works: the bug is behind four nested conditions, which random inputs alone do not meet. */
+/** Shows that guidance by coverage works. Random inputs alone do not pass the four nested conditions before the bug. */
 export const plantedTarget: FuzzTarget = {
   name: 'planted',
   files: ['fuzz/parsers.js'],

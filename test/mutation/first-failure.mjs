@@ -1,7 +1,7 @@
-/** The jest environment of the specs in a mutation run. One test that notices the change is enough, so no test runs after the first failure. */
+/** The jest environment of specs in a mutation run. After the first failing test, it skips all later tests for the same change. */
 import { TestEnvironment } from 'jest-environment-node';
 
-/** Number of the change that a test of this process has noticed. One change is in force at a time. */
+/** The number of the change for which a test has failed. */
 let noticed;
 
 export default class FirstFailure extends TestEnvironment {

@@ -1,8 +1,8 @@
 /**
  * `npm run mutate -- [--only money,auth,…]`: Stryker changes the code one small step at a time, and the specs must notice each change.
  *
- * The code is divided into groups, and each group has its own specs. The share of noticed changes and all unnoticed changes go to `reports/`.
- * `docs/proof.md` explains the changes that no spec can notice. Exit 1 if the share is below the floor.
+ * The code is divided into groups with their own specs. The share of noticed changes and all unnoticed changes go to `reports/`. `docs/proof.md`
+ * explains the changes that no spec can notice. Exit 1 if the share is below the floor.
  */
 import { existsSync } from 'node:fs';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -14,7 +14,7 @@ import { Stryker } from '@stryker-mutator/core';
 import { startEmbeddedPostgres } from '#platform';
 import { writeReport } from '../support/report.js';
 
-/** The files to change, and the specs that must notice each change. All of these specs run for every change, so a part should have few specs. */
+/** The files to change, and the specs that must notice each change. All these specs run for every change, so a part should have few. */
 interface Part {
   readonly mutate: readonly string[];
   readonly specs: readonly string[];
@@ -24,7 +24,7 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
   money: [
     { mutate: ['libs/kernel/money.ts'], specs: ['libs/kernel/kernel.unit.spec.ts', 'libs/payments/fee.unit.spec.ts'] },
     { mutate: ['libs/payments/fee.ts'], specs: ['libs/payments/fee.unit.spec.ts'] },
-    // The spec with random histories is left out: the examples, which name a rule, must notice each change without it.
+    // The spec with random histories is left out. The examples, which name a rule, must notice each change alone.
     { mutate: ['libs/payments/payment.ts', 'libs/payments/payment.view.ts'], specs: ['libs/payments/payment.unit.spec.ts'] },
     { mutate: ['libs/settlement/batch.ts'], specs: ['libs/settlement/batch.unit.spec.ts'] },
   ],
@@ -85,13 +85,13 @@ const run = ({ mutate, specs }: Part): Promise<MutantResult[]> =>
       enableFindRelatedTests: false,
     },
     concurrency: Number(values.concurrency),
-    // Changes of texts are left out: most are messages for people. Specs check the texts that programs read.
+    // Changes of texts are left out, because most texts are messages for people. Specs check the texts that programs read.
     mutator: { excludedMutations: ['StringLiteral'] },
     ignoreStatic: true,
     ignorePatterns: ['docs', 'bench', 'reports', 'examples', '.payfold'],
     reporters: process.stderr.isTTY ? ['progress'] : [],
     tempDirName: join(directory, 'sandbox'),
-    // The modules of each run stay in memory. So after this many runs a new process is faster.
+    // The modules of each run stay in memory. After this many runs, a new process is faster.
     maxTestRunnerReuse: 50,
     timeoutMS: 20_000,
     dryRunTimeoutMinutes: 10,

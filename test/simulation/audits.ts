@@ -1,6 +1,5 @@
 /**
- * Audits of two readers of the log: the ledger, which makes postings, and the webhooks, which make notifications. Both are pure functions of the
- * events. Their results are compared with the bank. Each audit is a function of the streams of a run. An audit of a new reader belongs in this file.
+ * Audits of two readers of the log: the ledger makes postings, and the webhooks make notifications. Each audit compares the results with the bank.
  */
 import type { Recorded } from '#eventstore';
 import { type Books, type Entry, firstRules, postPayment, postSettlement } from '#ledger';
@@ -12,12 +11,12 @@ export type Check = (holds: boolean, rule: string) => void;
 
 const RULES = firstRules();
 
-/** The cents of a payment that the bank has charged and not returned. null: the payment was not charged. */
+/** The cents that the bank charged for a payment and did not return. null: the payment was not charged. */
 export type KeptAtBank = (paymentId: string) => number | null;
 
 /**
- * Checks that every entry balances (otherwise the rules throw), and that the trial balance is 0. The books of each payment must agree with the
- * simulated bank (A2, A4). Disputes and rejected settlements change only the books, so the bank cannot confirm them.
+ * Checks that every entry balances, and that the trial balance is 0. The ledger's cents of each payment must equal those at the bank (A2, A4).
+ * Payments with a dispute or a rejected settlement are left out of the comparison with the bank.
  */
 export const auditLedger = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -62,8 +61,8 @@ export const auditLedger = (
 };
 
 /**
- * Checks that the notifications of a payment add up to the money that staff returned. No change of a dispute may be notified twice (C56, C57).
- * `staffReturned`: the cents that the bank returned for staff.
+ * The notified refunds of each payment must add up to `staffReturned`: the cents that the bank returned for staff (C56). A dispute may be notified
+ * again only after a change (C57).
  */
 export const auditNotifications = (
   streams: ReadonlyMap<string, readonly Recorded[]>,

@@ -1,6 +1,6 @@
 /**
  * The simulated bank. Its records are the true state of all money. Its code is short, and independent of the product's sandbox processor. The bank
- * passes the contract suite for gateways: it executes each reference at most once, `never` is final, and no charge returns more than it took.
+ * passes the contract suite for gateways.
  */
 import type {
   ChargeCall,
@@ -24,13 +24,13 @@ import type {
 } from '#payments';
 import type { Process, Simulator } from './simulator.js';
 
-/** The cards. Each one has its own effect at the bank, at once or later. Every number passes Luhn. */
+/** The cards, by their effect at the bank. Every number passes Luhn. */
 export const CARDS = {
   approved: '4242424242424242',
   declined: '4000000000000002',
   insufficientFunds: '4000000000009995',
   gatewayError: '4000007770005020',
-  /** The bank charges the card, but its answer cannot be read. */
+  /** The bank charges the card, but its answer is unreadable. */
   unreadable: '4000007770005046',
   /** Like `unreadable`. Also, the bank cannot say later whether it charged the card. */
   cannotTell: '4000007770005145',
@@ -82,7 +82,7 @@ interface Executed {
   readonly cannotTell: boolean;
 }
 
-/** Capabilities of the adapters for this bank, by the name of the gateway. */
+/** Capabilities of the bank's adapters, by gateway name. */
 export const CAPABILITIES = {
   'bank-lowering': { partialVoid: true, refundUnsettled: false },
   'bank-plain': { partialVoid: false, refundUnsettled: false },
@@ -199,7 +199,7 @@ export class Bank {
     return { found: true, state, transactionId, amountCents, ...(batchId !== null && { batchId }) };
   }
 
-  /** Settles the open transactions of a merchant account: charges without their voided part, and refunds. */
+  /** Settles the open transactions of a merchant account: refunds, and the part of each charge that was not voided. */
   closeBatch(merchantAccount: string, only?: readonly BankCharge[]): string | null {
     const sales = (only ?? [...this.charges.values()]).filter(
       (charge) => charge.merchantAccount === merchantAccount && charge.batchId === null && charge.voidedCents < charge.amountCents,
@@ -213,7 +213,7 @@ export class Bank {
     const batchId = `bat_${String(++this.batches).padStart(8, '0')}`;
     const closedAt = new Date(this.now()).toISOString();
     const line = { batchId, closedAt, fundedOn: closedAt.slice(0, 10) };
-    // The lines are in the order of arrival, which is also the order of the transactions' numbers.
+    // The lines are sorted by the number of the transaction, which is the order of arrival.
     const arrival = ({ transactionId }: { transactionId: string }) => Number(transactionId.slice(3));
     for (const item of [...sales, ...refunds].sort((one, other) => arrival(one) - arrival(other))) {
       item.batchId = batchId;
@@ -284,12 +284,12 @@ const capabilities = (ability: Ability): GatewayCapabilities => ({
 type Unknown = { readonly kind: 'unknown'; readonly cause: 'timeout' | 'disconnected' };
 
 /**
- * How a call reaches the bank: directly, or through the simulator. `otherwise` gives the outcome if the call was not sent (`dropped`), or was not
+ * How a call reaches the bank: directly, or through the simulator. `otherwise` gives the result of a call that was not sent (`dropped`), or not
  * answered (`lost`).
  */
 export type Wire = <T>(name: string, effect: () => T, otherwise: (kind: 'dropped' | 'lost') => T) => Promise<T>;
 
-/** The adapter for the bank. Faults of the connection become outcomes, since a gateway never throws. */
+/** The adapter for the bank. If the connection fails, calls that move money or finalise give an outcome. The other calls throw. */
 export const bankGateway = (bank: Bank, name: GatewayName, wire: Wire): PaymentGateway => {
   const ability = CAPABILITIES[name];
   const moved = async <T>(call: string, effect: () => Result, signal: AbortSignal): Promise<Outcome<T>> => {
@@ -326,12 +326,12 @@ const unreachable = (): never => {
   throw new Error('the gateway cannot be reached');
 };
 
-/** Most calls are quick. Some take longer than a caller waits. */
+/** Upper limits. A slow call may take longer than its caller waits. */
 const LATENCY_MS = { usual: 600, slow: 25_000 } as const;
 const SLOW = 0.02;
 const LATE_MS = [31_000, 150_000] as const;
 
-/** The connection of one process in the simulation. `role` is a prefix for the names of calls that are not made for a request. */
+/** The connection of one process in the simulation. `role`: a prefix for the names of its calls. */
 export const simulatedWire =
   (sim: Simulator, process: Process, role: string): Wire =>
   (name, effect, otherwise) =>
@@ -339,11 +339,11 @@ export const simulatedWire =
       store: 'gateway',
       name: `${role}${name}`,
       effect,
-      // A caller does not always know whether a dropped call was sent. So half of the dropped calls look like lost answers.
+      // The caller of a dropped call may not know that the call was not sent. So half of the dropped calls look like lost answers.
       failed: (kind) => otherwise(kind === 'dropped' && sim.rng.chance(0.5) ? 'lost' : kind),
       latencyMs: sim.faultsOn && sim.rng.chance(sim.faults.late > 0 ? SLOW : 0) ? LATENCY_MS.slow : LATENCY_MS.usual,
       ...(/finalize|lookup|settlements/.test(name) ? {} : { lateMs: LATE_MS }),
     });
 
-/** For the contract suite: the call takes no time and never fails. */
+/** Calls take no time and never fail. */
 export const directWire: Wire = async (_name, effect) => effect();

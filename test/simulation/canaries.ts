@@ -1,7 +1,6 @@
 /**
- * Canaries: bugs that are planted one at a time, to show that the simulation notices them. Each is a small patch at run time. If the simulation does
- * not find a canary, the simulation has failed. If another guard makes the bug harmless, the field `redundant` names this guard, and the spec that
- * tests it alone.
+ * Canaries: bugs that are planted one at a time, by patches at run time. The simulation must find each of them, unless another guard makes the bug
+ * harmless. The field `redundant` then names this guard, and the spec that tests it alone.
  */
 import {
   foundWhole,
@@ -25,7 +24,7 @@ export interface Canary {
   readonly seams: Seams;
   /** Only a fault of the log can reveal this bug. */
   readonly lost?: true;
-  /** The guard that makes this bug harmless, and the spec that tests this guard directly. */
+  /** The guard that makes this bug harmless, and the spec of this guard. */
   readonly redundant?: string;
 }
 
@@ -37,7 +36,7 @@ const isOnly = (events: readonly NewEvent[], type: string) => events.every((even
 const has = (events: readonly NewEvent[], ...types: readonly string[]) => events.some(({ type }) => types.includes(type));
 const OUTCOMES = ['PaymentCreated', 'PaymentDeclined', 'PaymentFailed'] as const;
 
-/** The result of an append that did not take place. */
+/** A made-up result, for an append that does not take place. */
 const pretended = (expected: Parameters<EventStore['append']>[1], events: readonly NewEvent[]) => ({
   revision: (typeof expected === 'bigint' ? expected : -1n) + BigInt(events.length),
   position: '' as never,
@@ -244,7 +243,7 @@ export const CANARIES: readonly Canary[] = [
             const before = held.get(loaded.paymentId);
             if (!before || owner.actor.type !== 'recovery') return inner.execute(loaded, commands, owner, deadline, budget);
             held.delete(loaded.paymentId);
-            // Recovery writes its result, although other requests may have changed the stream since recovery began.
+            // Recovery appends its result, even if other requests have changed the stream since it began.
             const present = await inner.load(loaded.paymentId);
             return inner.execute(present, [...before, ...commands], owner, deadline, budget);
           },
@@ -292,7 +291,7 @@ export const CANARIES: readonly Canary[] = [
       world: (world) => {
         const { keys } = world;
         const claim = keys.claim.bind(keys);
-        // Other requests run between the look-up and the claim. So every request that found no row claims the key.
+        // The look-up and the claim are 20 ms apart. Each request that finds no row in this time claims the key.
         const seen = new Map<string, number>();
         keys.claim = (row) => {
           const name = `${row.accountId}/${row.keyHash.toString('hex')}`;
@@ -632,7 +631,7 @@ const fresh = (world: World) => world.sim.ids().uuid().replaceAll('-', '').slice
 const certain = <T extends { kind: string }>(outcome: T) =>
   outcome.kind === 'unknown' ? ({ kind: 'not_processed', answered: false } as const) : (outcome as Exclude<T, { kind: 'unknown' }>);
 
-/** Executes a call again although its reference was already executed: the earlier answer is removed first. */
+/** Removes the earlier answer of a reference, so the bank executes the call again. */
 const repeated =
   <Call extends { ref: string }, Rest extends unknown[], Result>(
     execute: (call: Call, ...rest: Rest) => Result,

@@ -1,8 +1,8 @@
 /**
- * Hosted checkout in the simulation: the handling of a payer's request after it was parsed, simulated payers, and the invariants of their sessions.
+ * Hosted checkout in the simulation: the handling of parsed payer requests, simulated payers, and the rules for their sessions.
  *
- * A session and its payment are two streams without a common idempotency key (C66). A crash between two appends makes the two streams differ, until a
- * request, a waiting page or the worker's round reads both.
+ * A session and its payment are two streams without a common idempotency key (C66). A crash between two appends makes them differ. They agree again
+ * after a request, a waiting page or the worker's round has read both.
  */
 import {
   checkout as decider,
@@ -32,7 +32,7 @@ import { ACCOUNTS, AGENCY, type PortalTerms } from './service.js';
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The payer's routes: the decisions of `apps/api/payer/checkout.controller.ts`, without its forms and pages.
 
-/** A request of a browser, or of a partner's server on its behalf. */
+/** A request from a payer's browser or from a partner's server. */
 export type PayerAsk =
   | {
       readonly kind: 'check out';
@@ -116,7 +116,7 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
   }
 };
 
-/** The intake request of a partner's server. All requests with the same nonce give one session. */
+/** The intake request of a partner's server. Requests with the same nonce open one session. */
 const intake = ({ nonce, portal, lines, reference: referenceId }: Extract<PayerAsk, { kind: 'check out' }>): Parameters<typeof takeIn>[2] => ({
   kind: 'json',
   address: `${AGENCY}/intake`,
@@ -148,13 +148,13 @@ export interface Visit {
   readonly cards: readonly CardKind[];
   readonly nonce: string;
   readonly reference: string;
-  /** The payer presses Pay twice (`click`), or in two windows at once (`window`). */
+  /** How the payer presses Pay twice: in one window (`click`), or in two windows at once (`window`). */
   readonly twice?: 'click' | 'window';
-  /** The payer closes the browser after sending the card. Then the worker must finish the session. */
+  /** The payer closes the browser after sending the card. The worker must finish the session. */
   readonly closes?: boolean;
-  /** The payer cancels when no card is left to try (`afterwards`), or in a second window while the first one pays (`beside`). */
+  /** The payer cancels when no card is left (`afterwards`), or in a second window during a payment (`beside`). */
   readonly cancels?: 'afterwards' | 'beside';
-  /** The payer goes back to the partner before there is an outcome, if the page offers it. */
+  /** The payer goes back to the partner before there is an outcome, if the page allows it. */
   readonly leaves?: boolean;
 }
 
@@ -163,11 +163,11 @@ const LOOKS = 40;
 const LOOK_PAUSE_MS = [2_000, 8_000] as const;
 /** The longest time between Pay in one window and Cancel in the other. */
 const MIND_CHANGED_MS = 100;
-/** After this many looks, a waiting page is loaded less often. */
+/** After this many loads, the payer loads a waiting page less often. */
 const PATIENT_LOOKS = 15;
 const PATIENT_PAUSE_MS = [60_000, 120_000] as const;
 
-/** Plays a payer in one session: the intake, the pages and the cards. Returns the intention. Its belief follows from the newest page. */
+/** Plays a payer in one session. The newest page decides the `belief` of the returned intention. */
 export const checkOut = async (outside: Outside, visit: Visit): Promise<Intention> => {
   const { world, oracle } = outside;
   const { sim } = world;
@@ -190,7 +190,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
   const submitted: string[] = [];
   for (let look = 1; look <= LOOKS; look++) {
     const shown = await ask({ kind: 'look', checkoutId });
-    // If the session has recorded every form that was sent, and takes cards again, then certainly no money was taken.
+    // If the session has recorded every sent form and takes cards again, no money was taken.
     if (shown) intention.belief = shown.view === 'pay' && submitted.every((id) => shown.attemptIds.includes(id)) ? 'not paid' : null;
     switch (shown?.view) {
       case 'receipt':
@@ -198,7 +198,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         intention.paymentId = shown.paymentId;
         return intention;
       case 'cancelled':
-        // If a form is still on its way, the session will refuse it.
+        // The session refuses a form that arrives later.
         intention.belief = 'not paid';
         return intention;
       case 'expired':
@@ -213,7 +213,7 @@ export const checkOut = async (outside: Outside, visit: Visit): Promise<Intentio
         }
         intention.belief = null;
         const unheard = submitted.at(-1);
-        // If a sent form was lost, half of the payers go back and send the same form again.
+        // If a sent form was lost, half of the payers send the same form again.
         const attemptId = unheard !== undefined && !shown.attemptIds.includes(unheard) && sim.rng.chance(0.5) ? unheard : ids.uuid();
         const other = visit.twice === 'window' ? ids.uuid() : attemptId;
         submitted.push(attemptId, other);
@@ -243,7 +243,7 @@ const pageOf = ({ reply }: Exchange): Page | null => (reply?.status === 200 ? (t
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The oracle on sessions.
 
-/** The oracle's view of a payment: the content of its stream, and the money at the bank. */
+/** The oracle's view of a payment: its stream, and its money at the bank. */
 export interface PaymentBook {
   readonly paymentId: string;
   readonly phase: string;
@@ -255,7 +255,7 @@ export interface PaymentBook {
 /** Pages that are final. */
 const FINAL: readonly View[] = ['receipt', 'cancelled'];
 
-/** Judges pages as they arrive: a session that is over must stay over. */
+/** Checks that a session with a final page shows the same page in every later answer. */
 export class PageJudge {
   private readonly last = new Map<string, { at: number; view: View }>();
 
@@ -269,7 +269,7 @@ export class PageJudge {
   }
 }
 
-/** The state of a session, folded from its events. If the events are impossible, this is a violation and the result is null. */
+/** Folds a session from its events. null: there is no session, or its events are impossible (a violation). */
 export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheckout | null => {
   try {
     const checkout = fold(decider, events.map(checkoutEvents.read));
@@ -280,13 +280,13 @@ export const sessionOf = (events: readonly Recorded[], check: Check): KnownCheck
   }
 };
 
-/** True if the service has no work left for a session. An unknown session is quiet only if its payment waits for staff. */
+/** True if the service has no work left for a session. A session may stay unknown only if its payment is unknown, too. */
 export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: string) => string | undefined): boolean =>
   checkout.phase !== 'processing' && (checkout.phase !== 'unknown' || phaseOf(checkout.attempt.paymentId) === 'unknown');
 
 /**
- * After everything was healed, a session is paid by one charge or by none, and its events say the same. The bank keeps no money of a declined
- * attempt. `submitted` gives the session in which the request with this id paid. null: it was no payer's request.
+ * Checks the sessions after all faults have ended. A paid session has one charge, and any other session has none. The bank keeps no money of a
+ * declined attempt. `submitted`: the session of a payer's request. null: it was another request.
  */
 export const auditSessions = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -328,7 +328,7 @@ const keptUnder = (bank: Bank, ref: string): number => {
   return charge ? bank.remaining(charge) : 0;
 };
 
-/** The rows of unfinished sessions equal those of a replay of the log (A8). */
+/** The rows of unfinished sessions equal a replay of the log (A8). */
 export const auditUnfinished = (streams: ReadonlyMap<string, readonly Recorded[]>, unfinished: ReadonlyMap<string, unknown>, check: Check): void => {
   for (const [checkoutId, events] of streams) {
     const session = sessionOf(events, check);

@@ -1,7 +1,4 @@
-/**
- * The tables of webhooks in the simulation: endpoints, their secrets, events, deliveries and attempts, and the ports of `libs/webhooks` over them.
- * They pass the contract suites of the real ports.
- */
+/** The tables of webhooks in memory, and the ports of `libs/webhooks` over them. The ports pass the contract suites of the real ones. */
 import {
   type Claimed,
   type Deliveries,
@@ -30,7 +27,7 @@ interface EndpointRow {
   readonly description: string | null;
   readonly createdAt: string;
   readonly registeredAt: string;
-  /** The time at which the row became visible, by the tables' clock. */
+  /** When the row became visible, by the tables' clock. */
   readonly seenFrom: number;
   status: EndpointStatus;
   failures: number;
@@ -53,7 +50,7 @@ export interface DeliveryRow {
   round: number;
   attempts: number;
   leaseLosses: number;
-  /** Lost leases over all rounds. The product counts only the lost leases of the present round. */
+  /** Lost leases in all rounds. The product counts only those of the present round. */
   lostInAll: number;
   dueAt: number;
   heldAt: number | null;
@@ -85,8 +82,8 @@ export class WebhookTables {
   ) {}
 
   /**
-   * Writes each event to the outbox once, with one delivery for each endpoint of its account. Disabled endpoints, and endpoints that were registered
-   * after the event, get none.
+   * Writes each event once, with one delivery for each endpoint of its account. An endpoint gets none if it is disabled, or was registered after the
+   * event.
    */
   tell(told: readonly OutboxEvent[]): void {
     for (const event of told) {
@@ -248,7 +245,7 @@ export const simulatedStaffTables = (database: Database): StaffTables => ({
   }),
 });
 
-/** The name of a lock: only one command at a time may send deliveries again. */
+/** The lock that lets only one command at a time send deliveries again. */
 const REDELIVERY = 'redelivery';
 
 const simulatedStaffRows = (tables: Tables, run: Run): StaffRows => {

@@ -1,6 +1,6 @@
 /**
- * An incident of the event store (C76): simulated staff close it once the right log is back, as `payfold log resume` does. This file also checks a
- * run whose events are lost for good.
+ * An incident of the event store (C76). Simulated staff close it once the right log is back, as `payfold log resume` does. This file also checks runs
+ * whose events are lost for good.
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { abandon, emptyCreates, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
@@ -18,8 +18,8 @@ import { collect } from './stores.js';
 const LOOKS_MS = [5_000, 60_000] as const;
 
 /**
- * Simulated staff. When an incident is open and the right log is back, they try to close the incident. If this is not possible, they give up for the
- * rest of the run. Their command meets no faults.
+ * Simulated staff close an open incident when the right log is back. If they cannot close it, they give up for the rest of the run. No faults affect
+ * their command.
  */
 export const attend = async (world: World): Promise<void> => {
   const { sim, watch, marks } = world;
@@ -33,7 +33,7 @@ export const attend = async (world: World): Promise<void> => {
   }
 };
 
-/** The same steps as in apps/operator/log.ts. false: the incident stays open, for example because events are still missing. */
+/** The same steps as in apps/operator/log.ts. false: the incident stays open. */
 const resume = async (world: World): Promise<boolean> => {
   const { sim, log: store, marks, keys } = world;
   const process = new Process('staff');
@@ -62,7 +62,7 @@ const resume = async (world: World): Promise<boolean> => {
   return true;
 };
 
-/** True if a row of the list or a stored answer needs an event that the log does not have. The same check as `unborne`, on the simulated tables. */
+/** True if a list row or a stored answer needs an event that the log does not have. The same as `unborne`, on the simulated tables. */
 const speaksOfLost = async ({ log, tables, keys }: World): Promise<boolean> => {
   const events = (paymentId: string) => collect(log.read(paymentStream(paymentId)));
   for (const { paymentId, revision } of tables.list.values()) if (((await events(paymentId)).at(-1)?.revision ?? -1n) < revision) return true;
@@ -77,12 +77,12 @@ const speaksOfLost = async ({ log, tables, keys }: World): Promise<boolean> => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The end of a run whose events are lost.
 
-/** The time within which every process must know of the incident: one interval between checks, and the calls of a check. */
+/** Within this time every process must know of the incident: the interval between checks, and the time of a check. */
 const KNOWS_WITHIN_MS = CHECK_EVERY_MS + 5_000;
 const LOOK_MS = 1_000;
-/** After this time every earlier request has ended, and so has the lease of its key. */
+/** After this time, every earlier request and the lease of its key have ended. */
 const REQUESTS_END_MS = 90_000;
-/** In this time every loop of a worker would normally run several times. */
+/** Long enough for several rounds of every worker loop. */
 const INCIDENT_MS = 300_000;
 
 export const endInIncident = async (outside: Outside): Promise<void> => {
@@ -102,7 +102,7 @@ export const endInIncident = async (outside: Outside): Promise<void> => {
   for (const [what, was] of Object.entries(before)) world.check(after[what] === was, `C76: in an incident of the event store, ${what} changed`);
 };
 
-/** The data that must not change during an incident, as texts to compare. */
+/** The data that must not change during an incident, as text. */
 const picture = async ({ log, bank, keys, tables }: World): Promise<Record<string, string>> => ({
   'the log': String(await log.head()),
   'the bank': JSON.stringify([[...bank.sent], bank.tombstones.size, bank.charges.size, bank.reversals.size]),
@@ -114,7 +114,7 @@ const picture = async ({ log, bank, keys, tables }: World): Promise<Record<strin
   'a delivery': JSON.stringify([...tables.webhooks.deliveries.values()].map(({ state, attempts }) => [state, attempts])),
 });
 
-/** Sends old creates and returns again, and new creates, reads, lists and a payer's form. The answers are checked against C76. */
+/** Sends earlier creates and returns again, and then new requests and reads. Checks the answers against C76. */
 const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
   const { world } = outside;
   const { sim } = world;

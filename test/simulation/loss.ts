@@ -1,8 +1,8 @@
 /**
- * A fault of the log. Its last events are lost: it is replaced by an earlier copy, to which other events may have been appended. Or it is exchanged
- * for an empty or a foreign log. In some runs the right log comes back.
+ * Faults of the log. An earlier copy replaces the log, so its last events are lost, and other events may follow. Or an empty or a foreign log
+ * replaces it. In some runs the right log comes back.
  *
- * LossWatch checks the product during the loss: money may move only if the log was checked before, and that check began before the loss.
+ * LossWatch checks the product during the loss: money may move only after a check of the log that began before the loss.
  */
 import { type EventStore, INSTALLATION_STREAM, installationEvents, type LogGate, type NewEvent, type Position } from '#eventstore';
 import { timestamp } from '#kernel';
@@ -17,17 +17,17 @@ import { collect } from './stores.js';
 const SHARE = 0.08;
 
 export interface LogFault {
-  /** `earlier`: the log lost its last events. `grown`: the same, and other events were appended after that. */
+  /** `earlier`: the log loses its last events. `grown`: it also gets other events after that. */
   readonly kind: 'earlier' | 'grown' | 'empty' | 'foreign';
-  /** When the fault begins, from the start of the run. */
+  /** When the fault begins, in ms from the start of the run. */
   readonly atMs: number;
-  /** The right log comes back after this time. null: never. */
+  /** The right log comes back after this time. null: it never comes back. */
   readonly backAfterMs: number | null;
-  /** All processes are stopped before the fault and started after it. So only data outside of the log can reveal the loss. */
+  /** All processes are down when the log is replaced. Only data outside of the log can then reveal the loss. */
   readonly stopped: boolean;
-  /** How many events are lost before the newest event that a mark names. That event is lost, too. */
+  /** The fault removes the newest event with a mark, and this many events before it. */
   readonly more: number;
-  /** How many events a grown or foreign log has beyond the end of the right log. */
+  /** A grown or foreign log has this many more events than the right log. */
   readonly beyond: number;
   /** All other faults end when this one begins. */
   readonly calm: boolean;
@@ -48,7 +48,7 @@ export const drawLogFault = (seed: number): LogFault | null => {
   };
 };
 
-/** The time in which the log is not the right one. `until` null: the loss has not ended. */
+/** The time during which the wrong log is in use. `until` null: it is still in use. */
 export interface Loss {
   readonly from: number;
   until: number | null;
@@ -58,12 +58,9 @@ export class LossWatch {
   loss: Loss | null = null;
   /** Staff found that events are missing from the log, and gave up. */
   isGivenUp = false;
-  /**
-   * True if a client got a success during the loss. The events of this request may be lost later: only gateway calls wait for a check of the log,
-   * appends do not.
-   */
+  /** True once a command during the loss got status 200. Its events may be lost later: appends do not wait for a check of the log. */
   isTold = false;
-  /** For each gateway reference, the request that first recorded an intent with it. */
+  /** For each gateway reference, the first request that recorded it in an intent. */
   readonly requestOf = new Map<string, string>();
   readonly log: EventStore;
   private readonly store: ExchangeableStore;
@@ -77,12 +74,11 @@ export class LossWatch {
     this.log = { ...this.store, append: (...given) => this.append(...given) };
   }
 
-  /** True while the log is not the right one. */
   get isLost(): boolean {
     return this.loss !== null && this.loss.until === null;
   }
 
-  /** True if the loss lasted during a part of the time between `from` and `to`. */
+  /** True if any part of the loss lies between `from` and `to`. */
   overlaps(from: number, to: number): boolean {
     const { loss } = this;
     return loss !== null && to >= loss.from && (loss.until === null || from <= loss.until);
@@ -122,8 +118,8 @@ export class LossWatch {
   }
 
   /**
-   * A check of the log comes right before each gateway call that moves money or finalises a reference. If the log is lost now, that check must have
-   * ended at this instant, and must have begun before the loss.
+   * Watches the gateway calls that move money or finalise a reference. During the loss, such a call needs a check of the log that ended at this
+   * instant and began before the loss.
    */
   gateway(process: Process, inner: PaymentGateway): PaymentGateway {
     const judged = (what: string) => {
@@ -154,7 +150,7 @@ export class LossWatch {
     };
   }
 
-  /** During the loss, no money may move for a request that was sent after the loss began. The movements are read from the bank's records. */
+  /** Reads the bank's records. During the loss, no money may move for a request that was sent after the loss began. */
   auditBank(sentAt: (requestId: string) => number): void {
     const { world, loss } = this;
     if (!loss) return;
@@ -172,14 +168,11 @@ export class LossWatch {
 
 const WAIT_FOR_MARKS_MS = 1_000;
 const WAIT_TRIES = 180;
-/** For this many tries, wait until the last event is known only by a checkpoint, and by no mark. */
+/** For this many tries, wait for a checkpoint that is ahead of all marks. */
 const PLACE_TRIES = 60;
 const DOWN_MS = [2_000, 15_000] as const;
 
-/**
- * Plays the fault. Returns false if it was not played, since no mark was stored outside of the log in time. If the end of the log is lost together
- * with its marks and the processes, the loss cannot be noticed. So that case is never played.
- */
+/** Plays the fault. false: in time, nothing outside of the log named a lost event, so the fault was not played. Such a loss could not be noticed. */
 export const playLogFault = async (world: World, fault: LogFault): Promise<boolean> => {
   const { sim, watch } = world;
   await sim.wait(fault.atMs);
@@ -200,10 +193,7 @@ export const playLogFault = async (world: World, fault: LogFault): Promise<boole
 
 const numberOf = (positions: readonly Position[]): number => positions.reduce((most, position) => Math.max(most, Number(position)), 0);
 
-/**
- * How many events the log keeps. Waits until an event that will be lost is known outside of the log: by a mark, or only by the position of a
- * checkpoint. null: this did not happen in time.
- */
+/** How many events the log keeps. Waits until a mark or a checkpoint names an event that will be lost. null: none did in time. */
 const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFault): Promise<number | null> => {
   if (kind === 'empty' || kind === 'foreign') return 0;
   for (let tries = 1; tries <= WAIT_TRIES; tries++) {
@@ -211,7 +201,7 @@ const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFaul
     const marked = numberOf(marks.map(({ mark }) => mark.position));
     const reached = numberOf(checkpoints.map(({ position }) => position));
     const byPlace = stopped && calm && kind === 'earlier' && tries <= PLACE_TRIES;
-    // No request may be under way: a new event at the lost position would hide the loss from the checkpoint.
+    // No call may be under way: a new event at the lost position would hide the loss from the checkpoint.
     if (byPlace && reached > marked && marked > 0 && world.sim.underway === 0) return reached - 1;
     if (!byPlace && marked > 1) return Math.max(1, marked - 1 - more);
     await world.sim.wait(WAIT_FOR_MARKS_MS);
@@ -219,7 +209,7 @@ const eventsToKeep = async (world: World, { kind, stopped, calm, more }: LogFaul
   return null;
 };
 
-/** Makes the log that replaces the right one. The events of a foreign log look like ours, but belong to other payments. */
+/** Makes the log that replaces the right one. A foreign log has copies of our events, but for other payments. */
 const otherLog = async ({ log, sim }: World, { kind, beyond }: LogFault, keep: number): Promise<EventStore> => {
   const other = await earlierCopy(log, keep);
   if (kind === 'earlier' || kind === 'empty') return other;

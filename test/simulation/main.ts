@@ -1,7 +1,6 @@
 /**
- * The commands `npm run sim`, `npm run crash` and `npm run canaries`. They divide the work over processes and show the progress. The first findings
- * are printed as stories (the lines of the run), and each finding with the command that repeats it. At the end they write one line of JSON to
- * `reports/`, and exit with 1 after a finding.
+ * The commands `npm run sim`, `npm run crash` and `npm run canaries`. They share the work among processes. For each finding they print the command
+ * that repeats it, and for the first ones the lines of the run. They write one line of JSON to `reports/`, and exit with 1 after a finding.
  */
 import { fork } from 'node:child_process';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -16,20 +15,20 @@ import { story } from './story.js';
 import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
-/** The file of runs that failed once. Every later run of the specs plays them again. */
+/** Runs that failed once. The specs play them again every time. */
 const REGRESSIONS = join(ROOT, 'test', 'simulation', 'regressions.json');
 const SEEDS_OF_A_PIECE = 100;
-/** Determinism is checked only on every tenth piece of work, since the check doubles the work. */
+/** Every tenth piece of work is run twice, to check determinism. */
 const TWICE_EVERY = 10;
 /** How many seeds are tried for each canary. */
 const CANARY_SEEDS = 4_000;
 const STORIES = 3;
 /**
- * The processes use all cores, so garbage collection gets no extra threads. With a young generation of this size (MiB), V8 collects it a third as
- * often as with the default size.
+ * The processes use all cores, so garbage collection gets no extra threads. With a young generation of 64 MiB, V8 collects it a third as often as by
+ * default.
  */
 const WORKER_OPTIONS = ['--enable-source-maps', '--single-threaded-gc', '--max-semi-space-size=64'];
-/** By default, every sixth pair of crashes is played. */
+/** By default, every sixth pair of crash points is played. */
 const PAIRS_EVERY = 6;
 
 type Message = { readonly run: number } | { readonly done: Done };
@@ -48,7 +47,7 @@ const doPiece = (child: ReturnType<typeof fork>, piece: Piece, onRuns: (runs: nu
     child.send(piece);
   });
 
-/** Runs the pieces that `next` gives in `jobs` processes, until `next` returns null. `onDone` gets each result in the order of arrival. */
+/** Runs the pieces from `next` in `jobs` processes, until `next` returns null. `onDone` gets the results in the order of arrival. */
 const share = async (
   next: () => Piece | null,
   jobs: number,
@@ -74,7 +73,7 @@ const share = async (
 };
 
 const worker = (): void => {
-  // The simulation makes many errors, and their stacks are never printed. Making the stacks would take a tenth of the time.
+  // The stacks of errors are never printed. Making them would take a tenth of the time.
   Error.stackTraceLimit = 0;
   let pending = 0;
   process.on('message', (piece: Piece) => {
@@ -98,7 +97,7 @@ interface Bar {
   end(): void;
 }
 
-/** A progress bar that advances during a piece: pieces report their runs as they go. */
+/** A progress bar that also advances during a piece of work. */
 const counting = (what: string, total: number | null): Bar => {
   const bar = progress(what, total);
   let done = 0;

@@ -1,9 +1,9 @@
 /**
- * The oracle: the rules that must hold, written from the specification and the contract, not from the code.
+ * The oracle: the rules that must hold. They come from the specification and the contract, not from the code.
  *
- * Each answer is judged as it arrives, by a *set* of allowed answers (during faults 409, 502 and 504 are all allowed). The books are judged at the
- * end, after everything was healed: the bank against the log, the log against the answers, the read model against a replay. Rules are named A1–A12
- * (invariants) and C… (contract).
+ * Each answer is checked as it arrives, against a *set* of allowed answers (during faults 409, 502 and 504 are all allowed). The books are compared
+ * at the end, after all faults: the bank with the log, the log with the answers, the read model with a replay. Rules are named A1–A12 (invariants)
+ * and C… (contract).
  */
 import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
 import { checkpointOf, type Recorded } from '#eventstore';
@@ -18,16 +18,16 @@ import { type Ask, PORTALS, type Reply, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
-/** One intention of a client, such as one charge. It may need any number of requests. */
+/** One intention of a client, for example one charge. It may need several requests. */
 export interface Intention {
   readonly name: string;
   readonly kind: 'charge' | 'refund' | 'void';
   readonly actor: 'partner' | 'staff';
   readonly accountId: string;
   readonly exchanges: Exchange[];
-  /** Only for a charge: the client's belief at the end. null: the client gave up without knowing the outcome. */
+  /** Only for a charge: the client's belief at the end. null: the client does not know the outcome. */
   belief: 'paid' | 'not paid' | null;
-  /** For a charge: the payment that the client believes it has made. For a reversal: the payment that is reversed. */
+  /** For a charge: the payment that the client believes it made. For a reversal: the reversed payment. */
   paymentId: string | null;
   readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
 }
@@ -88,7 +88,7 @@ const readAnswer = (reply: Reply): Told => {
 
 const isFiveHundred = ({ status }: Told) => status === 500 || status === 502 || status === 504;
 
-/** Answers that the specification's tables allow for an operation. */
+/** Answers that the specification allows, by operation. */
 const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse' | 'staff'>, readonly string[]>> = {
   create: ['OK', 'PAYMENT_DECLINED', 'PORTAL_ACCESS_DENIED', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_RECONCILIATION_REQUIRED', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
   refund: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PARTIAL_REFUND_PENDING', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
@@ -109,13 +109,13 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
 const READS: readonly Ask['kind'][] = ['get', 'list', 'look', 'endpoints'];
 
 /**
- * True if another request of the intention was in flight together with this one, or if an earlier one got no answer. Under one key, such requests
- * continue one attempt. So one answer alone does not show the whole result.
+ * True if another request of the intention was in flight at the same time, or an earlier one got no answer. Such requests may continue the same
+ * attempt. So one answer does not show the whole result.
  */
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
 
-/** Statuses that may follow a status (States and transitions; C29). */
+/** Statuses that may follow each status (States and transitions; C29). */
 const NEXT: Readonly<Record<string, readonly string[]>> = {
   pending: ['pending', 'succeeded', 'failed', 'unknown', 'voided', 'partially_refunded', 'refunded'],
   unknown: ['unknown', 'voided', 'failed'],
@@ -128,7 +128,7 @@ const NEXT: Readonly<Record<string, readonly string[]>> = {
 
 interface KeyHistory {
   readonly firstSentAt: number;
-  /** Earlier requests with the same key text, whose key has expired after 24 h. They belong to another key. */
+  /** Requests with the same key text whose key has expired after 24 h. */
   readonly earlier: readonly Exchange[];
   readonly exchanges: Exchange[];
 }
@@ -144,7 +144,7 @@ export class Oracle {
   readonly answers: Record<string, number> = {};
   private readonly byRequest = new Map<string, Exchange>();
   private readonly keys = new Map<string, KeyHistory>();
-  /** For each payment, the newest view that a client has read, and the time of reading. */
+  /** For each payment, the newest view that a client has read, and when. */
   private readonly read = new Map<string, { at: number; view: View }>();
   /** Payments that an answer has named, and when. */
   private readonly named = new Map<string, { at: number; accountId: string }>();
@@ -176,7 +176,7 @@ export class Oracle {
     if (!isKeyed(ask)) return;
     const name = keyName(ask);
     const before = this.keys.get(name);
-    // A key is kept for 24 h from its first use. After that the same text is another key.
+    // A key is kept for 24 h from its first use. After that, the same text is a new key.
     if (!before || exchange.sentAt - before.firstSentAt >= DAY_MS)
       this.keys.set(name, {
         firstSentAt: exchange.sentAt,
@@ -196,8 +196,8 @@ export class Oracle {
     const { watch } = this.world;
     // An incident of the event store (C76).
     const isRefused = watch !== null && answer.code === 'IDEMPOTENCY_UNAVAILABLE';
-    // Until a process knows of the incident, it reads and writes the wrong log. So it may answer PAYMENT_NOT_FOUND. Only a GET of a payment checks
-    // the log before it gives this answer.
+    // Until a process knows of the incident, it uses the wrong log and may answer PAYMENT_NOT_FOUND. Only a GET of a payment checks the log before
+    // this answer.
     const isLost = watch?.overlaps(exchange.sentAt, exchange.answeredAt) === true;
     const isUnseen = (isLost || watch?.isTold === true) && answer.code === 'PAYMENT_NOT_FOUND' && ask.kind !== 'get';
     if (isLost && answer.status === 200 && !reply.replayed && !READS.includes(ask.kind)) watch.isTold = true;
@@ -211,13 +211,13 @@ export class Oracle {
     if (ask.kind === 'list' && answer.status === 200 && !isLost) this.judgeList(exchange, reply, answer);
     if (isPayers(ask) && !isLost) this.pages.judge(exchange, this.check.bind(this));
     const id = answer.details.id ?? (ask.kind === 'create' ? answer.data.id : undefined);
-    // The answer "reconciliation required" may name a payment that is abandoned later (C64). So it does not promise that the payment exists.
+    // The answer "reconciliation required" may name a payment that is abandoned later (C64).
     if (
       typeof id === 'string' &&
       !this.named.has(id) &&
       (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'get') &&
       answer.code !== 'IDEMPOTENCY_RECONCILIATION_REQUIRED' &&
-      // During a loss the payment may be in the wrong log.
+      // During a loss, the payment may exist only in the wrong log.
       !isLost
     )
       this.named.set(id, { at: exchange.answeredAt, accountId: accountOf(ask) });
@@ -228,7 +228,7 @@ export class Oracle {
     return [...this.named].map(([paymentId, { accountId }]) => [paymentId, accountId]);
   }
 
-  /** When a request was sent. 0: no client sent such a request. */
+  /** When a request was sent. 0: no client sent this request. */
   sentAt(requestId: string): number {
     return this.byRequest.get(requestId)?.sentAt ?? 0;
   }
@@ -272,11 +272,9 @@ export class Oracle {
     for (const { one, answer: earlier } of before) {
       if (!same(one)) continue;
       if (isFinal(earlier)) {
-        // If the ending of a refund's key was lost, the row of the key waits for the end of the lease. Then the service answers again from the log.
-        // If it cannot read the log, the answer is a 5xx.
+        // If the ending of a refund's key was lost, the service answers from the log after the lease. If it cannot read the log, the answer is a 5xx.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
-        // The refusal "the batch has settled" leaves no attempt in the log: only the row of the key holds it. If that row was not written, the
-        // service decides about the request again.
+        // Only the row of the key holds the refusal "the batch has settled". If the row was not written, the service decides again.
         const anew = earlier.code === 'VOID_FAILED' && one.reply!.body.includes('batch has settled') && answer.code === 'INVALID_STATE';
         this.check(
           isFinal(answer) || transient || again || anew,
@@ -378,14 +376,14 @@ export class Oracle {
 
   // ---- the books, after everything was healed
 
-  /** True if no work is left. A payment may still be open only if it waits for staff. */
+  /** True if the service has no work left. Payments that wait for staff may be open. */
   async isQuiet(): Promise<boolean> {
     const { world } = this;
     const { sim } = world;
     if (world.marks.incident) return false;
     if (sim.underway > 0 || world.replicas.some(({ process }) => !process.up || process.pausedUntil > sim.now)) return false;
-    // The sweeper finishes the key of a create whose process crashed. The key of a refund is finished only when its client sends it again. So after
-    // the end of its lease, it does not count as work.
+    // The sweeper finishes the keys of crashed creates. The key of a refund is finished only when its client sends it again. So it does not count as
+    // work after its lease.
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
       return false;
     const head = await world.log.head();
@@ -407,10 +405,7 @@ export class Oracle {
     return sessions.every((session) => session === null || isSessionQuiet(session, (paymentId) => phases.get(paymentId)));
   }
 
-  /**
-   * True if no process crashed or was paused. Then the log shows which requests were answered with a 5xx. So the service recognises a later repeat
-   * without a key (C18).
-   */
+  /** True if no process crashed or was paused. Then the log shows every 5xx, and the service recognises a repeat without a key (C18). */
   private get undisturbed(): boolean {
     const { crashes, pauses } = this.world.sim.statistics;
     return crashes + pauses === 0;
@@ -432,7 +427,7 @@ export class Oracle {
     return new Map([...(await this.streams(CHECKOUT_STREAMS[0]))].map(([stream, events]) => [checkoutIdOf(stream), events]));
   }
 
-  /** The product's fold of a stream. null: the product refuses it as impossible. */
+  /** The product's fold of a stream. null: the product refuses the events as impossible. */
   private folded(events: readonly Recorded[]): Payment | null {
     try {
       return fold(decider, events.map(paymentEvents.read));
@@ -451,7 +446,7 @@ export class Oracle {
     );
   }
 
-  /** True if no void can undo the payment's charge any more, or if the bank cannot say whether it charged. Then only staff may decide (C29). */
+  /** True if the bank cannot say whether it charged, or if no void can undo the charge any more. Then only staff may decide (C29). */
   private waitsForAPerson(events: readonly Recorded[]): boolean {
     const intent = events[0]!.data as unknown as Intent;
     return intent.legs.some(({ references }) => {
@@ -462,7 +457,7 @@ export class Oracle {
     });
   }
 
-  /** The payments that wait for staff, with the bank's state of each leg. */
+  /** The payments with an unknown outcome, and the bank's state of each leg. */
   async waiting(): Promise<{ paymentId: string; canTell: boolean; charged: { leg: string; transactionId: string | null }[] }[]> {
     const found = [];
     for (const [stream, events] of await this.streams()) {
@@ -508,13 +503,13 @@ export class Oracle {
     this.auditCardData(streams, sessions);
   }
 
-  /** The session in which a request paid. null: it was not a payer's request. */
+  /** The session of a payer's request. null: it was another request. */
   private sessionOfRequest(requestId: string): string | null {
     const ask = this.byRequest.get(requestId)?.ask;
     return ask?.kind === 'submit' ? ask.checkoutId : null;
   }
 
-  /** The money that the bank returned under the references of staff's attempts. */
+  /** The cents that the bank returned under the references of staff's attempts. */
   private staffReturned(book: Book): number {
     const refs = new Set<string>();
     for (const { request } of book.attempts.values())
@@ -676,7 +671,7 @@ export class Oracle {
       for (const leg of ['principal', 'fee', 'combined'] as const)
         this.check(this.chargeUnder(gatewayRef(attemptId, leg, 'charge')) === undefined, 'C64: an abandoned payment was charged');
     }
-    // C61: an attempt that recovery has ended can never be executed, even if its paused process resumes.
+    // C61: when recovery has ended an attempt, each of its references is executed or finalised. So a paused process cannot execute one later.
     const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
     if (fenced && !book.resolved && (book.phase === 'voided' || book.phase === 'failed'))
       for (const { references } of book.intent!.legs) {
@@ -748,9 +743,8 @@ export class Oracle {
   }
 
   /**
-   * C18: a repeat without a key gets the result of the request that it repeats. If several intentions are equal, a result cannot be assigned to one
-   * of them. So equal intentions are counted together: the principal comes back at most once for each of them. An intention with an unanswered
-   * request is left out, since the service may have answered it with a result.
+   * C18: a repeat without a key gets the result of the request that it repeats. Equal intentions cannot be told apart, so they are counted together:
+   * the principal comes back at most once for each of them. An intention with an unanswered request is left out.
    */
   private auditRepeats(begun: ReadonlyMap<Intention, readonly { attempt: BookAttempt }[]>): void {
     const alike = new Map<string, Intention[]>();
@@ -787,7 +781,7 @@ export class Oracle {
     return this.intentions.find(({ name }) => name === request.reason);
   }
 
-  /** Compares requested returns with returned money and with answers. Each return happens once (C17, C18, C38). */
+  /** Compares requested returns with returned money and with answers. Each return happens at most once (C17, C18, C38). */
   private auditReversals(books: readonly Book[]): void {
     const begun = new Map<Intention, { book: Book; attempt: BookAttempt }[]>();
     const byTransaction = new Map<string, { book: Book; attempt: BookAttempt }>();
@@ -848,8 +842,8 @@ export class Oracle {
         if (remainingRefundableAmountCents !== undefined)
           this.check(remainingRefundableAmountCents === parts.at(-1)!.remainingAfter, 'the result names another remainder than the log');
         if (parts.some((attempt) => own.some((one) => one.attempt === attempt))) continue;
-        // The result belongs to an attempt of another intention, its owner. There are two legal cases. A request without a key repeats a request that
-        // got a 5xx (C18). Or the request completes a partial return, and the bank has already done the rest of it (C27, C38).
+        // The result belongs to an attempt of another intention, its owner. This is allowed if a request without a key repeats a request that got a
+        // 5xx (C18). It is also allowed if a request completes a partial return whose rest the bank had already returned (C27, C38).
         const owner = this.byReason(source.attempt.request)!;
         const ownerToldError = owner.exchanges.some(
           ({ reply }) => reply !== null && (isFiveHundred(told(reply)) || told(reply).details.retryable === true),
@@ -860,8 +854,7 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        // A replay repeats the answer to the first request under the key. So the owner must not have known the result when that first request was
-        // sent.
+        // A replay repeats the answer to the first request with the key. The owner must not have known the result when that request was sent.
         const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
         const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
         this.check(!known, 'C18: told a result that its owner had been told by then');
@@ -875,7 +868,10 @@ export class Oracle {
       this.check(intentions.length === 1, `C18: one reversal was told to ${intentions.length} other requests`);
   }
 
-  /** Every line of the bank is recorded once, with its payment. If a line does not match, only staff may decide about its payment. */
+  /**
+   * Every line of the bank is recorded once, for its payment. A line may mismatch only if staff decide about its payment, or if a reversal was open
+   * for too long.
+   */
   private async auditSettlement(books: readonly Book[]): Promise<void> {
     const recorded = new Map<string, SettlementLine>();
     for (const line of await this.settlementLines()) {
@@ -892,8 +888,8 @@ export class Oracle {
       const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
       const undecided = book?.phase === 'unknown' || book?.resolved === true;
-      // If a reversal is open for more than an hour, the batch does not wait for it any longer. Then the line is judged by the present state of the
-      // payment, and may be a mismatch that staff must explain.
+      // After an hour, a batch no longer waits for an open reversal. The line is then compared with the present state of the payment, and may
+      // mismatch.
       const heldUp = [...(book?.attempts.values() ?? [])].some(
         ({ requestedAt, endedAt }) => line.at - requestedAt >= HELD_UP_MS - CLOCKS_DIFFER_MS && endedAt >= line.at - CLOCKS_DIFFER_MS,
       );
@@ -914,7 +910,7 @@ export class Oracle {
     }
   }
 
-  /** A8: every row of the list equals the fold of its stream, and there are no other rows. */
+  /** A8: the list has one row for each visible payment, equal to the fold of its stream. It has no other rows. */
   private auditList(streams: ReadonlyMap<string, readonly Recorded[]>): void {
     const { list } = this.world.tables;
     let visible = 0;
@@ -940,12 +936,12 @@ export class Oracle {
   }
 }
 
-/** The security code. This text occurs nowhere else in a run. */
+/** The security code of every card. This text occurs nowhere else in a run. */
 export const CVV = '!73!';
 
 type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
 export const isKeyed = (ask: Ask): ask is Keyed => (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') && ask.key !== null;
-/** The name of a key in its scope. Keys of staff have a scope of their own. */
+/** A key with its scope. Keys of staff have a scope of their own. */
 export const keyName = (ask: Keyed) => `${ask.kind === 'staff' ? 'staff' : ask.request.accountId} ${ask.key}`;
 const isPayers = ({ kind }: Ask) => kind === 'check out' || kind === 'look' || kind === 'submit' || kind === 'leave' || kind === 'cancel';
 const bodyOf = (ask: Ask) => ('fingerprint' in ask ? ask.fingerprint : JSON.stringify(ask));
@@ -954,7 +950,7 @@ const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }
 const accountOf = (ask: Ask): string =>
   'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
-/** The answer to a create, made again from the first two events of its payment. */
+/** Makes the answer to a create again, from the first two events of its payment. */
 const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[]): string | null => {
   try {
     return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
@@ -1033,7 +1029,7 @@ interface Book {
   resolved: boolean;
 }
 
-/** The attempts that make up one refund or void: the one that began it and the one that completed it (C38). */
+/** The attempts of one refund or void: the first one, and the one that completed it (C38). */
 const partsOf = (book: Book, attempt: BookAttempt): BookAttempt[] => {
   const first = (attempt.request.completes && book.attempts.get(attempt.request.completes)) || attempt;
   const completion = [...book.attempts.values()].find(({ request, ended }) => request.completes === first.request.attemptId && ended === 'completed');

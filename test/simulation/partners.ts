@@ -1,7 +1,6 @@
 /**
- * The outside world: partners, staff, the bank's nightly settlement, and cardholders who dispute. All of them are methods of `Outside`. Partners
- * follow the specification: they repeat a key, obey `Retry-After`, and read a payment before they charge again. They never crash, but their messages
- * may get lost.
+ * The world outside of the service: partners, staff, the bank's nightly settlement, and cardholders who dispute. Partners follow the specification:
+ * they repeat a key, obey `Retry-After`, and read a payment before they charge again. They never crash, but their messages may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
 import { type ChargeRequest, type Dispute, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
@@ -15,9 +14,9 @@ const NETWORK_MS = 10;
 /** How many times a client sends a request under one key, and how many keys it may use for one intention. */
 const TRIES = 8;
 const KEYS = 3;
-/** How long a client waits before a repeat without a key. In this time the service can record the first outcome (C18). */
+/** How long a client waits before it repeats a request without a key. Meanwhile the service can record the first outcome (C18). */
 const KEYLESS_REPEAT_MS = [150_000, 300_000] as const;
-/** The pauses of a client that polls a payment without an outcome. They grow, and add up to about an hour. */
+/** The pauses of a client that polls a payment without an outcome: about an hour in all. */
 const LOOKS_MS = [2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 60_000, 120_000, 300_000, 600_000, 1_200_000, 1_200_000] as const;
 
 const THINKS_AGAIN_MS = [5_000, 40_000] as const;
@@ -28,9 +27,9 @@ export interface Wish {
   readonly lines: readonly Cents[];
   readonly card: CardKind;
   readonly key: string | null;
-  /** The reference id of the payment. It is fixed for each intention, so that a repeated request has the same body. */
+  /** The reference id of the payment. It is fixed, so that a repeated request has the same body. */
   readonly reference: string;
-  /** The client sends every request with a key twice at once. */
+  /** The client sends each request with a key twice at once. */
   readonly doubles?: boolean;
   /** After a final answer, the client sends the request again and must get the same answer. */
   readonly asksAgain?: boolean;
@@ -64,7 +63,7 @@ export class Outside {
 
   // ---- the wire
 
-  /** Sends one request to a random replica. Without an answer, `reply` is null. */
+  /** Sends one request to a random replica. If no answer comes, `reply` is null. */
   async send(intention: Intention | null, ask: Ask): Promise<Exchange> {
     const { sim, replicas } = this.world;
     const requestId = `request-${++this.requests}`;
@@ -121,9 +120,7 @@ export class Outside {
 
   // ---- paying
 
-  /**
-   * Pays once, with several requests and keys if necessary. Charges again only if an answer shows that the earlier charge took no money (C29, C64).
-   */
+  /** Pays once, with several requests and keys if necessary. Charges again only if the earlier charge certainly took no money (C29, C64). */
   async pay(wish: Wish): Promise<{ intention: Intention; paid: Paid | null }> {
     const amountCents = wish.lines.reduce((sum, cents) => sum + cents, 0);
     const intention = this.oracle.intend({
@@ -171,7 +168,7 @@ export class Outside {
         final = { kind: 'not paid' };
         if (!asksAgain || ask.key === null) return final;
       } else if (answer.code === 'PAYMENT_GATEWAY_ERROR') {
-        // Certainly no money was charged. The same key would only be answered with "reconciliation required".
+        // No money was charged. The same key would only get "reconciliation required".
         if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
       } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
         return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string, looks);
@@ -180,8 +177,7 @@ export class Outside {
       } else if (answer.status === 500) {
         if (ask.key === null) return { kind: 'cannot tell' };
       } else if (answer.code === 'PORTAL_ACCESS_DENIED') {
-        // The request was refused before a payment began, and the key was given back (C15). So the same key may be used again when the operator has
-        // restored the access.
+        // The request was refused before a payment began, and its key was given back (C15). So the client may use the key again later.
         if (rng.chance(0.3)) return { kind: 'cannot tell' };
         await this.wait(rng.int(...THINKS_AGAIN_MS));
       } else if (answer.code !== 'IDEMPOTENCY_IN_PROGRESS' && answer.code !== 'IDEMPOTENCY_UNAVAILABLE') {
@@ -215,7 +211,7 @@ export class Outside {
     const { operation, amountCents, includeFee, key, actor } = wanted;
     const asked = { amountCents, includeFee };
     const intention = this.oracle.intend({ kind: operation, actor, accountId, paymentId, asked });
-    // The `reason` identifies the intention, so that the oracle can assign an attempt to it.
+    // The oracle finds the intention of an attempt by its `reason`.
     const common = { operation, paymentId, amountCents, includeFee, reason: intention.name };
     const fingerprint = `POST\n/api/partner/v1/payments/${paymentId}/${operation}\n${canonicalJson({ ...asked, reason: intention.name })}`;
     const ask: Ask =
@@ -243,7 +239,7 @@ export class Outside {
     if (answer.status === 200) return 'done';
     if (answer.status >= 500 || answer.details.retryable === true) return 'again';
     if (answer.code === 'IDEMPOTENCY_IN_PROGRESS') return 'again';
-    // INVALID_STATE may mean "being reconciled" or that another return is in progress. Some clients try again later.
+    // INVALID_STATE may mean that the payment is being reconciled, or that another return is in progress. Some clients try again.
     return answer.code === 'INVALID_STATE' && rng.chance(0.3) ? 'again' : 'stop';
   }
 
@@ -272,14 +268,14 @@ export class Outside {
 
   // ---- the bank's side, and staff
 
-  /** The bank's nightly run: closes a batch of each merchant account of a portal. The service sees these batches when it asks for settlements. */
+  /** The bank's nightly run: closes the batches of a portal's merchant accounts. */
   settle(portal: PortalTerms): void {
     const { bank, sim } = this.world;
     const closed = merchantAccounts(portal).flatMap((account) => bank.closeBatch(account) ?? []);
     if (closed.length > 0) sim.note('bank', `closes ${closed.join(' and ')}`);
   }
 
-  /** The operator revokes the access to a portal for some time. New requests are refused, but stored answers are still replayed (C47, contract 2). */
+  /** The operator revokes the access to a portal for `ms`. New requests are refused, but stored answers are still replayed (C47, contract 2). */
   async revoke({ portalId }: PortalTerms, ms: number): Promise<void> {
     const { sim, directoryChanges } = this.world;
     sim.note('operator', `revokes ${portalId}`);
@@ -300,12 +296,12 @@ export class Outside {
     await this.persist({ kind: 'update dispute', disputeId, status: sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const) });
   }
 
-  /** Staff resolve a payment that waits for them (C29, C69), truthfully or not. An untrue decision must be refused. */
+  /** Staff resolve a payment that waits for them (C29, C69). The decision may be untrue. */
   async resolve(paymentId: string, as: ResolveRequest['as'], transactions: ResolveRequest['transactions'], force: boolean): Promise<Told | null> {
     return this.persist({ kind: 'resolve', request: { paymentId, as, evidence: 'the statement of the bank', by: 'staff', force, transactions } });
   }
 
-  /** Staff resolve some of the payments that recovery left to them. If the bank can tell what happened, an untrue decision must be refused (C69). */
+  /** Staff resolve some of the payments with an unknown outcome. If the bank can tell what happened, an untrue decision must be refused (C69). */
   async decideWhatWaits(): Promise<void> {
     const { rng } = this.world.sim;
     for (const { paymentId, charged, canTell } of await this.oracle.waiting()) {
@@ -320,7 +316,7 @@ export class Outside {
     }
   }
 
-  /** Repeats a command of staff until it gets an answer that is not a 5xx, at most TRIES times. Every such command may be repeated. */
+  /** Repeats a command of staff while the answer is a 5xx or missing, at most TRIES times. */
   async persist(ask: Ask): Promise<Told | null> {
     let answer: Told | null = null;
     for (let tries = 1; tries <= TRIES; tries++) {
@@ -349,7 +345,7 @@ const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId 
   instrument: { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) },
 });
 
-/** The fingerprint of a create, as the HTTP layer makes it: with the card's digits and without the security code (C13). */
+/** The fingerprint of a create, as in the HTTP layer: with the card number, without the security code (C13). */
 const chargeFingerprint = ({ instrument, ...request }: ChargeRequest): string =>
   `POST\n/api/partner/v1/payments\n${canonicalJson({ ...request, card: instrument.type === 'card' ? instrument.number.reveal() : '' })}`;
 

@@ -1,6 +1,6 @@
 /**
- * One run: clients use the service while faults happen. Then all faults end, and the oracle compares the books. If the run belongs to a seed, the
- * seed decides everything. A scenario has no random faults, only crashes at chosen points.
+ * One run: clients use the service during faults. Then all faults end, and the oracle compares the books. If the run has a seed, the seed decides
+ * everything. A scenario has only crashes at chosen points.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
@@ -12,14 +12,11 @@ import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
-/**
- * How long a run may take to become quiet after the faults have ended. Recovery waits longer after each failed try, but must try each open payment
- * again within this time.
- */
+/** How long a run may take to become quiet after its faults. Within this time recovery must try each open payment again. */
 const QUIET_WITHIN_MS = 3 * 3_600_000;
 const LOOK_EVERY_MS = 30_000;
 const HOUR_MS = 3_600_000;
-/** If a client is still busy after this time, the service does not answer any more. */
+/** If a client is still busy after this time, the service has stopped answering. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
 /** The totals of one run, or of many. */
@@ -48,8 +45,8 @@ export interface RunResult extends Counts {
 type Play = (outside: Outside) => Promise<void>;
 
 /**
- * Plays a run to its end. Clients work during faults, and the service becomes quiet. The epilogue sends last requests, and the service becomes quiet
- * again. Then the oracle audits.
+ * Plays a run. Clients work during faults, and then the service becomes quiet. The epilogue sends last requests, and the service becomes quiet again.
+ * Then the oracle audits.
  */
 const play = async (
   sim: Simulator,
@@ -122,10 +119,7 @@ const play = async (
 
 const STORES: readonly Store[] = ['log', 'keys', 'gateway', 'tables', 'directory'];
 
-/**
- * Swarm testing: each rate is often zero, so seeds differ. Some have few kinds of faults and long histories, others have many kinds and short
- * histories.
- */
+/** Swarm testing: each rate is often zero. Some seeds have few kinds of faults and long histories, others have many kinds and short histories. */
 const drawFaults = (rng: Rng): Faults => {
   const rate = (most: number) => (rng.chance(0.35) ? 0 : most * rng.next() ** 2);
   const outages = rng.chance(0.4)
@@ -160,14 +154,14 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const draw = new Rng(seed ^ 0x2545f491);
   const sim = new Simulator(seed, drawFaults(draw));
   const { rng } = sim;
-  // The wall clocks of the replicas usually differ by little. Safety must not depend on this.
+  // The wall clocks of the replicas may differ. Safety must not depend on them.
   const wild = draw.next();
   const skew = wild < 0.5 ? 0 : wild < 0.9 ? 5_000 : 120_000;
   const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
   const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
-  // Payers have their own random numbers. So a seed without payers still has the same history as before payers were added.
+  // Payers have their own random numbers, so they do not change the histories of seeds without payers.
   const lots = new Rng(seed ^ 0x6c078965);
   const payers = lots.chance(0.15) ? lots.int(1, 3) : 0;
   const post = new Rng(seed ^ 0x165667b1);
@@ -181,7 +175,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const asksAgain = rng.chance(0.4);
     const kind = rng.int(1, 10);
     if (kind <= 2) return { operation: 'void', amountCents: null, includeFee: true, key, actor, asksAgain };
-    // Many refunds have the same amount. A faulty service could confuse them (C18).
+    // Many refunds have the same amount, so a faulty service could confuse them (C18).
     const part = rng.chance(0.4) ? Math.ceil(payment.amountCents / 10) : rng.int(1, Math.max(1, Math.floor(payment.amountCents / 2)));
     if (kind <= 6) return { operation: 'refund', amountCents: part, includeFee: false, key, actor, asksAgain };
     return { operation: 'refund', amountCents: null, includeFee: kind <= 9, key, actor, asksAgain };
@@ -255,7 +249,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const payment = paid.at(-1);
     if (payment) await outside.dispute(payment, draw.int(1, payment.amountCents));
   };
-  /** Staff who return money and open disputes, so that there are notifications to send. */
+  /** Staff return money and open disputes, so that there are notifications to send. */
   const clerk = async (outside: Outside): Promise<void> => {
     for (let acts = subscriptions.length > 0 ? post.int(1, 4) : 0; acts > 0; acts--) {
       await sim.wait(post.int(5_000, 90_000));
@@ -268,7 +262,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const epilogue = async (outside: Outside): Promise<void> => {
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
-    // Send most keys once more, with the same request. The stored answer is repeated, or the answer is "reconciliation required". No money may move.
+    // Send most keys again with the same request. The answer is the stored one, or "reconciliation required". No money may move.
     if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
@@ -276,7 +270,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     await outside.decideWhatWaits();
   };
   const tomorrow = async (outside: Outside): Promise<void> => {
-    // A day passes, and the keys expire. Then the same key makes a new payment, unless the outcome of its old payment is unknown.
+    // The keys expire after a day. The same key then makes a new payment, unless the outcome of its old payment is unknown.
     for (const { process } of outside.world.replicas) sim.crash(process, 25 * HOUR_MS);
     await sim.wait(25 * HOUR_MS + 15 * 60_000);
     for (const again of keys.slice(0, 4)) await again();
@@ -295,7 +289,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed));
 };
 
-/** Draws the receivers: one or two for the first account, and in half of the seeds one for the second. */
+/** Draws the receivers: one or two for the first account, none or one for the second. */
 const drawSubscriptions = (post: Rng): Subscription[] =>
   [ACCOUNTS[0], ACCOUNTS[0], ACCOUNTS[1]].flatMap((accountId, index) =>
     index > 0 && post.chance(0.5)

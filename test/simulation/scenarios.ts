@@ -1,6 +1,6 @@
 /**
- * Scenarios: fixed actions of one or two clients, without random faults. So a crash can be placed before and after every port call of a scenario, and
- * at every pair of port calls. After a crash the clients continue as partners do: they repeat the key, and read a payment before they charge again.
+ * Scenarios: fixed actions of one or two clients, without random faults. A crash can be placed before and after every port call of a scenario, and at
+ * every pair of port calls. After a crash the clients continue as partners do.
  */
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
@@ -63,7 +63,7 @@ const checkingOut =
   async (outside) =>
     void (await checkOut(outside, { portal, lines: [3_333, 3_334], cards, nonce: 'visit-of-the-payer', reference: 'visit', ...change }));
 
-/** A scenario where a notification is due. The receiver is healthy (`deafMs` 0), or answers 500 for `deafMs`. */
+/** A scenario with a notification. The receiver answers 500 during the first `deafMs` after `act`. */
 const telling =
   (
     deafMs: number,
@@ -81,7 +81,7 @@ const telling =
     await then(outside);
   };
 
-/** The scenarios by name. Crash points are added when they are played. */
+/** The scenarios by name, without crash points. */
 export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   'create, one leg': async (outside) => void (await outside.pay(wish(COMBINED))),
   'create, two legs': async (outside) => void (await outside.pay(wish(LOWERING))),
@@ -192,7 +192,7 @@ export const playNamed = (name: string, crashes: readonly CrashPoint[], seams: S
 
 const WHEN = ['before', 'after'] as const;
 
-/** Plays a scenario once without a crash, and once for each crash point. */
+/** Plays a scenario without a crash, and then once for each crash point. */
 export async function* singles(name: string, seams: Seams = {}): AsyncGenerator<{ crashes: readonly CrashPoint[]; result: RunResult }> {
   const calm = await playNamed(name, [], seams);
   yield { crashes: [], result: calm };
@@ -204,8 +204,8 @@ export async function* singles(name: string, seams: Seams = {}): AsyncGenerator<
 }
 
 /**
- * Plays pairs of crash points. For each first point, the second points are all later points *of the run with the first crash*. So the second crash
- * may hit a call of recovery. `every`: only each n-th pair is played.
+ * Plays pairs of crash points. The second point comes from the run with the first crash, so it may hit a call of recovery. `every`: only each n-th
+ * pair is played.
  */
 export async function* pairs(name: string, every: number): AsyncGenerator<{ crashes: readonly CrashPoint[]; result: RunResult }> {
   let number = 0;

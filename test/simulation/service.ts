@@ -1,6 +1,6 @@
 /**
- * The service under simulation: the product's own handlers, recovery, key logic, sweeper, purge and list projection. They are assembled as in
- * `apps/services.ts` and `apps/worker`, but with simulated ports. Two replicas share the stores. After a crash a replica is made new.
+ * The service under simulation: the product's own handlers, recovery, keys, sweeper, purge and list projection, over simulated ports. It is assembled
+ * as in `apps/services.ts` and `apps/worker`. Two replicas share the stores. After a crash, a replica starts with new memory.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
 import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
@@ -74,10 +74,10 @@ import {
 import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
-/** The places where a canary can plant its bug. Each wraps one port of every replica, or changes state that the replicas share. */
+/** The places where a canary plants its bug. Each wraps a port of every replica, or changes state that the replicas share. */
 export interface Seams {
   log?(log: EventStore, world: World): EventStore;
-  /** The guard of the log: `book` wraps the store of marks, and `gate` wraps the answers of the guard. */
+  /** The guard of the log. `book` wraps the store of marks, and `gate` wraps the guard's answers. */
   book?(book: MarkBook, world: World): MarkBook;
   gate?(gate: LogGate, world: World): LogGate;
   /** Replaces the ports of recovery. `bare`: the log without its guard. */
@@ -123,11 +123,11 @@ export const ACCOUNTS = ['00000000-0000-7000-8000-000000000001', '00000000-0000-
 
 export const merchantAccounts = ({ portalId }: PortalTerms) => [`m-${portalId.slice(-2)}`, `f-${portalId.slice(-2)}`] as const;
 
-/** The site of the payers. It is on the allow-list of every portal. */
+/** The site from which payers come. Every portal allows it. */
 export const AGENCY = 'https://agency.example';
 const CHECKOUT_TERMS = { enabled: true, allow: [AGENCY], requireSignedIntake: false, agencyName: null };
 
-/** The directory is the same for every seed, so it is made only once. */
+/** The same for every seed, so it is made only once. */
 export const DIRECTORY = ((): MemoryDirectory => {
   const directory = new MemoryDirectory();
   let position = 0;
@@ -199,20 +199,17 @@ const receivedOf = ({ key, fingerprint }: { readonly key: string | null; readonl
   requestId,
 });
 
-/** The pauses between two rounds of a worker's loop. With the product's 5 s, most of the simulation would be polling. */
+/** The pauses between two rounds of a worker's loop. The product's 5 s would make most of the simulation polling. */
 const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as const;
 const PURGE_EVERY_MS = 600_000;
-/**
- * The pause between two checks of the log. With the product's 1 s, most of the simulation would be checks. The checks right before gateway calls are
- * made in addition.
- */
+/** The pause between two checks of the log. The product's 1 s would make most of the simulation checks. Gateway calls make their own checks. */
 export const CHECK_EVERY_MS = 30_000;
 const PROJECTION_LEASE_MS = 120_000;
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
 export class World {
   readonly log: EventStore;
-  /** Checks the gateway calls in a run whose log is exchanged. null: the log is not exchanged in this run. */
+  /** Checks the gateway calls while the log is exchanged. null: this run does not exchange its log. */
   readonly watch: LossWatch | null;
   readonly bank: Bank;
   readonly keys: KeyTable;
@@ -221,7 +218,7 @@ export class World {
   readonly velocity = new VelocityCounts();
   readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
   readonly replicas: readonly Replica[];
-  /** The rules that were broken, as found by the oracle. */
+  /** The rules that were broken. */
   readonly violations: string[] = [];
   checks = 0;
   hasCheckout = false;
@@ -233,7 +230,7 @@ export class World {
     readonly sim: Simulator,
     processes: readonly Process[],
     readonly seams: Seams = {},
-    /** True if the log will be exchanged in this run. */
+    /** True if this run exchanges its log. */
     isExchanged = false,
   ) {
     const log = memoryEventStore({ now: () => sim.now });
@@ -250,17 +247,14 @@ export class World {
     this.replicas = processes.map((process) => new Replica(this, process));
   }
 
-  /**
-   * Called when a run has payers. From then on every replica runs the work for checkout sessions. In a run without payers, this work would only cost
-   * time.
-   */
+  /** Called when a run has payers. From then on every replica also does the work for checkout sessions. */
   openCheckout(): void {
     if (this.hasCheckout) return;
     this.hasCheckout = true;
     for (const replica of this.replicas) if (replica.process.up) replica.startCheckout();
   }
 
-  /** Called when a receiver is registered. From then on every worker has an outbox and a dispatcher. */
+  /** Called when a receiver is registered. From then on every replica has an outbox and a dispatcher. */
   openWebhooks(): void {
     if (this.hasWebhooks) return;
     this.hasWebhooks = true;
@@ -277,7 +271,7 @@ export class World {
 
 export class Replica {
   ownLog!: OwnLog;
-  /** The check of the log at the start of a process. Requests wait for its end. The loops begin later in any case. */
+  /** The check of the log at the start of a process. Requests wait for it. */
   private begun!: Promise<void>;
   private services!: PaymentServices;
   private recoveryPorts!: PaymentPorts;
@@ -423,7 +417,7 @@ export class Replica {
     this.subscriber.start();
     void this.loop('recovery', () => payments.recovery.round(), undefined, this.recoveryPorts.ownLog);
     void this.loop('key sweeper', () => sweepKeys(payments));
-    // The import of settlements gets a signal that never aborts: in the simulation a process is never stopped in order, only killed.
+    // This signal never aborts: a simulated process is only killed, never stopped.
     const never = new AbortController();
     void this.loop(
       'settlement',
@@ -459,7 +453,7 @@ export class Replica {
     return this.subscriber;
   }
 
-  /** The work of the HTTP layer for a request that has been read and validated. */
+  /** The work of the HTTP layer after it has validated a request. */
   async serve(ask: Ask, requestId: string): Promise<Reply> {
     try {
       return await this.answer(ask, requestId);
@@ -507,7 +501,7 @@ export class Replica {
   }
 }
 
-/** A gateway for recovery. It checks that recovery sends no charge, void or refund, except the reversal of an unknown charge (C61). */
+/** A gateway for recovery. Checks that recovery sends no charge, void or refund, except the reversal of an unknown charge (C61). */
 const asRecoveryMayUseIt = (gateway: PaymentGateway, world: World): PaymentGateway => ({
   ...gateway,
   charge: (call, signal) => {

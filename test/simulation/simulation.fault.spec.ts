@@ -1,6 +1,6 @@
 /**
- * The short version of the proofs: some seeds, every single crash point, and enough seeds for some canaries. The long versions are commands
- * (docs/proof.md). Runs that failed once are stored, and these specs play them every time.
+ * The short version of the proofs: some seeds, every single crash point, and some canaries. docs/proof.md has the commands of the long versions. Runs
+ * that failed once are played every time.
  */
 import { describe, expect, test } from '@jest/globals';
 import { readFileSync } from 'node:fs';
@@ -21,7 +21,7 @@ test(
   async () => {
     const { findings, statistics, answers } = await work({ kind: 'seeds', from: 1, to: 1 + SEEDS, twice: false });
     expect(findings).toEqual([]);
-    // Without faults these seeds would prove nothing, so check that each kind of fault has happened.
+    // Check that each kind of fault has happened. Seeds without faults prove nothing.
     for (const fault of [statistics.drops, statistics.lost, statistics.late, statistics.outages, statistics.crashes, statistics.pauses])
       expect(fault).toBeGreaterThan(100);
     for (const code of [

@@ -1,11 +1,10 @@
 /**
- * The simulator: virtual time, processes that crash and pause, and `call`. Apart from time and ids, the product reaches everything outside of itself
- * only through `call`.
+ * The simulator: virtual time, processes that crash and pause, and `call`. The product reaches everything outside of itself through `call`, except
+ * time and ids.
  *
- * Only one event happens at a time, and all its consequences end before the next event. So a seed determines the whole history: the same seed gives
- * the same hash.
+ * One event happens at a time, and all its consequences end before the next event. So the same seed gives the same history and the same hash.
  *
- * After a crash, the promises of that process never resolve: the code after an `await` does not run, as after `kill -9`. A pause is like SIGSTOP:
+ * After a crash, the promises of that process never resolve. So the code after an `await` does not run, as after `kill -9`. A pause is like SIGSTOP:
  * replies and timers wait, but the clocks continue. A freeze is like a suspended virtual machine: the monotonic clock stops as well, so no deadline
  * passes.
  */
@@ -46,10 +45,7 @@ export class Rng {
 /** The stores. Each can be unavailable as a whole. */
 export type Store = 'log' | 'keys' | 'gateway' | 'tables' | 'directory' | 'receiver';
 
-/**
- * Probabilities of faults per port call, and times in which a store is unavailable. Each seed has its own (swarm testing): a rate that is often zero
- * finds bugs that an average rate never finds.
- */
+/** Probabilities of faults per port call, and times in which a store is unavailable. Each seed draws its own (swarm testing). */
 export interface Faults {
   /** The call has no effect, and the caller gets an error. */
   readonly drop: number;
@@ -68,7 +64,7 @@ export interface Faults {
 
 export const NO_FAULTS: Faults = { drop: 0, lost: 0, late: 0, pause: 0, crash: 0, network: 0, outages: [] };
 
-/** A crash at the n-th port call (from 1; idle polls do not count). */
+/** A crash at the n-th port call, counted from 1 without idle polls. */
 export interface CrashPoint {
   readonly index: number;
   readonly when: 'before' | 'after';
@@ -78,12 +74,12 @@ export class Process {
   incarnation = 0;
   up = true;
   pausedUntil = 0;
-  /** The total time of earlier freezes. The monotonic clock stood still during this time. */
+  /** How long the monotonic clock stood still in earlier freezes. */
   private frozenMs = 0;
   private freeze: { readonly from: number; readonly until: number } | null = null;
-  /** Runs at the start, and at the restart after every crash. Makes all data in memory new. */
+  /** Runs at each start, also after a crash. Makes all data in memory new. */
   onStart: () => void = () => undefined;
-  /** Runs at a crash. Ends the connections of the process, as the operating system would do. */
+  /** Runs at a crash. Ends the connections of the process. */
   onCrash: () => void = () => undefined;
   constructor(
     readonly id: string,
@@ -108,13 +104,13 @@ export interface PortCall<T> {
   /** The effect of the call. It happens at one instant. */
   effect(): T | Promise<T>;
   /**
-   * The answer to the caller if the call fails: a value, or a thrown error. `dropped`: the effect does not take place. `lost`: it took place, or may
-   * still take place.
+   * The result of a failed call for its caller: a value, or a thrown error. `dropped`: the effect does not happen. `lost`: the effect happened, or
+   * may still happen.
    */
   failed(kind: 'dropped' | 'lost'): T;
-  /** The range of the delay of a late effect. Absent: the effect is never late. */
+  /** The least and the longest delay of a late effect. Absent: the effect is never late. */
   readonly lateMs?: readonly [number, number];
-  /** The longest time of the request, and of the answer. */
+  /** Upper limit for the time of the request, and again for the time of the answer. */
   readonly latencyMs?: number;
   /** True for a poll. A poll is a crash point only if it found something. */
   readonly idle?: boolean;
@@ -130,15 +126,15 @@ interface Event {
 
 const isBefore = (a: Event, b: Event) => a.at < b.at || (a.at === b.at && (a.tie < b.tie || (a.tie === b.tie && a.number < b.number)));
 
-/** 2026-03-02T09:00:00Z: no card of the simulation has expired at this time. */
+/** 2026-03-02T09:00:00Z: before any card of the simulation expires. */
 export const EPOCH_MS = Date.UTC(2026, 2, 2, 9);
 const RESTART_MS = [1_000, 30_000] as const;
 const PAUSE_MS = [1_000, 400_000] as const;
-/** The real setImmediate. It is kept here because withoutRealTime replaces the global one. */
+/** The real setImmediate, since withoutRealTime replaces the global one. */
 const turn = setImmediate;
 /**
- * How many setImmediate callbacks are requested together. All promise callbacks run between two of them. But Node's costly check for input and output
- * runs only once for all TURNS callbacks.
+ * How many setImmediate callbacks are requested at once. All promise callbacks run between two of them. Node makes its costly check for input and
+ * output only once for all TURNS callbacks.
  */
 const TURNS = 64;
 
@@ -150,7 +146,7 @@ export interface Statistics {
   outages: number;
   crashes: number;
   pauses: number;
-  /** `exchanges`: logs that were exchanged or cut. `incidents`: runs in which an incident of the event store was opened. */
+  /** `exchanges`: logs that were exchanged. `incidents`: runs with an incident of the event store. */
   exchanges: number;
   incidents: number;
 }
@@ -163,9 +159,9 @@ export class Simulator {
   faultsOn = true;
   readonly lines: string[] = [];
   readonly statistics: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0, exchanges: 0, incidents: 0 };
-  /** The number of port calls so far, without idle polls. */
+  /** Port calls so far, without idle polls. */
   index = 0;
-  /** The number of effects that were sent and have not taken place. */
+  /** Effects that were sent and have not taken place yet. */
   underway = 0;
   readonly names: string[] = [];
   private readonly heap: Event[] = [];
@@ -218,7 +214,7 @@ export class Simulator {
     return first;
   }
 
-  /** Runs until `done` returns true, until no event is left, or until the time `untilMs` since the start. Returns true if `done` ended the run. */
+  /** Runs until `done` returns true, until no event is left, or until `untilMs` since the start. Returns true if `done` ended the run. */
   run(done: () => boolean, untilMs = Number.POSITIVE_INFINITY): Promise<boolean> {
     return new Promise((resolve, reject) => {
       let ended = false;
@@ -226,7 +222,7 @@ export class Simulator {
         ended = true;
         resolve(how);
       };
-      /** Runs events until one of them may have resolved promises. Their callbacks must run before the next event. */
+      /** Runs events until one of them may have resolved a promise. Promise callbacks must run before the next event. */
       const step = () => {
         while (!ended) {
           if (done()) return end(true);
@@ -292,7 +288,7 @@ export class Simulator {
     this.note(process.id, `${frozen ? 'FREEZES' : 'PAUSES'} for ${Math.round(ms / 1000)} s`);
   }
 
-  /** Runs `deliver` in the process. If the process is paused, this happens when it is resumed. After a crash it never happens. */
+  /** Runs `deliver` in the process. A paused process runs it when it is resumed. After a crash it never runs. */
   private deliver(process: Process, incarnation: number, deliver: () => void): boolean | void {
     if (process.incarnation !== incarnation) return true;
     const pausedMs = process.pausedUntil - this.now;
@@ -301,7 +297,7 @@ export class Simulator {
     return true;
   }
 
-  /** Every port call of the product goes through this function. It delays the call, and gives it the faults that the seed draws. */
+  /** Every port call of the product goes through this function, which adds delays and the faults that the seed draws. */
   call<T>(process: Process, port: PortCall<T>): Promise<T> {
     const { incarnation } = process;
     const { rng, faults, faultsOn, statistics } = this;
@@ -406,7 +402,7 @@ export class Simulator {
             return false;
           };
           signal?.addEventListener('abort', wake, { once: true });
-          // A freeze stops the monotonic clock. So the timer is delayed by the time for which this clock stood still during the sleep.
+          // A freeze stops the monotonic clock. So the timer is late by the time for which this clock stood still during the sleep.
           const due = (): unknown => {
             const late = process.missedMs(this.now) - missedMs;
             if (done || late <= extended) return done || this.deliver(process, incarnation, wake);
@@ -448,7 +444,7 @@ const attempt = <T>(work: () => T): Told<T> => {
 
 const foundSomething = (value: unknown) => (Array.isArray(value) ? value.length > 0 : typeof value === 'number' && value > 0);
 
-/** A short form of a value for a story: its kind, not its whole content. */
+/** A short form of a value, for a story. */
 const brief = (value: unknown): string => {
   if (value === undefined || value === null) return 'ok';
   if (typeof value !== 'object') return JSON.stringify(value);
@@ -461,8 +457,8 @@ const brief = (value: unknown): string => {
 const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
 
 /**
- * Runs `work`. Meanwhile Date.now, Math.random, performance.now, setTimeout and setInterval throw an error, since they bypass the ports. The product
- * may catch this error and go on, so this function also throws it at the end.
+ * Runs `work`. Meanwhile Date.now, Math.random, performance.now, setTimeout and setInterval throw, since they bypass the ports. If the product caught
+ * such an error, this function throws it at the end.
  */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
   const places: readonly (readonly [object, string])[] = [
@@ -474,7 +470,7 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
   ];
   const real = places.map(([place, name]) => [place, name, Reflect.get(place, name) as unknown] as const);
   const { setImmediate: realImmediate } = globalThis;
-  // The product defers some work with setImmediate. This work belongs to the current event, so it must run before the simulated time moves on.
+  // The product defers some work with setImmediate. This work must run before the simulated time moves on.
   Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
   const leaks: Error[] = [];
   for (const [place, name] of places)

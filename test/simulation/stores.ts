@@ -1,6 +1,6 @@
 /**
- * The stores of the simulation, except for the tables (tables.ts). Each behaves like the real store and passes the same contract suite, if there is
- * one. A class holds the state that all replicas share, and a function gives one replica access to this state through the simulator.
+ * The stores of the simulation, except for the tables (tables.ts). Each passes the contract suite of the real store, if there is one. A class holds
+ * the state that all replicas share. A function gives one replica access to this state through the simulator.
  */
 import type { ChargeTerms, Directory, PortalAccess } from '#accounts';
 import {
@@ -88,7 +88,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
       const inner = log.subscribe(after, options);
       const items = (async function* (): AsyncGenerator<SubscriptionItem> {
         for await (const item of inner) {
-          // The subscription survives outages, as the real ones do: if the call fails, the event is delivered, too.
+          // A real subscription survives outages. So the event is delivered even if this call fails.
           const delivered = await sim.call(process, {
             store: 'log',
             name: 'subscription',
@@ -109,7 +109,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
   };
 };
 
-/** The marks are stored in the database. After a restart, a process writes its marks under a new name. */
+/** The marks are in the database. After each restart, a process writes its marks under a new name. */
 export const simulatedMarkBook = (marks: Marks, { id, incarnation }: Process, statement: Statement): MarkBook => {
   const book = marks.bookOf(`${id}${incarnation}`);
   return {
@@ -225,7 +225,7 @@ export class KeyTable {
     return { fence: String(fence), attemptId, state, isLeased: leaseUntil !== null && leaseUntil >= this.now(), isFree: this.beginsAnew(row) };
   }
 
-  /** Makes a row again, if there is no row, or if the present row has the fence `replaces`. Returns true if the row was made. */
+  /** Makes a row if there is none, or replaces the row with the fence `replaces`. Returns true if it did. */
   restore({ key, paymentId, attemptId, at, state, answer }: RestoredKey, replaces: string | null): boolean {
     const name = keyNameOf(key);
     const before = this.find(name);
@@ -292,7 +292,7 @@ export type Statement = <T>(name: string, effect: () => T, idle?: boolean) => Pr
 const CLAIM_ROUNDS = 3;
 const MAX_RETRY_AFTER_SECONDS = 5;
 
-/** One replica's access to the table: the same statements in the same order as the Postgres key store. */
+/** One replica's access to the table. Runs the same statements in the same order as the Postgres key store. */
 export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, statement: Statement): IdempotencyStore => {
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
   const owned = (row: KeyRow, tookOver: boolean): Owned => ({
@@ -369,7 +369,7 @@ export const simulatedKeyRows = (table: KeyTable, statement: Statement): KeyRows
   restore: (rows) => statement('rows.restore', () => rows.filter(({ row, replaces }) => table.restore(row, replaces)).length),
 });
 
-/** How late a statement may still run after its client has lost the connection. The upper limit is the server's statement timeout. */
+/** How late a statement may still run after its client lost the connection. The upper limit is the server's statement timeout. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;
 
 /** Sends the statements of a replica to one of the databases, through the simulator. */
@@ -555,7 +555,7 @@ export class VelocityCounts {
   }
 }
 
-/** Changes of the directory that an operator makes during a seed. They are applied on top of the fixed directory. */
+/** Changes that an operator makes to the fixed directory during a run. */
 export interface DirectoryChanges {
   readonly revoked: Set<string>;
 }

@@ -1,4 +1,4 @@
-/** The simulated stores pass the contract suites of the real ones. Otherwise the simulation would prove nothing about the product. */
+/** The simulated stores pass the contract suites of the real ones. */
 import { expect, test } from '@jest/globals';
 import { memoryEventStore } from '#eventstore';
 import { systemClock } from '#kernel';
@@ -59,7 +59,7 @@ for (const name of ['bank-lowering', 'bank-plain', 'bank-refunding'] as const sa
     };
   });
 
-/** Makes tables in a simulation without faults. Its time moves on by itself. */
+/** Makes tables in a simulation without faults. The simulated time advances by itself. */
 const openTables = () => {
   const sim = new Simulator(1, NO_FAULTS);
   const tables = new Tables(sim);

@@ -1,4 +1,4 @@
-/** A run as a story for a person to read: the events in order, with short names in place of ids, and the violations at the end. */
+/** A run as a story to read: its events in order, with short names for ids, and then the violations. */
 import type { RunResult } from './run.js';
 
 const UUID = /[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}/g;

@@ -1,6 +1,6 @@
 /**
- * The tables of the projections and of webhooks, in memory behind the simulator. The writes of a transaction take place at its commit. There are row
- * locks, and connections break. The ports over these tables pass the contract suites of the real ones (stores.unit.spec.ts).
+ * The tables of the projections and of webhooks, in memory behind the simulator. A transaction writes at its commit. There are row locks, and
+ * connections break. The ports over these tables pass the contract suites of the real ones (stores.unit.spec.ts).
  */
 import type { UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
@@ -45,7 +45,7 @@ export interface Transaction {
   ended: boolean;
 }
 
-/** Sends one call of a port to the tables: in an open transaction, or in a transaction of its own. `idle`: the call only reads. */
+/** Sends one call of a port to the tables: in an open transaction, or in a transaction of its own. `idle`: the call counts as a poll. */
 export type Run = <T>(name: string, effect: (transaction: Transaction) => T | Promise<T>, idle?: boolean) => Promise<T>;
 
 type Methods<Port> = {
@@ -55,8 +55,8 @@ type Methods<Port> = {
 };
 
 /**
- * A port over the tables. Each of its calls goes through `run` under the name `port.method`, as one statement. `looks`: the methods that only read or
- * poll.
+ * A port over the tables. Each of its calls goes through `run` as one statement with the name `port.method`. `looks`: the methods that count as
+ * polls.
  */
 export const port = <Port extends object>(name: string, run: Run, looks: readonly (keyof Port)[], methods: Methods<Port>): Port =>
   Object.fromEntries(
@@ -89,7 +89,7 @@ export class Tables {
   /** The listeners for due deliveries. Each process has one. */
   readonly listeners = new Map<Process, () => void>();
   private readonly locks = new Map<string, Transaction>();
-  /** True only for a canary: the checkpoint moves at once, and not in the transaction that writes the rows. */
+  /** True only for a canary: the checkpoint moves before the commit of the rows. */
   splitTransactions = false;
 
   constructor(private readonly sim: Simulator) {
@@ -111,7 +111,7 @@ export class Tables {
     for (const lock of transaction.locked) if (this.locks.get(lock) === transaction) this.locks.delete(lock);
   }
 
-  /** Waits for a row lock, as the server does: until the lock is free, or until LOCK_TIMEOUT_MS is over. */
+  /** Waits for a row lock. Throws a StatementTimeout after LOCK_TIMEOUT_MS. */
   async lock(name: string, transaction: Transaction): Promise<void> {
     const until = this.sim.now + LOCK_TIMEOUT_MS;
     for (;;) {
@@ -120,7 +120,7 @@ export class Tables {
       if (this.sim.now - holder.lastStatementAt > IDLE_IN_TRANSACTION_MS) this.end(holder, 'rollback');
       else if (this.sim.now >= until) throw new StatementTimeout('canceling statement due to lock timeout', { code: '55P03' });
       else await this.sim.wait(LOCK_POLL_MS);
-      // The client of the waiting transaction is gone.
+      // The client that waits for the lock is gone.
       if (transaction.ended) throw databaseError('57P01', 'terminating connection');
     }
     this.locks.set(name, transaction);
@@ -193,7 +193,7 @@ export class Database {
     }
   }
 
-  /** Called after the process has crashed: the server notices the broken connections and rolls back. */
+  /** Called after a crash of the process: the server rolls back its transactions. */
   breakConnections(): void {
     for (const transaction of this.open) this.tables.end(transaction, 'rollback');
     this.open.clear();
@@ -228,7 +228,7 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
   const { checkpoints, failures } = tables;
   const unresolved = () => failures.filter((one) => one.name === name && !one.isResolved).sort((a, b) => (a.position < b.position ? -1 : 1));
   const isLeased = (row: CheckpointRow | undefined) => row !== undefined && row.leaseUntil !== null && row.leaseUntil >= tables.now;
-  /** Reads the row, and locks it until the end of the transaction. */
+  /** Locks the row until the end of the transaction, and reads it. */
   const locked = async (transaction: Transaction) => {
     await tables.lock(`checkpoint ${name}`, transaction);
     return checkpoints.get(name);
@@ -251,8 +251,8 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
   };
 
   return {
-    // A subscriber makes these calls all the time, also without work. So they count as polls and are no crash points. A crash at one of them has the
-    // same effect as a crash at the work that follows.
+    // A subscriber makes these calls all the time. So they count as polls and are no crash points. A crash at the work that follows has the same
+    // effect.
     ...port<Omit<Checkpoint, 'commit'>>('checkpoint', run, ['take', 'renew', 'release', 'look', 'position', 'recordFailure', 'status'], {
       take: async (transaction, { owner, ms }) => {
         const isHeldByAnother = (row?: CheckpointRow) => row?.owner !== owner && isLeased(row);

@@ -1,9 +1,9 @@
 /**
- * Webhooks in the simulation: staff who change endpoints, receivers that were written from the specification, and the network between them and the
- * service.
+ * Webhooks in the simulation: staff who change endpoints, receivers, and the network between receivers and the service. The receivers were written
+ * from the specification.
  *
- * The rules for the end of a run: each event arrives at every endpoint that was registered before it. It arrives with one id, the same bytes, and a
- * signature that the receiver accepts. A delivery that does not arrive is held after five attempts. No event is lost, invented, or sent to another
+ * The rules for the end of a run: each event arrived at every endpoint that was registered before it, or its delivery is held after five attempts.
+ * All arrivals of an event have the same id and bytes, and a signature that the receiver accepts. No event is lost, invented, or sent to another
  * account.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
@@ -81,7 +81,7 @@ export const serveWebhooks = async (ports: WebhookPorts, ask: WebhookAsk): Promi
   }
 };
 
-/** The intervals of the dispatcher. It polls less often than in the product, since a notification wakes it when a delivery is due. */
+/** The intervals of the dispatcher, longer than in the product. A notification wakes the dispatcher when a delivery is due. */
 const LOOK_MS = { idleMs: 20_000, leaseLookMs: 20_000, tidyEveryMs: 20_000 } as const;
 
 export const startDispatcher = (
@@ -136,7 +136,7 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
         lateMs: LATE_POST_MS,
         latencyMs: POST_MS,
       });
-      // If there is no answer, the sender waits until the time limit of the attempt.
+      // Without an answer, the sender waits until the time limit of the attempt.
       if (posted === UNANSWERED) await clock.sleep(ATTEMPT_BUDGET_MS - (clock.monotonic() - begun));
       return posted;
     },
@@ -144,11 +144,11 @@ const simulatedSender = (sim: Simulator, process: Process, receivers: ReadonlyMa
   };
 };
 
-/** Signature verification, step 2: the largest allowed difference between the time of the signature and now. */
+/** Signature verification, step 2: the largest difference between the time of the signature and now. */
 const TOLERANCE_S = 300;
 
 interface Arrival {
-  /** Only for the oracle. A URL may be disabled and added again as another endpoint, but the receiver does not see the difference. */
+  /** Only for the oracle. A URL may be disabled and added again as another endpoint. The receiver cannot tell the two apart. */
   readonly endpointId: string;
   readonly id: string;
   readonly body: string;
@@ -156,12 +156,12 @@ interface Arrival {
   readonly verdict: 'accepted' | 'signature' | 'age' | 'out of order';
 }
 
-/** A partner's server. It accepts a delivery if the signature is correct and not too old. It processes each id once. */
+/** A partner's server. It accepts a delivery if the signature is correct and not too old. */
 export class Receiver {
   readonly arrivals: Arrival[] = [];
-  /** The secrets that the receiver accepts. After a rotation there are two. */
+  /** The secrets that the receiver accepts. Each rotation adds one. */
   readonly secrets: string[] = [];
-  /** `fails`: the share of deliveries that it answers with 500. `isDeaf`: it answers every delivery with 500. */
+  /** `fails`: the share of deliveries that get a 500. `isDeaf`: every delivery gets a 500. */
   fails = 0;
   isDeaf = false;
 
@@ -207,7 +207,7 @@ export interface Subscription {
   readonly accountId: string;
   readonly url: string;
   readonly fails: number;
-  /** The receiver answers 500 until repairReceivers, so deliveries end up held. */
+  /** The receiver answers 500 until repairReceivers, so its deliveries become held. */
   readonly isDeaf: boolean;
   readonly pauseMs: number | null;
   readonly rotates: boolean;
@@ -233,7 +233,7 @@ export const subscribe = async (outside: Outside, { accountId, url, fails, isDea
   const endpoint = (listed?.data.endpoints as Endpoint[] | undefined)?.find((one) => one.url === url);
   if (!endpoint) return;
   const { endpointId } = endpoint;
-  // The endpoint was added, but the command crashed before it showed the secret. So make a new secret.
+  // If the command crashed after it added the endpoint, it did not show the secret. So make a new secret.
   if (receiver.secrets.length === 0) await rotate(endpointId);
   if (pauseMs !== null) {
     await outside.persist({ kind: 'change endpoint', endpointId, verb: 'pause' });
@@ -256,8 +256,8 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
     receiver.isDeaf = false;
     if (status === 'disabled') continue;
     if (status === 'paused') await outside.persist({ kind: 'change endpoint', endpointId, verb: 'resume' });
-    // Stage and activate a new secret. The receiver may not know the present one: the command may have crashed before it showed the secret. Repeat
-    // this until there is an answer.
+    // The receiver may not know the present secret: a command may have crashed before it showed the secret. So make a new one, and repeat this until
+    // there is an answer.
     let staged;
     do staged = await outside.persist({ kind: 'stage secret', endpointId });
     while (!staged);
@@ -270,16 +270,16 @@ export const repairReceivers = async (outside: Outside): Promise<void> => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The oracle on deliveries.
 
-/** True if no delivery is in flight, and none is pending, except for paused endpoints. */
+/** True if no delivery is in flight, and only paused endpoints have pending deliveries. */
 export const areDeliveriesQuiet = ({ deliveries, endpoints }: WebhookTables): boolean =>
   [...deliveries.values()].every(({ state, endpointId }) => state !== 'in_flight' && (state !== 'pending' || endpoints.get(endpointId)!.status === 'paused')); // prettier-ignore
 
-/** The shortest time between the end of one attempt and the beginning of the next: two minutes less a tenth (Retries 2, C55). */
+/** The shortest wait between two attempts: two minutes less a tenth (Retries 2, C55). */
 const LEAST_WAIT_MS = 108_000;
 
 /**
- * Checks all deliveries. `streams`: the streams of payments. `staffReturned`: for each payment, the cents that the bank returned under the references
- * of staff. The notifications that a receiver took must add up to these cents.
+ * Checks all deliveries. `streams`: the streams of payments. `staffReturned`: the cents that the bank returned for staff, by payment. The
+ * notifications that a receiver accepted must add up to these cents.
  */
 export const auditDeliveries = (
   world: World,
@@ -299,7 +299,7 @@ export const auditDeliveries = (
     const mayHear = [...webhooks.events.values()].filter((event) => event.accountId === endpoint.accountId && event.position > endpoint.registeredAt);
     const due = new Set(mayHear.map(({ id }) => id));
     for (const { eventId } of deliveries) check(due.delete(eventId), 'a delivery of what was not for this endpoint, or twice');
-    // An event that was stored before the endpoint's row became visible may have no delivery to this endpoint.
+    // An event may have no delivery to an endpoint whose row became visible after the event was stored.
     const missed = mayHear.filter(({ id, stream, revision }) => due.has(id) && storedAt(stream, revision) > endpoint.seenFrom);
     check(
       missed.length === 0 || endpoint.status === 'disabled',
@@ -311,7 +311,7 @@ export const auditDeliveries = (
         'something arrived that was not to be delivered',
       );
       check(webhooks.events.get(id)?.payload.toString() === body, 'the body of an event changed');
-      // A delivery can be late by minutes only if its process was paused between signing and sending.
+      // A delivery is late by minutes only if its process was paused between signing and sending.
       check(verdict !== 'age' || sim.statistics.pauses > 0, 'Signature verification: a delivery arrived with an old time');
     }
     for (const delivery of deliveries) {
@@ -337,7 +337,7 @@ export const auditDeliveries = (
   }
 };
 
-/** Every fact for receivers gives one event with its own id, and with the time and position of the fact. There are no other events. */
+/** Each recorded event that must be notified has exactly one outbox event, with the same time and position. */
 const auditEvents = (
   { events }: WebhookTables,
   streams: ReadonlyMap<string, readonly Recorded[]>,
@@ -361,9 +361,7 @@ const auditEvents = (
   }
 };
 
-/**
- * Checks one delivery. `arrivals`: its requests at the receiver. `stoodStill`: a process was paused in this run, so measured times may be too short.
- */
+/** Checks one delivery. `arrivals`: its requests at the receiver. `stoodStill`: a process was paused in this run, so waits may look too short. */
 const auditDelivery = (
   { attempts, endpoints }: WebhookTables,
   { id, endpointId, state, round: last, leaseLosses, lostInAll }: DeliveryRow,
@@ -392,7 +390,7 @@ const auditDelivery = (
   const isSpent = tried.length === MAX_ATTEMPTS || leaseLosses >= MAX_LEASE_LOSSES;
   if (state === 'delivered') check(tried.at(-1)?.outcome === 'ok', 'called delivered without an answer that says so');
   if (state === 'held') check(isSpent, `Retries 3: held after ${tried.length} attempts`);
-  // When staff send held deliveries again, all receivers work. So a delivery is held again only after lost leases.
+  // All receivers work when staff send held deliveries again. So a delivery is held a second time only after lost leases.
   if (state === 'held' && last > 1 && !isDisabled) check(leaseLosses >= MAX_LEASE_LOSSES, 'held again although the receiver was well');
   check(state !== 'canceled' || isDisabled, 'cancelled for an endpoint that is not disabled');
 };

@@ -1,6 +1,6 @@
 /**
- * The work of the three commands, divided into pieces: a range of seeds, the crash points of a scenario, or a canary. A piece gives counts and
- * violations. Pieces do not depend on each other, so any process can do any piece.
+ * The work of the three commands, in pieces: a range of seeds, the crash points of a scenario, or a canary. Pieces are independent, so any process
+ * can do any piece.
  */
 import { CANARIES, type Canary } from './canaries.js';
 import { drawLogFault } from './loss.js';
@@ -9,7 +9,7 @@ import { pairs, playNamed, singles } from './scenarios.js';
 import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
 
-/** One piece of work. `lost`: only the seeds with a fault of the log are run. */
+/** `lost`: only the seeds with a fault of the log are run. */
 export type Piece =
   | {
       readonly kind: 'seeds';
@@ -23,7 +23,7 @@ export type Piece =
   | { readonly kind: 'pairs'; readonly scenario: string; readonly every: number }
   | { readonly kind: 'canary'; readonly canary: string; readonly from: number; readonly to: number };
 
-/** A run with violations, and all that is needed to repeat it. */
+/** A run with violations, and the data to repeat it. */
 export interface Finding {
   readonly seed: number | null;
   readonly scenario: string | null;
@@ -35,12 +35,12 @@ export interface Finding {
 
 export interface Done extends Counts {
   readonly runs: number;
-  /** Processor time. It is a better measure than the elapsed time when other programs run too. */
+  /** Processor time. Other programs change it less than the elapsed time. */
   readonly cpuMs: number;
   /** Seeds that were run twice and gave different histories. */
   readonly nondeterministic: readonly number[];
   readonly findings: readonly Finding[];
-  /** Only for a canary: the number of seeds until it was found. null: not found. */
+  /** Only for a canary: how many seeds were run until it was found. null: it was not found. */
   readonly foundAfter?: number | null;
 }
 
@@ -136,7 +136,7 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
         done = together(done, counted(result));
         onRun();
         if (result.violations.length === 0) continue;
-        // If the seed also fails without the canary, the product has a bug, and the canary does not count as found.
+        // If the seed also fails without the canary, the product has a bug. Then this seed does not count.
         const { violations } = await simulate(seed);
         if (violations.length === 0) return { ...done, foundAfter: seed - piece.from + 1 };
         done = { ...done, findings: [...done.findings, { seed, scenario: null, crashes: [], violations }] };

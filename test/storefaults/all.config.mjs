@@ -1,10 +1,10 @@
-/** `npm run storefaults`: runs every spec of this folder, also the long ones that `npm test` leaves out. */
+/** `npm run storefaults`: runs every spec of this folder, including the long ones that `npm test` leaves out. */
 import base from '../../jest.config.mjs';
 
 export default {
   ...base,
   rootDir: '../..',
   testRegex: String.raw`test/storefaults/.*\.spec\.ts$`,
-  // One spec at a time, since the specs measure how soon a fault is noticed.
+  // One spec at a time, because the specs measure how soon a fault is noticed.
   maxWorkers: 1,
 };

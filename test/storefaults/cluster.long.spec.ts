@@ -1,4 +1,4 @@
-/** A real cluster whose majority starts again with old disks (fault 4). Needs `KURRENTDB_NODE`. */
+/** The majority of a real cluster starts again with old disks (fault 4). Needs `KURRENTDB_NODE`. */
 import { describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';
 import { playOldMajority } from './cluster.js';

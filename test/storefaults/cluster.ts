@@ -12,7 +12,7 @@ export interface ClusterFigures {
   readonly paid: number;
   readonly charges: number;
   readonly secondCharges: number;
-  /** How soon each process noticed, in milliseconds after the old majority answered. */
+  /** Milliseconds from the first answer of the old majority until each process noticed. */
   readonly noticedMs: Readonly<Record<string, number>>;
 }
 
@@ -46,7 +46,7 @@ export const playOldMajority = async (traffic: Traffic): Promise<ClusterFigures>
     const answeredAt = Date.now();
     const tookMs = await installation.noticed(from);
     const noticedMs = Object.fromEntries(Object.entries(tookMs).map(([name, ms]) => [name, Math.max(0, ms - (answeredAt - from))]));
-    // The third node has the newest events. When it joins, the majority makes it drop them.
+    // The third node has the newest events. When it joins, the majority makes it drop these events.
     await cluster.start(3);
     await sleep(5_000);
     await partner.stop();

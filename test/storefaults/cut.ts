@@ -15,11 +15,9 @@ import { judgeMoney, Partner } from './partner.js';
 export interface CutOptions {
   /** `stopped`: the service is stopped before the store is put back, and started after it. */
   readonly service: 'running' | 'stopped';
-  /** Other events were appended to the earlier copy, so that it is longer than the right log. */
+  /** True: other events were appended to the earlier copy until it was longer than the right log. */
   readonly grown: boolean;
-  /**
-   * How long the incident lasts. Recovery takes up payments that are a minute old. So a longer incident shows that recovery does not run during it.
-   */
+  /** How long the incident lasts. Recovery starts with payments that are a minute old. A longer incident shows that recovery does not run. */
   readonly incidentMs: number;
 }
 
@@ -37,7 +35,7 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
   try {
     for (let made = 0; made < 3; made++) await partner.create();
     const refunded = partner.creates[0]!;
-    // The processor delays its answer until the copy is made.
+    // The processor answers only after the copy is made.
     await installation.bank.arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: nodes.copyMs });
     const holding = partner.create();
     const held = partner.creates.at(-1)!;
@@ -59,7 +57,7 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
     if (service === 'stopped') await installation.startService();
     const noticedMs = await installation.noticed(exchangedAt);
 
-    // Stored answers are replayed, and new payments and refunds are refused. A read may succeed or be refused, but never reports "not found".
+    // Stored answers are replayed. New payments and refunds are refused. A read may be refused, but must not report "not found".
     for (const create of partner.creates) {
       expect(await partner.again(create)).toMatchObject({ status: 200, replayed: true });
       expect([200, 503]).toContain((await partner.find(paymentOf(create))).status);
@@ -95,9 +93,7 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
 
 const UUID = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
 
-/**
- * Faults 1 and 5 at a start. The service must print one line that names the ids, the variable and the host, end with exit code 1, and write nothing.
- */
+/** Faults 1 and 5 at a start. The service must print one line with the ids, the variable and the host, end with exit code 1, and write nothing. */
 export const playRefusedStarts = async (nodes: Nodes): Promise<void> => {
   const right = await nodes.empty();
   const installation = await Installation.start({ node: right });

@@ -1,6 +1,6 @@
 /**
- * Another log answers at the address of the event store (faults 1, 2 and 12). The tests use the double of KurrentDB and, if `KURRENTDB_NODE` is set,
- * also real servers.
+ * Another log answers at the address of the event store (faults 1, 2 and 12). The tests use the double of KurrentDB. With `KURRENTDB_NODE` they also
+ * use real servers.
  */
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';
@@ -9,7 +9,7 @@ import { NOTICED_MS, playExchange, slowest, type Replacement, type Traffic } fro
 import { doubles, hasRealNodes, realNodes } from './nodes.js';
 
 const TEST_MS = 600_000;
-/** Longer than a minute, because recovery takes up payments that are a minute old. */
+/** Longer than a minute, because recovery starts with payments that are a minute old. */
 const UNTIL_RECOVERY_MS = 75_000;
 
 describe.each([doubles(), ...(hasRealNodes ? [realNodes()] : [])])('on $name', (nodes) => {

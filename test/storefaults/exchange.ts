@@ -1,4 +1,4 @@
-/** Fault 12, and the exchanges of 1 and 2: another log answers at the address of the event store, between two appends. */
+/** Faults 1, 2 and 12: between two appends, another log starts to answer at the address of the event store. */
 import { expect } from '@jest/globals';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inParallel } from '../chaos/partners.js';
@@ -7,13 +7,13 @@ import { Installation } from './installation.js';
 import { fillAsForeign, type Node, type Nodes, urlOf, withLog } from './nodes.js';
 import { type Create, judgeAnswers, judgeMoney, Partner, type Sent } from './partner.js';
 
-/** Within this time every process must notice the exchange, even an idle process. If other specs run at the same time, the limit is longer. */
+/** The time within which every process must notice the exchange, even an idle one. The limit is longer if other specs run at the same time. */
 export const NOTICED_MS = { alone: 3_000, besideOthers: 10_000 } as const;
 
-/** The time that the slowest process needed to notice the exchange. */
+/** The time after which the slowest process noticed the exchange. */
 export const slowest = (noticedMs: Readonly<Record<string, number>>): number => Math.max(...Object.values(noticedMs));
 
-/** How long there is traffic before the exchange, and after it was noticed. */
+/** The duration of the traffic before the exchange, and of the traffic after it was noticed. */
 const TRAFFIC_MS = 1_500;
 
 const AT_ONCE = 8;
@@ -30,7 +30,7 @@ export interface Figures {
   readonly noticedMs: Readonly<Record<string, number>>;
 }
 
-/** Makes the other server. An earlier copy is made in the middle of the traffic. */
+/** Makes the other server. An earlier copy is made during the traffic. */
 const prepare = async (nodes: Nodes, right: Node, replacement: Replacement): Promise<Node> => {
   if (replacement === 'an earlier copy') return (await nodes.copy(right)).start();
   const other = await nodes.empty();
@@ -42,7 +42,7 @@ const prepare = async (nodes: Nodes, right: Node, replacement: Replacement): Pro
 };
 
 export interface ExchangeOptions {
-  /** Adds another API, which gets no requests, and another worker. */
+  /** Adds another worker, and another API without requests. */
   readonly idleOthers?: boolean;
 }
 
@@ -76,7 +76,7 @@ export const playExchange = async (
     const noticedMs = await installation.noticed(exchangedAt);
     const noticedAt = Date.now();
 
-    // The answers must be those of C76: for old keys, for new keys, and for reads.
+    // Old keys, new keys and reads must get the answers of C76.
     const asked: Sent[] = [];
     for (const create of known) {
       asked.push(await partner.again(create));
@@ -93,7 +93,7 @@ export const playExchange = async (
     await partner.stop();
     for (const id of partner.sent.flatMap(({ paymentId }) => paymentId ?? [])) expect((await partner.find(id)).status).not.toBe(404);
 
-    // Before the right log is back, no command can end the incident.
+    // No command can end the incident before the right log is back.
     const tooEarly = await installation.command('log', 'resume', '--by', 'Dana', '--reason', 'too early');
     expect([tooEarly.code, tooEarly.stdout]).toEqual([1, '']);
     const status = await installation.command('log', 'status', '--json');
@@ -111,7 +111,7 @@ export const playExchange = async (
     ];
     expect(violations).toEqual([]);
 
-    // Payments work again, no payment was lost, and no key charges twice.
+    // Payments work again. No payment was lost, and no key charges twice.
     await eventually(async () => (await partner.create()).sent.at(-1)!.status === 200);
     for (const create of partner.paid) expect((await partner.find(paymentOf(create))).status).toBe(200);
     await inParallel(partner.creates, AT_ONCE, (create) => partner.again(create));
@@ -134,14 +134,14 @@ export const playExchange = async (
 
 export const paymentOf = ({ sent }: Create): string => sent.find(({ status }) => status === 200)!.paymentId!;
 
-/** Runs `payfold log resume`. Call this when the right store can be reached again. */
+/** Runs `payfold log resume`. The right store must be reachable again. */
 export const resume = (installation: Installation) =>
   installation.command('log', 'resume', '--by', 'Dana', '--reason', 'a wrong address was put right');
 
 export const anyKnows = async ({ witnesses }: Installation): Promise<boolean> =>
   (await Promise.all(witnesses.map((one) => one.knows()))).includes(true);
 
-/** Waits until every process has checked the log and stored its marks since the last answer. */
+/** Waits long enough for every process to check the log and store its marks. */
 export const settled = (): Promise<void> => sleep(2_500);
 
 /** Every payment that was answered 200 must have its outcome in the right log. Returns the violations. */

@@ -1,4 +1,4 @@
-/** Processes are killed in each step of a first start (fault 10). The next start goes on, with one id in the database and in the log. */
+/** Processes are killed in each step of a first start (fault 10). The next start continues, and database and log have the same single id. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import pg from 'pg';
 import { INSTALLATION_STREAM, installationEvents } from '#eventstore';
@@ -27,7 +27,7 @@ const rowsOf = async (url: string, sql: string): Promise<readonly object[]> => {
   }
 };
 
-/** Starts the whole service, pays once, and stops it. `said`: the output of the start that was killed. It may have shown the API key already. */
+/** Starts the whole service, makes one payment, and stops it. `said`: the output of the killed start, which may already have shown the API key. */
 const startAndPay = async (env: Environment, said = ''): Promise<void> => {
   const service = await start('standalone', dataDir, env);
   const { apiKey, portalId } = welcomeOf(service.stdout()) ?? welcomeOf(said)!;

@@ -1,4 +1,4 @@
-/** The built service, run as by its users. It has its own stores, which a spec can exchange while it runs. */
+/** The built service with its own stores, which a spec can exchange while the service runs. */
 import type pg from 'pg';
 import { createPool, freePort } from '#platform';
 import { Random } from '../../apps/demo/city.js';
@@ -10,7 +10,7 @@ import { DataDir, type Ended, type Environment, launch, type Role, type RunningP
 import { type Node, urlOf } from './nodes.js';
 import type { Access } from './partner.js';
 
-/** Only a guard against hanging. Specs compare the result of {@link Installation.noticed} with the limit of the contract. */
+/** A guard against hanging only. Specs compare the result of {@link Installation.noticed} with the limit of the contract. */
 const NOTICED_MS = 60_000;
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname.replace('/dist/apps/', '/apps/');
 
@@ -19,7 +19,7 @@ export interface Witness {
   readonly name: string;
   /** True if the process reports an incident, in `/readyz` or in its metrics. */
   readonly knows: () => Promise<boolean>;
-  /** When its log first reported an incident after `from`, in milliseconds since 1970. null: not yet. */
+  /** The time of the process's first log line after `from` about an incident, in milliseconds since 1970. null: none yet. */
   readonly knewAt: (from: number) => number | null;
 }
 
@@ -32,7 +32,7 @@ interface LogLine {
 export interface Stores {
   /** The first event store. The service reaches it through a proxy. null: the events are in Postgres. */
   readonly node: Node | null;
-  /** The URL of an event store that is used instead of `node`, without a proxy. */
+  /** The URL of an event store, used without a proxy instead of `node`. */
   readonly url?: string;
   /** False: the service uses its embedded Postgres. */
   readonly database?: boolean;
@@ -79,7 +79,7 @@ export class Installation {
     return installation;
   }
 
-  /** Starts the whole service. It can be called again after {@link stopService} or a kill. */
+  /** Starts the whole service, also after {@link stopService} or a kill. */
   async startService(): Promise<void> {
     this.service = await start('standalone', this.dataDir, this.env);
     const welcome = welcomeOf(this.service.stdout());
@@ -108,14 +108,16 @@ export class Installation {
 
   readonly partner = (): Access => this.access!;
 
-  /** From now on the service reaches another event store at the same address. Returns the time of the exchange. */
+  /** Leads the service to another event store at the same address. Returns the time of the exchange. */
   exchange(node: Node): number {
     const at = Date.now();
     this.proxy!.leadTo(node.port);
     return at;
   }
 
-  /** Waits until every process reports the incident. Returns for each the milliseconds from `from` to the first line about it in its log. */
+  /**
+   * Waits until every process reports the incident. Returns for each process the milliseconds from `from` to its first log line about the incident.
+   */
   async noticed(from: number): Promise<Record<string, number>> {
     const took = this.witnesses.map(async ({ name, knows, knewAt }) => {
       await eventually(knows, { timeoutMs: NOTICED_MS });
@@ -164,7 +166,7 @@ const apiWitness = (name: string, process: RunningProcess): Witness => ({
   knows: async () => {
     const answer = await fetch(`${process.url}/readyz`);
     const { storeIncident } = (await answer.json()) as { storeIncident?: boolean };
-    // In an incident the API must stay ready. Otherwise the load balancer would answer instead of the service.
+    // In an incident the API must stay ready. Otherwise the load balancer would answer partners.
     if (storeIncident === true && answer.status !== 200) throw new Error(`${name} is not ready: ${answer.status}`);
     return storeIncident === true;
   },

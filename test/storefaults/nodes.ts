@@ -1,8 +1,8 @@
 /**
  * Event stores that can be exchanged, emptied and put back to an earlier copy: the double in this process, or real servers.
  *
- * `KURRENTDB_NODE` is a shell command that runs a real node in the foreground, until SIGTERM. Three arguments or more are added to it: a folder, the
- * number of the node (from 1), and the ports of all nodes of its cluster. The node keeps everything in that folder, under `node` and its number.
+ * `KURRENTDB_NODE` is a shell command that runs a real node in the foreground until SIGTERM. Its arguments are a folder, the number of the node (from
+ * 1), and the ports of all nodes of its cluster. The node keeps everything in that folder, under `node` and its number.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
@@ -16,7 +16,7 @@ import { eventually } from '../support/eventually.js';
 import { KurrentDbDouble } from '../support/kurrentdb-double.js';
 
 const { KURRENTDB_NODE } = process.env;
-/** False: no command for a real server is set, so specs that need one do not run. */
+/** False: no command for a real server is set. Specs that need one do not run. */
 export const hasRealNodes = KURRENTDB_NODE !== undefined;
 
 /** One server with its own log. */
@@ -35,7 +35,7 @@ export interface Copy {
 export interface Nodes {
   readonly name: string;
   empty(): Promise<Node>;
-  /** Copies the log of a node. A real node is stopped for this, and started again at its port, within {@link copyMs}. */
+  /** Copies the log of a node. For this, a real node is stopped and started again at its port, within {@link copyMs}. */
   copy(node: Node): Promise<Copy>;
   readonly copyMs: number;
   end(): Promise<void>;
@@ -46,7 +46,7 @@ export const urlOf = (...ports: readonly number[]): string =>
 
 const silent = { warn: () => undefined, error: () => undefined };
 
-/** Opens a log directly, without the checks of OwnLog, and closes it after `work`. */
+/** Opens a log without the checks of OwnLog, and closes it after `work`. */
 export const withLog = async <T>(url: string, work: (store: EventStore) => Promise<T>): Promise<T> => {
   const store = await openEventStore(url, '', silent);
   try {
@@ -58,7 +58,7 @@ export const withLog = async <T>(url: string, work: (store: EventStore) => Promi
 
 const metaOf = () => ({ recordedAt: new Date().toISOString(), actor: { type: 'system', id: 'another' } as const, correlationId: randomUUID() });
 
-/** Writes the log of another installation into the node, until that log is longer than `end`. */
+/** Writes the log of another installation into the node, until the log is longer than `end`. */
 export const fillAsForeign = async (node: Node, end: Position): Promise<void> => {
   await withLog(urlOf(node.port), async (store) => {
     const installationId = randomUUID();
@@ -85,8 +85,7 @@ export const fill = (node: Node, end: Position): Promise<void> =>
 // ------------------------------------------------------------------------------------------------------------------------------------
 
 /**
- * By this number, bytes per event differ between two doubles. The first two values, 137 and 151, are primes, so few positions of the two logs are
- * equal.
+ * The difference in bytes per event between two doubles. The first two values, 137 and 151, are primes, so few positions of the two logs are equal.
  */
 const BYTES_APART = 14;
 
@@ -101,7 +100,7 @@ export const doubles = (): Nodes => {
     copyMs: 2_000,
     empty: () => {
       const double = new KurrentDbDouble();
-      // As with real servers, positions of one log are not valid in another.
+      // As with real servers, positions of one log are not valid in another one.
       double.bytesPerEvent += started.length * BYTES_APART;
       return begin(double);
     },
@@ -119,7 +118,7 @@ interface DoubleNode extends Node {
   readonly double: KurrentDbDouble;
 }
 
-/** A node usually starts within seconds. On a busy machine it may need a minute. */
+/** A node usually starts within seconds. A busy machine may need a minute. */
 const STARTED_MS = 120_000;
 
 const launchNode = (folder: string, number: number, ports: readonly number[]): ChildProcess =>
@@ -182,7 +181,7 @@ const answering = async (url: string): Promise<void> => {
   await eventually(() => withLog(url, async (store) => (await store.head(), true)), { timeoutMs: STARTED_MS, everyMs: 500 });
 };
 
-/** Three real nodes of one cluster. While the nodes are stopped, their disks can be copied and put back. */
+/** Three real nodes of one cluster. The disk of a stopped node can be copied and put back. */
 export interface Cluster {
   readonly url: string;
   start(...numbers: readonly number[]): Promise<void>;
@@ -193,7 +192,7 @@ export interface Cluster {
   end(): Promise<void>;
 }
 
-/** Makes a cluster. Its nodes are not started yet. */
+/** Makes a cluster without starting its nodes. */
 export const realCluster = async (): Promise<Cluster> => {
   const folder = await mkdtemp(join(tmpdir(), 'payfold-cluster-'));
   const ports = [await freePort(), await freePort(), await freePort()];

@@ -1,4 +1,4 @@
-/** A partner that sends keyed creates, and stores the start and the answer of each request. */
+/** A partner that sends creates with keys, and stores the start and the answer of each request. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { newKey } from '../support/processes.js';
@@ -17,7 +17,7 @@ export interface Sent {
   readonly text: string;
 }
 
-/** One payment: its key, its body, and every request for it. No other payment has the same amount. */
+/** One payment: its key, its body, and all its requests. No other payment has the same amount. */
 export interface Create {
   readonly key: string;
   readonly amountCents: number;
@@ -61,7 +61,7 @@ export class Partner {
     return create;
   }
 
-  /** Sends the create once more under its key. */
+  /** Sends the create again under its key. */
   async again(create: Create): Promise<Sent> {
     const sent = await this.send('POST', PAYMENTS, create.body, create.key);
     create.sent.push(sent);
@@ -116,22 +116,22 @@ export class Partner {
     this.going = Promise.all(Array.from({ length: AT_ONCE }, clerk));
   }
 
-  /** Sends no more, and waits for the answers to all requests of {@link start}. */
+  /** Sends no new requests, and waits for the answers to those of {@link start}. */
   async stop(): Promise<void> {
     this.stopping = true;
     await this.going;
   }
 }
 
-/** A span of time in which no money may move, except for requests that began before it. */
+/** A span of time in which no money may move, except for requests from before the span. */
 export interface Window {
   readonly from: number;
   readonly to: number;
 }
 
 /**
- * Compares the bank with the requests. In `window` there may be no refund and no void, and no charge for a request that began in it. There may never
- * be two charges for one key. Each violation is one line.
+ * Compares the bank with the requests. In `window`, the bank may have no refund, no void, and no charge for a request that began in it. No key may
+ * have two charges. Each violation is one line.
  */
 export const judgeMoney = (truth: readonly Truth[], { creates }: Partner, window: Window): string[] => {
   const violations: string[] = [];
@@ -153,18 +153,18 @@ export const judgeMoney = (truth: readonly Truth[], { creates }: Partner, window
   return violations;
 };
 
-/** Checks the answers after the exchange. Returns one line for each answer that C76 does not allow. */
+/** Checks the answers after the exchange by C76. Returns one line for each violation. */
 export const judgeAnswers = (sent: readonly Sent[], window: Window, noticedAt: number): string[] =>
   sent
     .filter(({ endedAt, begunAt }) => endedAt >= window.from && begunAt < window.to)
     .flatMap(({ begunAt, endedAt, status, code, replayed, retryAfter, text }) => {
       const when = `${begunAt - window.from} to ${endedAt - window.from} ms after the exchange`;
       const wrong = [`${when}: ${status} ${text.slice(0, 300)}`];
-      // A 200 is allowed for a request that began before the exchange, or as a replay.
+      // A 200 is right only as a replay, or for a request from before the exchange.
       if (status === 200) return replayed || begunAt < window.from ? [] : wrong;
       if (begunAt >= noticedAt) return status === 503 && code === 'IDEMPOTENCY_UNAVAILABLE' && retryAfter === '60' ? [] : wrong;
-      // Before the exchange is noticed, the connection to the log breaks too. So the answers of an outage are allowed: 503, and 504 with the id of
-      // the payment.
+      // The exchange also breaks the connection to the log. Until the exchange is noticed, the answers of an outage are right: 503, or 504 with the
+      // id of the payment.
       if (status === 503 && code === 'IDEMPOTENCY_UNAVAILABLE') return [];
       return status === 504 && text.includes('"id"') ? [] : wrong;
     });

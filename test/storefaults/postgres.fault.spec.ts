@@ -1,6 +1,6 @@
 /**
- * The short version of the proof: Postgres is put back to an earlier state. With the events in Postgres this is fault 7, with the events in KurrentDB
- * fault 3.
+ * The short version of the proof: Postgres is put back to an earlier state. This is fault 7 with the events in Postgres, and fault 3 with the events
+ * in KurrentDB.
  */
 import { afterEach, expect, test } from '@jest/globals';
 import { NOTICED_MS, slowest } from './exchange.js';

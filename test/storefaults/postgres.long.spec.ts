@@ -1,6 +1,6 @@
 /**
- * Postgres is put back to an earlier state. With the events in KurrentDB (fault 3), known keys are sent again all the time. With the events in
- * Postgres this is fault 7.
+ * Postgres is put back to an earlier state. This is fault 7 with the events in Postgres, and fault 3 with the events in KurrentDB. In fault 3, known
+ * keys are sent again all the time.
  */
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { writeReport } from '../support/report.js';

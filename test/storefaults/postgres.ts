@@ -1,7 +1,6 @@
 /**
- * Postgres loses its last transactions: the folder of the embedded Postgres is put back to an earlier copy, or an asynchronous standby is promoted.
- * With the events in Postgres this is fault 7, an incident. With the events in KurrentDB it is fault 3: no event is lost, and the keys are made again
- * from the log.
+ * Postgres loses its last transactions: its folder is put back to an earlier copy, or an asynchronous standby is promoted. With the events in
+ * Postgres this is fault 7, an incident. With the events in KurrentDB it is fault 3: no event is lost, and the keys are made again from the log.
  */
 import { expect } from '@jest/globals';
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
@@ -31,7 +30,7 @@ const copyFolder = (from: string, to: string): void => {
 const chargesOf = (truth: Awaited<ReturnType<Installation['bank']['truth']>>): number =>
   truth.filter(({ op, leg, result }) => op === 'charge' && leg !== 'fee' && result === 'approved').length;
 
-/** Fault 7: Postgres is put back to an earlier copy. Five creates that it has lost are sent again under their keys, and are not charged again. */
+/** Fault 7: Postgres is put back to an earlier copy. Five lost creates are sent again under their keys and are not charged again. */
 export const playPutBack = async (): Promise<void> => {
   const installation = await Installation.start({ node: null, database: false });
   const partner = new Partner(installation.partner);
@@ -62,7 +61,7 @@ export const playPutBack = async (): Promise<void> => {
     expect(refused.stderr).toContain('does not hold everything that it held');
     await installation.stopService();
 
-    // With the newest copy all payments and keys are there again.
+    // With the newest copy, all payments and keys are there again.
     copyFolder(newest, folder);
     await installation.startService();
     expect(await anyKnows(installation)).toBe(false);
@@ -99,9 +98,9 @@ const ask = async (url: string, sql: string): Promise<unknown> => {
 };
 
 interface Pair {
-  /** The address of the primary, and after {@link promote} of the standby. */
+  /** The address of the primary. After {@link promote}, the standby has this address. */
   readonly databaseUrl: string;
-  /** From now on the standby gets no more data. The primary does not wait for it. */
+  /** Cuts the standby off from new data. The primary does not wait for the standby. */
   fallBehind(): void;
   /** Kills the primary and promotes the standby. Returns the time of the promotion. */
   promote(): Promise<number>;
@@ -161,7 +160,7 @@ export interface PromotionFigures {
   readonly requests: number;
   readonly charges: number;
   readonly secondCharges: number;
-  /** For fault 7: how soon each process noticed. For fault 3: the time until every known key was answered again. */
+  /** Fault 7: the time until each process noticed. Fault 3: the time until every known key was answered again. */
   readonly tookMs: Readonly<Record<string, number>>;
 }
 
@@ -193,7 +192,7 @@ export const playPromotion = async (): Promise<PromotionFigures> => {
   }
 };
 
-/** Makes five payments before and five after the standby falls behind. Returns the last five, which the standby never gets. */
+/** Makes five payments, cuts the standby off, and makes five more. Returns the last five. */
 const fallBehindUnder = async (partner: Partner, pair: Pair): Promise<Create[]> => {
   for (let made = 0; made < 5; made++) await partner.create();
   await settled();
@@ -204,7 +203,7 @@ const fallBehindUnder = async (partner: Partner, pair: Pair): Promise<Create[]> 
   return partner.creates.slice(5);
 };
 
-/** Sends known keys again and again, until each was answered as it was at first. Until then only the answers of an outage are allowed. */
+/** Sends known keys again and again, until each gets a 200 with its first payment. Before that, only the answers of an outage are allowed. */
 const retryUntilAnswered = async (partner: Partner, creates: readonly Create[]): Promise<void> => {
   const open = new Set(creates);
   await eventually(
@@ -222,7 +221,7 @@ const retryUntilAnswered = async (partner: Partner, creates: readonly Create[]):
   );
 };
 
-/** If a database was put back while processes run, claims stay closed for the lease of a key (60 s). So this time limit for the answers is longer. */
+/** If the database of a running service is put back, claims stay closed for the lease of a key (60 s). This time limit is longer. */
 const ANSWERED_MS = 180_000;
 
 /** Fault 3 with a promotion: known keys are sent again all the time, and staff run no command. */
@@ -244,7 +243,7 @@ export const playPromotionUnderKurrentDb = async (nodes: Nodes): Promise<Promoti
   }
 };
 
-/** Fault 3 at a start: the database alone is put back to an earlier copy. Known keys are sent from the first moment. */
+/** Fault 3 at a start: only the database is put back to an earlier copy. Known keys are sent from the first moment. */
 export const playPutBackUnderKurrentDb = async (nodes: Nodes): Promise<PromotionFigures> => {
   const installation = await Installation.start({ node: await nodes.empty(), database: false });
   const partner = new Partner(installation.partner);
@@ -275,7 +274,7 @@ const wholeAfter = async (installation: Installation, partner: Partner, from: nu
   await eventually(async () => (await partner.create()).sent.at(-1)!.status === 200);
   for (const create of partner.paid) expect((await partner.find(paymentOf(create))).status).toBe(200);
   const truth = await installation.bank.truth();
-  // The window is empty, because no event was lost: charges of new requests are allowed at all times.
+  // The window is empty. No event was lost, so new requests may be charged at any time.
   const violations = judgeMoney(truth, partner, { from, to: from });
   expect(violations).toEqual([]);
   return { requests: partner.sent.length, charges: chargesOf(truth), secondCharges: violations.length };

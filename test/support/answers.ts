@@ -11,7 +11,7 @@ export const sent = (command: Promise<Answered<unknown>>): Promise<Answer> =>
     throw error;
   });
 
-/** The body of an answer. `code` is moved out of the details. */
+/** The body of an answer, with `code` moved out of the details. */
 export const read = <T = Record<string, unknown>>(
   answer: Answer,
 ): { status: number; code: string | undefined; message: string | undefined; data: T; details: Record<string, unknown> } => {

@@ -1,6 +1,6 @@
 /**
- * A busy day for specs of the books: payments with every outcome, which are then settled, refunded and disputed. Also a reader of hledger's format
- * that shares no code with the product.
+ * A busy day for specs of the books: payments with every outcome, later settled, refunded and disputed. Also a reader of hledger's format that shares
+ * no code with the product.
  */
 import { type DisputeStatus, type PaymentView, reverseByStaff, staff } from '#payments';
 import { openDispute, recordSettlements, updateDispute } from '#settlement';
@@ -50,7 +50,7 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
     payments.push(made);
     return made.id;
   };
-  // Before the batch closes: whole and partial voids, and payments without a charge.
+  // Before the batch closes: full and partial voids, and payments without a charge.
   await client.void(await pay(separate, [4_000]), {});
   await client.refund(await pay(separate, [5_000, 2_500]), { amountCents: 1_234 });
   await client.refund(await pay(combined, [9_999]), { feeType: 'include_fee' });
@@ -60,7 +60,7 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
   await client.created(paymentOf(separate, { number: CARD.settlementRejected })).then((made) => payments.push(made));
   await service.recover(unknown.details!.id as string);
   await settle(service);
-  // After the batch has closed: refunds, which need a batch of their own, and disputes with every outcome.
+  // After the batch has closed: refunds in a batch of their own, and disputes with every outcome.
   await client.refund(kept[0]!, { amountCents: 2_500 });
   await client.refund(kept[0]!, { feeType: 'include_fee' });
   const { payments: services } = service.services;
@@ -75,15 +75,15 @@ export const busyDay = async (service: Service): Promise<BusyDay> => {
   await settle(service);
   await dispute(service, kept[3]!, 100, 'debited', 'recovered');
   await pay(combined, [60]);
-  // On a later day the first batches are funded.
+  // On a later day, the processor has funded the first batches.
   service.clock.advance(5 * 86_400_000);
   await recordSettlements(service.services.settlement, signal());
-  // Open all exceptions now, because the next round of the worker could otherwise open them in the middle of a spec.
+  // Open all exceptions now. Otherwise the worker could open them in the middle of a spec.
   while ((await service.services.openExceptions()) > 0);
   return { partner, separate, combined, payments };
 };
 
-/** Adds up a journal as hledger does: each transaction must balance. Returns the cents of each account. */
+/** Adds up a journal as hledger does. Each transaction must balance. Returns the cents of each account. */
 export const addHledger = (text: string): Map<string, bigint> => {
   const sums = new Map<string, bigint>();
   for (const block of text.split(/\n\n+/)) {

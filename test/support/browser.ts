@@ -1,6 +1,6 @@
 /**
- * A real browser and the sites that it visits, for specs of hosted checkout. The browser is Chromium from npm. The service is behind TLS as
- * `pay.test`, a partner is `shop.test`, and an attacker is `evil.test`. So these are three different sites, as in production.
+ * A real browser (Chromium from npm) and its sites, for specs of hosted checkout. The service is `pay.test` behind TLS, a partner is `shop.test`, and
+ * an attacker is `evil.test`. As in production, these are three different sites.
  */
 import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
@@ -22,7 +22,7 @@ export interface TestBrowser {
   close(): Promise<void>;
 }
 
-/** A complete Chromium of this machine, which has a back/forward cache. The headless shell from npm has none. Undefined if none is installed. */
+/** A complete Chromium of this machine, if one is installed. It has a back/forward cache, which the headless shell from npm lacks. */
 export const installedChromium = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((path) => existsSync(path));
 
 const UNPACK = `import('@sparticuz/chromium').then(({ default: chromium }) => chromium.executablePath()).then((path) => process.stdout.write(path))`;
@@ -36,8 +36,8 @@ const unpacked = async (directory: string): Promise<string> => {
 };
 
 /**
- * Unpacks Chromium into a new directory and starts it. The npm package always unpacks into the temp dir, where two runs at the same time would write
- * the same file. So a process with another temp dir unpacks it. `installed`: uses this browser of the machine instead.
+ * Unpacks Chromium into a new directory and starts it. The npm package unpacks into the temp dir, where two runs at once would write the same file.
+ * So a process with another temp dir unpacks it. `installed`: uses this browser of the machine instead.
  */
 export const startBrowser = async ({ installed }: { readonly installed?: string } = {}): Promise<TestBrowser> => {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-chromium-'));
@@ -47,8 +47,7 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
     const browser = await chromium.launch({
       executablePath,
       args: ['--no-sandbox', '--host-resolver-rules=MAP *.test 127.0.0.1'],
-      // By default Playwright starts Chromium with this option, which turns the back/forward cache off. Without the option, Back behaves as for
-      // users.
+      // By default Playwright turns the back/forward cache off with this option. With the cache, Back behaves as for users.
       ignoreDefaultArgs: ['--disable-back-forward-cache'],
     });
     return {
@@ -65,11 +64,11 @@ export const startBrowser = async ({ installed }: { readonly installed?: string 
   }
 };
 
-/** Collects errors in the page's console and refusals by its security policy. Our pages must cause none. */
+/** Collects console errors of the page and refusals by its security policy. Our pages must cause none. */
 export const complaintsOf = (page: Page): string[] => {
   const complaints: string[] = [];
   page.on('console', (message) => {
-    // The console also reports pages with status 403 or 422. These are expected, but a missing file of a page is an error.
+    // The console also reports pages with status 403 or 422, which are expected. A missing asset is an error.
     if (message.text().startsWith('Failed to load resource') && !message.location().url.includes('/assets/')) return;
     if (message.type() === 'error' || message.type() === 'warning') complaints.push(`${message.type()}: ${message.text()}`);
   });
@@ -82,12 +81,12 @@ export type Handler = (request: IncomingMessage & { readonly body: string }, res
 export interface Sites {
   /** `https://pay.test:port`. */
   readonly payUrl: string;
-  /** `https://shop.test:port`, and the same server as `https://evil.test:port`. */
+  /** `https://shop.test:port`. `evilUrl` is the same server as `https://evil.test:port`. */
   readonly shopUrl: string;
   readonly evilUrl: string;
   /** Sets the service that answers behind pay.test. */
   lead(serviceUrl: string): void;
-  /** Answers of the sites shop.test and evil.test, by path. A path that is not listed gets a page with the heading "shop" and the path. */
+  /** Answers of shop.test and evil.test, by path. Any other path gets a page with the heading "shop" and the path. */
   readonly pages: Map<string, (request: IncomingMessage & { readonly body: string }) => string | { status: number; location: string }>;
   /** Every request to shop.test or evil.test, in order. */
   readonly visits: { readonly host: string; readonly method: string; readonly url: string; readonly body: string }[];
@@ -104,7 +103,7 @@ export const startSites = async (): Promise<Sites> => {
   });
   let target = { host: LOOPBACK, port: 0 };
   const sockets = new Set<{ destroy(): unknown }>();
-  // This TLS proxy does not change the bytes, so the browser gets exactly the answers of the service.
+  // The TLS proxy does not change the bytes, so the browser gets exactly the service's answers.
   const front = createTlsServer({ key, cert, ALPNProtocols: ['http/1.1'] }, (inbound) => {
     const outbound = connect(target.port, target.host);
     for (const [socket, other] of [

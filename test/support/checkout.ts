@@ -1,6 +1,6 @@
 /**
- * A payer without a browser, for specs of hosted checkout. It follows no redirect by itself, keeps cookies by path, reads the form on a page and
- * sends it. It also makes and checks signatures as a partner does, with code that shares nothing with the service.
+ * A payer without a browser, for specs of hosted checkout. The payer keeps cookies by path, and reads and sends the form of a page. Redirects are
+ * followed only by `open`. Signatures are made and checked as a partner does, without the service's code.
  */
 import { createHmac } from 'node:crypto';
 import { request as httpRequest } from 'node:http';
@@ -49,7 +49,7 @@ export const signatureOf = (secret: string, kind: string, address: string, pairs
   return createHmac('sha256', secret).update(['v1', kind, address, query].join('\n')).digest('hex');
 };
 
-/** Checks the signature of an address that a browser was sent to, and returns the parameters. */
+/** Checks the signature of an address to which a browser was redirected. Returns the parameters. */
 export const readReturn = (secret: string, kind: 'return' | 'cancel', location: string) => {
   const url = new URL(location);
   const pairs = [...url.searchParams];
@@ -114,7 +114,7 @@ export class Payer {
     readonly origin = url,
   ) {}
 
-  /** A second tab of the same browser, with the same cookies. For a second browser make a new Payer. */
+  /** A second tab of the same browser, with the same cookies. */
   tab(): Payer {
     const tab = new Payer(this.url, this.origin);
     for (const [path, cookie] of this.cookies) tab.cookies.set(path, cookie);
@@ -156,7 +156,7 @@ export class Payer {
     });
   }
 
-  /** Sends a GET, and follows redirects as long as they stay on this service. */
+  /** Sends a GET, and follows redirects within this service. */
   async open(path: string): Promise<Reply & { readonly path: string }> {
     for (let hops = 0; hops < 8; hops++) {
       const reply = await this.send(path);
@@ -167,7 +167,7 @@ export class Payer {
   }
 
   intake(fields: Fields): Promise<Reply> {
-    // The form is sent from the partner's page, so the request is cross-site.
+    // The partner's page sends the form, so the request is cross-site.
     return this.send(INTAKE, { method: 'POST', body: formText(fields), headers: { origin: SHOP, 'sec-fetch-site': 'cross-site' } });
   }
 
@@ -193,7 +193,7 @@ export class Payer {
 const unescaped = (text: string) =>
   text.replaceAll('&quot;', '"').replaceAll('&lt;', '<').replaceAll('&gt;', '>').replaceAll('&#39;', "'").replaceAll('&amp;', '&');
 
-/** Names and values of the pay form on a page, as a browser would send them. */
+/** The fields of the pay form on a page, as a browser would send them. */
 export const formOf = (html: string): Record<string, string> => {
   const form = /<form[^>]*id="pay"[^]*?<\/form>/.exec(html)?.[0];
   if (form === undefined) throw new Error(`there is no form:\n${textOf(html)}`);

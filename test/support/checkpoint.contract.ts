@@ -1,7 +1,6 @@
 /**
- * The contract of every checkpoint. Two workers take the lease, lose it, commit from an outdated position, and fail in the middle of a commit. Random
- * sequences of these steps are compared with a model that was written from the rules. One suite runs against Postgres and against the simulation's
- * tables.
+ * The contract of every checkpoint. Two workers take and lose the lease, commit from an outdated position, and fail during a commit. Random sequences
+ * of these steps are compared with a model that was written from the rules. The suite runs against Postgres and against the simulation's tables.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -9,7 +8,7 @@ import fc from 'fast-check';
 import { type Checkpoint, HandlerFault, Moved, type Place, type Position, Unavailable } from '#eventstore';
 
 export interface CheckpointGround<Tx> {
-  /** One worker's access to the checkpoint of this name. */
+  /** One worker's access to this checkpoint. */
   checkpoint(name: string): Checkpoint<Tx>;
   /** Writes a row of the projection. */
   write(tx: Tx, name: string, row: string): Promise<unknown>;
@@ -22,7 +21,7 @@ export interface CheckpointGround<Tx> {
   close(): Promise<unknown>;
 }
 
-/** One step of time. It is shorter than a lease, and two steps are longer than a lease, even on a slow machine. */
+/** One step of time. One step is shorter than a lease. Two steps are longer, even on a slow machine. */
 const STEP_MS = 40_000;
 const LEASE_MS = 60_000;
 
@@ -119,7 +118,7 @@ export const checkpointContract = <Tx>(whose: string, open: () => Promise<Checkp
     });
     afterAll(() => ground.close());
 
-    /** Makes two workers for one checkpoint. The first worker has its lease. */
+    /** Makes two workers for one checkpoint. The first worker holds the lease. */
     const stage = async () => {
       const name = randomUUID();
       const [one, two] = [ground.checkpoint(name), ground.checkpoint(name)];

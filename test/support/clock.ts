@@ -1,4 +1,4 @@
-/** A clock that specs can move. It runs like real time and jumps on command. A jump ends every sleep whose time has passed. */
+/** A clock that specs can move. It runs like real time and jumps on command. After a jump, every sleep whose time is over ends. */
 import type { Clock } from '#kernel';
 
 export class MovableClock implements Clock {

@@ -1,6 +1,6 @@
 /**
- * `npm run contact-sheet`: makes one picture of every page of the hosted checkout, docs/checkout-pages.jpg. A real browser takes the pictures from a
- * real service, at 320, 768 and 1280 pixels, light and dark. The picture is only for people to look at. The rules of the pages are checked by specs.
+ * `npm run contact-sheet`: makes docs/checkout-pages.jpg, a picture of every page of the hosted checkout. A real browser shows a real service at 320,
+ * 768 and 1280 pixels, light and dark. The picture is only for people. Specs check the rules of the pages.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';

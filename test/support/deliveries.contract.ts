@@ -1,10 +1,10 @@
 /**
- * The contract of every table of deliveries, for steps in random order. Workers claim deliveries and end their attempts, in time, late or never.
- * Staff pause, redeliver and disable. The outbox lags and replays.
+ * The contract of every table of deliveries. Workers claim deliveries and end their attempts in time, late or never. Staff pause, redeliver and
+ * disable. The outbox lags and replays.
  *
- * Random sequences of these steps also run on a model that was written from the rules. After each step both must agree. At the end workers and
- * endpoints work again, and every delivery must end. One suite runs against Postgres and against the simulation's tables. Time passes by changing the
- * stored times, so no test waits.
+ * Random sequences of these steps also run on a model that was written from the rules. Both must agree after each step. At the end, workers and
+ * endpoints work again, and every delivery must end. The suite runs against Postgres and against the simulation's tables. Each `pass` changes stored
+ * times or the simulation's clock, so no test waits.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
@@ -27,14 +27,14 @@ export interface DeliveriesUnderTest {
   /** Registers a URL for the account. Returns its id. */
   register(url: string): Promise<string>;
   change(endpointId: string, to: EndpointStatus): Promise<unknown>;
-  /** Appends an event of the payment, of a type that is sent to endpoints. */
+  /** Appends an event of the payment that endpoints must get. */
   happen(): Promise<unknown>;
-  /** `tell`: the outbox writes the new events. `replay`: it writes all events once more. */
+  /** The outbox writes the new events. `replay`: it writes all events once more. */
   tell(): Promise<unknown>;
   replay(): Promise<unknown>;
-  /** Lets this much time pass for the deliveries, without waiting: Postgres moves the stored times back, the simulation moves its clock on. */
+  /** Lets time pass for the deliveries without a wait. Postgres makes the stored times older, the simulation moves its clock. */
   pass(seconds: number): Promise<unknown>;
-  /** Asks that a delivery is sent again, as staff do. False: the request was refused. */
+  /** Requests a redelivery, as staff do. False: the request was refused. */
   redeliver(deliveryId: string): Promise<boolean>;
   /** In order of their ids. */
   rows(): Promise<readonly SeenDelivery[]>;
@@ -47,8 +47,8 @@ export interface DeliveriesGround {
 }
 
 /**
- * One step of time. It is longer than a lease and shorter than the wait between attempts. No multiple of the step equals the lease or the wait, so
- * the result does not depend on the speed of the machine.
+ * One step of time. It is longer than a lease and shorter than the wait between attempts. No multiple of the step equals either of them, so the speed
+ * of the machine does not matter.
  */
 const STEP_SECONDS = 40;
 const WAIT_MS = 130_000;
@@ -76,7 +76,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
   const endpoints: { id: string; status: string; failures: number }[] = [];
   for (const url of URLS) endpoints.push({ id: await tables.register(url), status: 'enabled', failures: 0 });
   const model = new Map<string, Expected>();
-  /** Deliveries that workers hold, also after the end of the lease. */
+  /** Deliveries that workers hold, even after the lease has ended. */
   const held: Claimed[] = [];
   let now = 0;
   let events = 0;
@@ -107,7 +107,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     }
     for (const endpoint of endpoints.keys()) {
       if (claimed.some(({ endpointId }) => endpointId === endpoints[endpoint]!.id)) expect(inFlight(endpoint)).toBeLessThanOrEqual(share(endpoint));
-      // If a due delivery was not claimed, either all slots were used, or its endpoint already had the maximum number of deliveries in flight.
+      // A due delivery may stay unclaimed for two reasons: all slots are used, or its endpoint has its maximum of deliveries in flight.
       const left = [...model.values()].some((one) => one.endpoint === endpoint && claimable(one));
       if (claimed.length < slots && left) expect(inFlight(endpoint)).toBeGreaterThanOrEqual(share(endpoint));
     }
@@ -154,7 +154,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
   };
   const change = async (pick: number, to: 'paused' | 'enabled' | 'disabled') => {
     const endpoint = pick % endpoints.length;
-    // The first endpoint is never disabled, so that there is always a receiver.
+    // The first endpoint is never disabled. So there is always a receiver.
     if (endpoints[endpoint]!.status === 'disabled' || (to === 'disabled' && endpoint === 0)) return;
     if (to !== endpoints[endpoint]!.status) endpoints[endpoint]!.failures = 0;
     await tables.change(endpoints[endpoint]!.id, to);
@@ -184,7 +184,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     } else if (step === 'claim') await claim(1 + (pick % 12));
     else if (step === 'succeed' && held.length > 0) await end(pick, true);
     else if (step === 'fail' && held.length > 0) await end(pick, false);
-    // Ends the delivery that a worker has held for the longest time, perhaps after the end of its lease.
+    // Ends the delivery that a worker has held longest. Its lease may be over.
     else if (step === 'late' && held.length > 0) await end(0, pick % 2 === 0);
     else if (step === 'pass') await pass();
     else if (step === 'reap') await reap();
@@ -196,7 +196,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     await agree();
   }
 
-  // The end: workers run, endpoints answer, time passes.
+  // At the end workers run, endpoints answer, and time passes.
   await tables.tell();
   await told();
   for (const endpoint of endpoints.keys()) await change(endpoint, 'enabled');

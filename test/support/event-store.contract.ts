@@ -1,7 +1,6 @@
 /**
- * The contract of every event store adapter. One suite runs against memory, Postgres and KurrentDB, so the store of the simulation behaves like the
- * real ones. Each test uses its own streams, and reads only the part of the log that comes after the start of the test. So the store may hold earlier
- * events.
+ * The contract of every event store adapter, run against memory, Postgres and KurrentDB. So the simulation's store behaves like the real ones. Each
+ * test uses its own streams and reads only the log after its own start. The store may therefore hold earlier events.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
@@ -64,18 +63,18 @@ export const following = (store: EventStore, after: Position | null, options?: {
 };
 
 const idsOf = (events: readonly { id: string }[]) => events.map(({ id }) => id);
-/** A position far after the given one, as a longer log or another log may have. */
+/** A position far after the given one. */
 const beyond = (position: Position) => position.replace(/(^|:)\d{3}/g, '$1008') as Position;
 const markOf = ({ position, id }: Recorded): Mark => ({ position, id });
 const outcome = (work: Promise<unknown>): Promise<unknown> => work.catch((error: unknown) => error);
 
 export interface ContractSubject {
   readonly store: EventStore;
-  /** A second client of the same log. If there can be only one client, this is the same store. */
+  /** A second client of the same log, or this store if only one client is possible. */
   readonly another: EventStore;
   /** True if no event was ever written to the store. */
   readonly fresh: boolean;
-  /** Returns a position after `position` at which no event begins. Absent: in this store every position up to the head holds an event. */
+  /** Returns a position after `position` at which no event begins. Absent: every position of this store up to the head holds an event. */
   readonly between?: (position: Position) => Position;
   readonly close: () => Promise<void>;
 }
@@ -292,7 +291,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       await eventually(passed, { timeoutMs: 15_000 });
       await reader.close();
       expect(reader.events().map(({ stream }) => stream)).toEqual([wanted, wanted]);
-      // A checkpoint never comes before the events that it covers.
+      // A checkpoint comes after the events that it covers.
       let covered = '';
       for (const item of reader.items) {
         if (item.kind === 'events') item.events.forEach((event) => expect(event.position > covered).toBe(true));
@@ -345,7 +344,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       await eventually(() => reader.failure());
       expect(reader.failure()).toBeInstanceOf(NotInTheLog);
       await reader.close();
-      // The reader's wrong position must not count as an outage: the store still answers.
+      // The wrong position must not count as an outage. The store still answers.
       expect(await collect(store.read(stream))).toHaveLength(3);
     });
 
@@ -391,7 +390,7 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       const changed = [marks[7]!, marks[612]!];
       const named = await store.missing(marks.map((mark) => (changed.includes(mark) ? { ...mark, id: randomUUID() } : mark)));
       expect(named.map(({ position }) => position).sort()).toEqual(changed.map(({ position }) => position).sort());
-      // Check one event of each hundred, as with marks of several processes.
+      // Check one event of each hundred, like the marks of several processes.
       expect(await store.missing(marks.filter((_, index) => index % 100 === 0))).toEqual([]);
     });
 

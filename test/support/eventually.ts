@@ -1,4 +1,4 @@
-/** Polls until `check` returns a truthy value. After the time limit it fails with the last error. Use it instead of a sleep of a fixed time. */
+/** Polls until `check` returns a truthy value. After the time limit, throws the last error. */
 export const eventually = async <T>(check: () => T | Promise<T>, options: { timeoutMs?: number; everyMs?: number } = {}): Promise<NonNullable<T>> => {
   const { timeoutMs = 60_000, everyMs = 20 } = options;
   const end = performance.now() + timeoutMs;

@@ -1,4 +1,4 @@
-/** A service with every type of event in its log. The events are written by the same code as in production. */
+/** A service with every type of event in its log. The production code writes the events. */
 import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, type ServiceError, timestamp } from '#kernel';
@@ -21,13 +21,13 @@ const BY = 'Dana Scott';
 const HOUR_MS = 3_600_000;
 const DAY_MS = 24 * HOUR_MS;
 
-/** Event types that no code writes yet. `PostingRuleChanged` is written only by a release with a second version of a rule. */
+/** Event types that this release does not write. `PostingRuleChanged` needs a second version of a rule. */
 export const NOT_WRITTEN_YET: readonly string[] = ['PostingRuleChanged'];
 
 export const startWithEveryEvent = async (): Promise<Service> => {
   const names = await startNameServer();
   names.answer(HOOK, ['127.0.0.1']);
-  // There is no listener at this address, so every delivery fails and is held.
+  // Nothing listens at this address, so every delivery fails and is held.
   const port = await freePort();
   const env = { WEBHOOK_PRIVATE_TARGETS: `${HOOK}:${port}=127.0.0.1/32`, WEBHOOK_DNS_SERVERS: names.address, WEBHOOK_RETRY_SECONDS: '0.1' };
   const service = await startService({ publicUrl: PUBLIC, env }).catch((error: unknown) => {
@@ -54,7 +54,6 @@ export const startWithEveryEvent = async (): Promise<Service> => {
   }
 };
 
-/** Makes events of accounts, portals, cases and audit keys. */
 const administer = async (service: Service): Promise<void> => {
   const { admin, services } = service;
   const { accountId } = await service.account('Riverton Utilities');
@@ -118,7 +117,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const resolve = { as: 'voided', evidence: 'call with the bank, 14:20', by: BY, force: false, transactions: {} } as const;
   await resolvePayment(payments.ports, service.services.settlement.register, { ...resolve, paymentId: await failed(CARD.neverReached) });
 
-  // The outcome of this refund is unknown until recovery finds it. Then the repeated command gets the result of the refund.
+  // The outcome of this refund is unknown until recovery finds it. The repeated command then gets the refund's result.
   const refunded = await created(CARD.settlesAtOnce);
   for (const call of ['refund', 'lookup', 'finalize'] as const) await service.simulator.arm({ match: { call }, answer: 'cut', times: null });
   const refund = { operation: 'refund', paymentId: refunded, amountCents: 10_000, includeFee: false, reason: 'billed twice', by: BY } as const;
@@ -129,7 +128,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await reverseByStaff(payments, refund, null);
   await reverseByStaff(payments, { ...refund, amountCents: null, includeFee: true }, null);
 
-  // Finish a create as the key sweeper does if the process died before it recorded the intent.
+  // Finish a create like the key sweeper after a process died before recording the intent.
   const { clock, ids } = service.services;
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
   await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
@@ -137,7 +136,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   await created(CARD.settlementRejected);
 };
 
-/** Makes batches from the processor's interface, files that contradict them, and exceptions. */
+/** Makes batches from the processor's interface, settlement files that contradict them, and exceptions. */
 const settleAll = async (service: Service, partner: TestAccount): Promise<void> => {
   const { services, simulator } = service;
   const desk = settlementDesk(service);
@@ -151,13 +150,13 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await simulator.closeBatches();
     await record();
     await dispute(service, disputed, 4_000, 'debited', 'lost');
-    // Go to a day on which the processor has funded these batches.
+    // Move to a day on which the processor has funded these batches.
     service.clock.advance(5 * DAY_MS);
     await record();
 
-    // The file of the next batch arrives before the interface lists the batch. It has one line more than the interface.
+    // The file of the next batch arrives before the interface lists that batch. The file has one line more.
     const [stays, goes] = [await desk.transaction(await sale()), await desk.transaction(await sale())];
-    // Keep the worker from recording the batch from the interface first.
+    // Prevent the worker from recording the batch from the interface first.
     await simulator.arm({ match: { call: 'batches' }, answer: 'disabled', times: null });
     const batch = (await simulator.closeBatches()).find(({ merchantAccount }) => merchantAccount === stays.merchantAccount)!;
     const line = (transactionId: string, gross: number, fee: number) =>
@@ -172,7 +171,7 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await change({ type: 'Assign', to: 'Robin Lee', by: BY });
     await change({ type: 'Explain', reason: 'terminal of another city', by: 'Robin Lee' });
     await change({ type: 'Resolve', resolution: 'adopt', reason: 'paid at the counter', by: BY, portalId: portal, feeCents: 0 });
-    // Corrected files: the first removes a sale and adds a line, the second removes that line.
+    // Two corrected files: the first removes a sale and adds a line, the second removes the added line.
     await desk.importFile(desk.csv(one, strange, line('tx_late', 300, 0)));
     await desk.exceptions();
     await desk.importFile(desk.csv(one, strange));
@@ -189,7 +188,7 @@ const checkOut = async (service: Service, partner: TestAccount): Promise<void> =
   const fields = (more: Readonly<Record<string, string>> = {}) =>
     intakeOf(portal, { payer_first_name: 'Alex', payer_last_name: 'Rivera', payer_email: 'alex@mail.example', ...more });
 
-  // The partner's server starts the session, and the payer opens it. The first card is declined, and the second one pays.
+  // The partner's server starts the session, and the payer opens it. The first card is declined, the second one pays.
   const body = JSON.stringify({ ...fields(), amount_cents: 12_500, line_items: LINES });
   const begun = await payer().send(INTAKE, { method: 'POST', body, headers: { 'content-type': 'application/json', origin: null } });
   const opened = payer();

@@ -1,8 +1,8 @@
-/** An event store whose log can be exchanged for another one while it is in use. */
+/** An event store whose log can be exchanged during use. */
 import { type EventStore, memoryEventStore, type NewEvent, Unavailable } from '#eventstore';
 
 export interface ExchangeableStore extends EventStore {
-  /** Uses another log from now on. Open subscriptions end with an error, as when a server disappears. */
+  /** Uses another log from now on. Open subscriptions end with an error, as when a server is lost. */
   exchange(by: EventStore): void;
 }
 
@@ -42,7 +42,7 @@ export const exchangeableStore = (first: EventStore): ExchangeableStore => {
   };
 };
 
-/** An earlier copy of a log: a log in memory with its first `events` events. */
+/** A log in memory with the first `events` events of another log. */
 export const earlierCopy = async (store: EventStore, events: number): Promise<EventStore> => {
   const copy = memoryEventStore();
   let left = events;

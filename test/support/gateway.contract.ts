@@ -1,6 +1,6 @@
 /**
- * The contract of every `PaymentGateway`, as one suite for each adapter and each fake. A reference is executed at most once, `never` is final, no
- * charge returns more than it took, and batches contain our references.
+ * The contract of every `PaymentGateway`, for each adapter and each fake. A reference is executed at most once, and `never` is final. No charge
+ * returns more than it took. Batches contain our references.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';

@@ -1,8 +1,7 @@
-/** Histories of a payment for specs: `given(facts).when(command).then(facts)`. Also functions that make these facts and commands. */
+/** Histories of a payment for specs: `given(facts).when(command).then(facts)`, and functions that make these facts and commands. */
 import { expect } from '@jest/globals';
 import { type Cents, fold, ServiceError } from '#kernel';
-// These imports bypass the index.ts of the lib and use only pure files. So specs of rules load without a web server, and mutation testing can load
-// them for every change.
+// These imports bypass the lib's index.ts and use only pure files. So specs of rules need no web server and load fast enough for mutation testing.
 import {
   type Charged,
   type Dispute,
@@ -157,7 +156,7 @@ export const move = (attemptId: string, leg: Leg, principalCents: Cents, feeCent
   references: referencesOf(attemptId)(leg),
 });
 
-/** The shares of the lines, without a fee. */
+/** The lines' shares of the principal, without a fee. */
 export const principals = (...cents: readonly Cents[]) => cents.map((one) => [one, 0] as const);
 
 type Asked = Partial<Omit<ReversalRequest, 'attemptId' | 'lines'>> & {
@@ -201,7 +200,7 @@ export const ended = (
 });
 export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId, idempotency: null } });
 
-/** The shares of the lines in a return of all money of the payment `separate`. */
+/** The lines' shares when all money of the payment `separate` is returned. */
 const WHOLE = { principal: principals(3333, 3333, 3334), both: THREE_LINES, fee: [108, 108, 109].map((fee) => [0, fee] as const) };
 export const wholeLines = WHOLE;
 
@@ -211,13 +210,13 @@ export const voided = (attemptId: string): PaymentEvent[] => [
   returned(attemptId, 'fee', 0, 325),
   ended(attemptId, { operation: 'void', outcome: 'completed', reversalType: 'void', amountCents: 10_325 }),
 ];
-/** The principal was voided, but the fee was not (C27). */
+/** The principal was voided, the fee was not (C27). */
 export const halfVoided = (attemptId: string): PaymentEvent[] => [
   voidRequested(attemptId, { legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)], lines: WHOLE.both }),
   returned(attemptId, 'principal', 10_000, 0),
   ended(attemptId, { operation: 'void', outcome: 'partial', reversalType: 'void', amountCents: 10_000 }),
 ];
-/** The principal was returned, but the fee was not: PARTIAL_REFUND_PENDING (C38). */
+/** The principal was returned, the fee was not: PARTIAL_REFUND_PENDING (C38). */
 export const halfRefunded = (attemptId: string, asked: Partial<Omit<ReversalRequest, 'attemptId' | 'lines' | 'legs'>> = {}): PaymentEvent[] => [
   refundRequested(attemptId, {
     legs: [move(attemptId, 'principal', 10_000, 0), move(attemptId, 'fee', 0, 325)],
@@ -260,7 +259,7 @@ export const requestVoid = (attemptId: string, change: Partial<RequestVoid> = {}
   references: referencesOf(attemptId),
   ...change,
 });
-/** By default the gateway behaves as the simulator: it can void a part of a charge, and cannot refund before settlement. */
+/** By default the gateway can void a part of a charge and cannot refund before settlement, like the simulator. */
 export const requestRefund = (attemptId: string, change: Partial<RequestRefund> = {}): RequestRefund => ({
   type: 'RequestRefund',
   at: LATER,
@@ -292,9 +291,7 @@ export const viewOf = (...facts: readonly PaymentEvent[]): PaymentView => paymen
 
 const atLater = (event: PaymentEvent): PaymentEvent => ({ ...event, at: LATER });
 
-/**
- * The resulting facts have the time of the command. Specs write the expected facts with the functions above, so their time is changed to LATER here.
- */
+/** The resulting facts have the time of the command. The functions above make facts with the time AT, so expected facts get the time LATER here. */
 export const given = (...facts: readonly PaymentEvent[]) => ({
   when: (command: PaymentCommand) => {
     const decide = () => decider.decide(stateOf(...facts), command);
@@ -302,7 +299,7 @@ export const given = (...facts: readonly PaymentEvent[]) => ({
       then: (...expected: readonly PaymentEvent[]) => {
         const decided = decide();
         expect(decided).toEqual(expected.map(atLater));
-        // It must be possible to fold the resulting events, so that the stream can still be read.
+        // The resulting events must fold. Otherwise the stream could not be read.
         fold(decider, [...facts, ...decided]);
       },
       thenNothing: () => expect(decide()).toEqual([]),
@@ -317,7 +314,7 @@ export const given = (...facts: readonly PaymentEvent[]) => ({
         const { code: was, message: said, details: told } = error as ServiceError;
         expect({ code: was, message: said, ...told }).toEqual({ code, message: expect.stringMatching(message), ...details });
       },
-      /** The command must fail with an internal error, not with a refusal. */
+      /** The command must fail with an internal error and not with a refusal. */
       thenFails: (message: RegExp) => {
         expect(decide).toThrow(message);
         expect(decide).not.toThrow(ServiceError);

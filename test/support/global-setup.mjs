@@ -1,6 +1,6 @@
 /**
- * Starts one real Postgres for the whole run, in a directory of its own. Every spec makes its own database in it. Jest loads this file without its
- * module mapper, so this file imports the built code (`npm test` builds first).
+ * Starts one real Postgres for the whole run. Every spec makes its own database in it. Jest loads this file without its module mapper, so it imports
+ * the built code (`npm test` builds first).
  */
 import { mkdtemp } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -8,10 +8,10 @@ import { join } from 'node:path';
 import { startEmbeddedPostgres } from '../../dist/libs/platform/postgres/embedded.js';
 
 export default async function setup() {
-  // Mutation testing starts jest many times, and starts one Postgres for all of these runs itself.
+  // Mutation testing starts jest many times and has its own Postgres for all of these runs.
   if (process.env.TEST_POSTGRES_URL) return;
   const directory = await mkdtemp(join(tmpdir(), 'payfold-test-'));
-  // These databases are needed only for this run, so fsync is off. Specs of crashes start their own Postgres with fsync on.
+  // The databases are needed only for this run, so fsync is off. Specs of crashes start their own Postgres with fsync on.
   const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
   process.env.TEST_POSTGRES_URL = postgres.url;
   globalThis.testPostgres = { postgres, directory };

@@ -1,6 +1,6 @@
 /**
- * The contract of every key store: the state machine of a key's row (T1–T12). One suite runs against Postgres and against the store of the
- * simulation. So a proof with the simulated store also holds for Postgres. Each test uses its own keys.
+ * The contract of every key store: the state machine of a key's row (T1–T12). The suite runs against Postgres and against the simulation's store. So
+ * a proof with the simulated store also holds for Postgres. Each test uses its own keys.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -40,7 +40,7 @@ export interface KeysUnderTest {
   /** A store that uses the same rows with another key ring. */
   withRing(ring: KeyRing): IdempotencyStore;
   rowOf(name: KeyName): Promise<SeenKey | undefined>;
-  /** Change the stored times, since only the store's clock counts: the lease ended, or the key expired, `agoSeconds` ago. */
+  /** Changes the stored times: the lease ended, or the key expired, `agoSeconds` ago by the store's clock. */
   leaseEnds(name: KeyName, agoSeconds: number): Promise<unknown>;
   expires(name: KeyName, agoSeconds: number): Promise<unknown>;
   now(): number;
@@ -123,7 +123,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         await store.finish(name(key), first.fence, how === 'completed' ? { to: 'completed', answer: ANSWER } : { to: 'released' });
         await expires(key);
         const second = await own(key, { ...asked, fingerprintText: 'another body' });
-        // An expired key is not taken over, since the work of another request must not be continued.
+        // An expired key is not taken over, because the work of another request must not continue.
         expect(second.tookOver).toBe(false);
         expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
         expect(second.paymentId).not.toBe(first.paymentId);
@@ -192,7 +192,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await store.renewAttempt(name(key), first.fence, ids.uuid())).toBe(false);
         expect(await rowOf(key)).toMatchObject({ state: 'in_progress', fence: second.fence, attemptId: first.attemptId });
         expect(await store.finish(name(key), second.fence, { to: 'completed', answer: ANSWER })).toBe(true);
-        // A finished key stays finished, also for its owner.
+        // A finished key stays finished, even for its owner.
         expect(await store.finish(name(key), second.fence, { to: afterFailure(operation) })).toBe(false);
         expect(await store.finish(name(key), second.fence, { to: 'given_back' })).toBe(false);
         expect(await stateOf(key)).toBe('completed');
@@ -480,7 +480,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await rowOf(key)).toMatchObject({ state: 'completed', paymentId: row.paymentId, attemptId: row.attemptId, ...ANSWER });
         expect(await claim(key)).toEqual({ kind: 'replay', answer: ANSWER });
         expect(await store.look(requestOf(key))).toEqual({ kind: 'replay', answer: ANSWER });
-        // The log has only the last four digits, so another card with the same last digits matches.
+        // The log has only the last four digits. Another card with the same four digits matches.
         expect(await claim(key, { fingerprintText: 'another card', loggedText: requestOf(key).loggedText })).toMatchObject({ kind: 'replay' });
         expect(await claim(key, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
         expect(await store.look(requestOf(key, { fingerprintText: 'another body' }))).toEqual({ kind: 'mismatch' });
@@ -507,7 +507,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(await claim(key, { operation, fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
         const owned = await own(key, { operation });
         expect(owned).toMatchObject({ tookOver: true, paymentId: row.paymentId, attemptId: row.attemptId });
-        // From now on the row behaves like any other.
+        // From here on, the row behaves like any other.
         expect(await store.finish(name(key), owned.fence, { to: 'completed', answer: ANSWER })).toBe(true);
         expect(await claim(key, { operation })).toEqual({ kind: 'replay', answer: ANSWER });
       });

@@ -1,7 +1,4 @@
-/**
- * A certificate for 127.0.0.1 with its key, and the authority that signed it. Only the TLS tests of the double use them, so the key need not be
- * secret.
- */
+/** A certificate for 127.0.0.1, its key, and its authority. Only TLS tests of the double use them, so the key need not be secret. */
 export const authority = `-----BEGIN CERTIFICATE-----
 MIIBuzCCAWGgAwIBAgIUBT3nlU9HDIzpdSpXFCJdR61cwZQwCgYIKoZIzj0EAwIw
 KjEoMCYGA1UEAwwfS3VycmVudERCIGRvdWJsZSBDQSwgdGVzdHMgb25seTAgFw0y

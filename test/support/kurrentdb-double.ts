@@ -1,7 +1,6 @@
 /**
- * A double of KurrentDB in this process, for faults that a real server rarely has. It implements the gRPC protocol of the client (Streams,
- * ServerFeatures, Gossip) over real sockets. It can hang, end calls without an error, lose replies, and deliver events twice or too early. Its rules
- * of revisions and idempotency are those of the real server. The contract suite runs against both.
+ * A double of KurrentDB in this process, for faults that a real server rarely has. It implements the client's gRPC protocol (Streams, ServerFeatures,
+ * Gossip) over real sockets. Its rules of revisions and idempotency are those of the real server, and the contract suite runs against both.
  */
 import grpc from '@grpc/grpc-js';
 import gossipServices from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
@@ -36,7 +35,7 @@ type ProposedEvent = Pick<StoredEvent, 'id' | 'type' | 'contentType' | 'data' | 
 /**
  * The faults of an append. `hang`: no answer, nothing stored. `lost`: stored, no answer. `cut`: stored, then the connection breaks. `half_close`: the
  * call ends with OK and no reply. `late`: stored after the caller's deadline. `unavailable`, `unknown`, `not_ready`, `busy`, `not_leader`,
- * `bad_request`: errors as servers send them. `no_position`: success without a position. `conflict`: a false conflict, as from a server that does not
+ * `bad_request`: errors as servers send them. `no_position`: success without a position. `conflict`: a false conflict, from a server that does not
  * recognise a repeated append.
  */
 export type AppendFault =
@@ -53,12 +52,12 @@ export type AppendFault =
   | 'bad_request'
   | 'no_position'
   | 'conflict';
-/** Faults of a read. `stall`: half of the events, and then nothing more. */
+/** Faults of a read. `stall`: half of the events, then nothing more. */
 export type ReadFault = 'hang' | 'stall' | 'unavailable' | 'not_leader';
 /**
- * Faults of a subscription. `unconfirmed`: accepted, but never confirmed. `silent_end`: ends with OK after the stored events. `stall`: confirmed and
- * caught up, and then sends nothing more. `duplicate`: sends every event twice. `early_checkpoint`: sends a checkpoint for the end of the log before
- * the events. `error`: breaks after three events.
+ * Faults of a subscription. `unconfirmed`: accepted, never confirmed. `silent_end`: ends with OK after the stored events. `stall`: confirmed and
+ * caught up, then nothing more. `duplicate`: sends every event twice. `early_checkpoint`: sends a checkpoint for the end of the log before the
+ * events. `error`: breaks after three events.
  */
 export type SubscriptionFault = 'unconfirmed' | 'silent_end' | 'stall' | 'duplicate' | 'early_checkpoint' | 'error';
 
@@ -66,18 +65,18 @@ const TICKS_PER_MS = 10_000n;
 const NO_STREAM = -1;
 
 export class KurrentDbDouble {
-  /** `next*`: faults for the next calls, one for each call. `every*`: the fault of all other calls. */
+  /** `next*`: faults of the next calls, one for each call. `every*`: the fault of all other calls. */
   readonly nextAppends: AppendFault[] = [];
   readonly nextReads: ReadFault[] = [];
   readonly nextSubscriptions: SubscriptionFault[] = [];
   everyAppend: AppendFault | null = null;
   everyRead: ReadFault | null = null;
   everySubscription: SubscriptionFault | null = null;
-  /** The port of the leader that this node reports to clients. null: this node reports itself. */
+  /** The port of the leader that this node reports. null: this node is the leader. */
   leaderPort: number | null = null;
   members: number[] = [];
   readonly calls = { append: 0, batchAppend: 0, read: 0, subscribe: 0, features: 0, gossip: 0, requiresLeader: 0, authorization: new Set<string>() };
-  /** On a real server positions are byte offsets, so they rise with gaps. */
+  /** Positions of a real server are byte offsets. They rise with gaps. */
   bytesPerEvent = 137;
   readonly log: StoredEvent[];
   private readonly streams: Map<string, StoredEvent[]>;
@@ -86,7 +85,7 @@ export class KurrentDbDouble {
   private readonly held = new Set<grpc.ServerWritableStream<ReadReq, ReadResp> | grpc.ServerReadableStream<AppendReq, AppendResp>>();
   port = 0;
 
-  /** `twin`: the first node of a cluster. This node shares its log. */
+  /** `twin`: the first node of the cluster, whose log this node shares. */
   constructor(
     private readonly credentials: grpc.ServerCredentials = grpc.ServerCredentials.createInsecure(),
     twin?: KurrentDbDouble,
@@ -96,12 +95,12 @@ export class KurrentDbDouble {
     this.live = twin?.live ?? new Set();
   }
 
-  /** Listens on loopback. After an earlier start it uses the same port. */
+  /** Listens on loopback. A later start uses the same port. */
   async start(): Promise<this> {
     const server = new grpc.Server({ 'grpc.max_receive_message_length': 17 * 1024 * 1024 });
     server.addService(streamServices.StreamsService, {
       append: (call: grpc.ServerReadableStream<AppendReq, AppendResp>, reply: grpc.sendUnaryData<AppendResp>) => this.append(call, reply),
-      // The adapter must not use the shared batch stream. The double offers it, counts the calls, and never answers.
+      // The adapter must not use the shared batch stream. The double counts such calls and never answers.
       batchAppend: () => void (this.calls.batchAppend += 1),
       read: (call: ReadCall) => this.read(call),
       delete: (_call: unknown, reply: grpc.sendUnaryData<never>) => reply({ code: grpc.status.UNIMPLEMENTED }),
@@ -158,19 +157,19 @@ export class KurrentDbDouble {
     );
   }
 
-  /** Removes all events, as on a server whose disk was replaced. */
+  /** Removes all events, as if the server's disk were replaced. */
   wipe(): void {
     this.keep(0);
   }
 
-  /** Removes all but the first events, as on a server whose disk was put back to an earlier copy. */
+  /** Keeps only the first events, as if the server's disk were put back to an earlier copy. */
   keep(events: number): void {
     const kept = this.log.splice(0).slice(0, events);
     this.streams.clear();
     for (const event of kept) this.add(event);
   }
 
-  /** Makes another server with the first events of this one, as from a copy of its disk. */
+  /** Makes another server with the first events of this one. */
   copy(events = this.log.length): KurrentDbDouble {
     const made = new KurrentDbDouble();
     for (const event of this.log.slice(0, events)) made.add(event);
@@ -199,7 +198,7 @@ export class KurrentDbDouble {
       });
     });
     call.on('end', () => {
-      // If the call broke off, the append did not arrive in full and is ignored.
+      // If the call was cancelled, the append did not arrive in full and is ignored.
       if (!options || events.length === 0 || call.cancelled) return;
       const stream = Buffer.from(options.getStreamIdentifier()!.getStreamName_asU8()).toString();
       const expected = options.hasAny() ? 'any' : options.hasNoStream() ? NO_STREAM : Number(options.getRevision());
@@ -345,8 +344,8 @@ export class KurrentDbDouble {
   }
 
   /**
-   * True if a position is refused. A forward read may start only at the first byte of an event, or beyond the last event. A backward read may start
-   * only at an event.
+   * True if a position is refused. A forward read may start at the first byte of an event or beyond the last event. A backward read may start only at
+   * an event.
    */
   private isRefused(options: NonNullable<ReturnType<ReadReq['getOptions']>>): boolean {
     const position = options.getAll()?.getPosition();
@@ -381,7 +380,7 @@ export class KurrentDbDouble {
     const passes = this.filter(call.request.getOptions()!);
     if (this.isRefused(call.request.getOptions()!))
       return void call.emit('error', { code: grpc.status.INVALID_ARGUMENT, details: 'Trying to read from an invalid position.' });
-    // A subscription from a position beyond the end is confirmed and then gets no events, as on the real server.
+    // A subscription from beyond the end is confirmed and gets no events, as on the real server.
     if (after > (this.log.at(-1)?.position ?? 0)) return;
     if (fault === 'early_checkpoint') this.checkpoint(call);
     let delivered = 0;

@@ -1,7 +1,6 @@
 /**
- * A real KurrentDB, or EventStoreDB, for the end-to-end specs. `KURRENTDB_FRESH` is a shell command that starts an empty server, prints its URL on a
- * separate line and runs until SIGTERM. If it is set, every service of those specs has its own server for its events. Otherwise the events are in
- * Postgres.
+ * A real KurrentDB or EventStoreDB for the end-to-end specs. `KURRENTDB_FRESH` is a shell command that starts an empty server, prints its URL on a
+ * separate line and runs until SIGTERM. If it is set, every service of these specs has its own server. Otherwise the events are in Postgres.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -9,14 +8,14 @@ import { createInterface } from 'node:readline';
 
 const { KURRENTDB_FRESH } = process.env;
 
-/** False: the events are not in Postgres, so specs cannot read or change them by SQL. */
+/** False: specs cannot read or change events by SQL. */
 export const eventsInPostgres = !KURRENTDB_FRESH;
 
 const START_MS = 120_000;
 
 /**
- * A shell script that runs the server, and ends all processes of the server when its own input is closed. That happens when our process ends, even
- * if it was killed. Background children do not get this input.
+ * A shell script that runs the server, and ends all its processes when the script's input is closed. The system closes the input when our process
+ * ends, even by `kill -9`. Background children do not get the input.
  */
 const GUARD = `
   trap : TERM

@@ -1,6 +1,6 @@
 /**
- * The contract of the list's rows, in Postgres and in the simulation. Only the newest revision of a payment is kept. With each filter, the pages
- * equal those of a model.
+ * The contract of the list's rows, in Postgres and in the simulation. Only the newest revision of a payment is kept. For each filter, the pages equal
+ * those of a model.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';

@@ -15,7 +15,7 @@ import {
 import { type Clock, timestamp } from '#kernel';
 import { createLogger } from '#platform';
 
-/** The marks of an ended process are forgotten after the same time as in the product. */
+/** Marks of an ended process are forgotten after the same time as in the product. */
 const FORGET_AFTER_MS = 60_000;
 
 interface MarkedCheckpoint {
@@ -28,10 +28,10 @@ interface MarkedCheckpoint {
 export class Marks {
   readonly rows = new Map<string, OwnMarks & { readonly writtenAt: number }>();
   incident: Incident | null = null;
-  /** `incidents`: the number of incidents so far. `closed`: the ids of the incidents that staff have closed. */
+  /** The number of incidents so far. `closed`: the ids of incidents that staff have closed. */
   incidents = 0;
   private readonly closed = new Set<string>();
-  /** Events whose marks were given up when an incident was closed. */
+  /** Events whose marks were dropped when an incident was closed. */
   private readonly forgotten = new Set<string>();
 
   constructor(
@@ -85,7 +85,7 @@ export class Marks {
 
 const isUpTo = (mark: Mark | null, position: string): boolean => mark === null || mark.position <= position;
 
-/** Makes the guard of a log in memory for one process. */
+/** Makes the log guard of one process, for a log in memory. */
 export const ownLogOver = async (store: EventStore, clock: Clock, marks = new Marks(clock), process = 'spec'): Promise<OwnLog> => {
   const installationId = INSTALLATION;
   await writeInstallation(store, clock);

@@ -23,7 +23,7 @@ const encodeName = (name: string): Buffer =>
 
 const encodeAddress = (address: string): Buffer => {
   if (isIP(address) === 4) return Buffer.from(address.split('.').map(Number));
-  // The URL parser writes the eight groups in hex, with at most one run of zeroes left out.
+  // The URL parser writes the eight groups in hex and leaves out at most one run of zeroes.
   const [left = '', right] = new URL(`http://[${address}]`).hostname.slice(1, -1).split('::');
   const groups = (text: string) => (text === '' ? [] : text.split(':'));
   const [head, tail] = [groups(left), groups(right ?? '')];

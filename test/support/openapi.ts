@@ -1,7 +1,4 @@
-/**
- * Checks every answer of an e2e client against the served OpenAPI document: status, content type and body. The check is stricter than partners need:
- * a field that the document does not name is a fault. So the service sends no undocumented field.
- */
+/** Checks status, content type and body of every e2e answer against the served OpenAPI document. An undocumented field is a fault. */
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
 
@@ -34,12 +31,12 @@ export interface OpenApiJudge {
 }
 
 const JSON_TYPE = 'application/json; charset=utf-8';
-/** Headers that have a meaning for clients. If an answer has one of them, it must be documented for this answer. */
+/** Headers with a meaning for clients. An answer may have one of them only if the document names it for this answer. */
 const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
-/** Statuses of refusals that belong to no operation: there is no such operation (404, 405), or the request did not reach it (C65). */
+/** Statuses of refusals outside any operation: the operation does not exist (404, 405), or the request did not reach it (C65). */
 const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431];
 
-/** Closes every object that lists its properties. An object with `additionalProperties` (metadata) stays open. */
+/** Forbids unknown fields in every object that lists its properties. An object with `additionalProperties` (metadata) stays open. */
 const closed = (schema: unknown): unknown => {
   if (Array.isArray(schema)) return schema.map(closed);
   if (schema === null || typeof schema !== 'object') return schema;
@@ -53,7 +50,7 @@ export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
   ajv.addSchema({ $id: 'openapi', components: closed(document.components) as Schema });
   const validators = new Map<string, ValidateFunction>();
   const validatorFor = (schema: Schema): ValidateFunction => {
-    // References in the document are local. For the validator the components have the id `openapi`, so references get this id.
+    // References in the document are local. The validator knows the components by the id `openapi`, so add this id.
     const text = JSON.stringify(closed(schema)).replaceAll('"#/components', '"openapi#/components');
     let validator = validators.get(text);
     if (!validator) validators.set(text, (validator = ajv.compile(JSON.parse(text) as Schema)));
@@ -65,7 +62,7 @@ export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
       const names = template.split('/');
       return names.length === parts.length && names.every((name, index) => name === parts[index] || (name.startsWith('{') && parts[index] !== ''));
     };
-    // As in the router, a path with a fixed name is preferred to a path with a parameter in that place.
+    // As in the router, a path with a fixed name comes before a path with a parameter in the same place.
     const [template] = Object.keys(document.paths)
       .filter(fits)
       .sort((a, b) => a.split('{').length - b.split('{').length);

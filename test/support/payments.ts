@@ -1,6 +1,6 @@
 /**
- * The functions of libs/payments with real parts. The simulator has a real socket, keys and velocity are in a real Postgres, and the directory is
- * made from events. Only the event store is in memory. Store and gateway are wrapped, so that a spec can run its own code between any two steps.
+ * The functions of libs/payments with real parts: the simulator over a socket, keys and velocity in Postgres, and a directory made from events. Only
+ * the event store is in memory. Store and gateway are wrapped, so that a spec can run code between any two steps.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -53,7 +53,7 @@ import { ownLogOver } from './mark-book.js';
 import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
 
-/** Claims that are always open, as in a process that has compared its keys with the log. */
+/** Claims that are always open. */
 export const OPEN_CLAIMS: Claims = { isOpen: true, begun: async () => undefined };
 
 type Step = () => unknown;
@@ -75,7 +75,7 @@ export class Interposed {
   failBefore(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.before(name, () => Promise.reject(error()), times);
   }
-  /** The call is carried out, but the caller gets the error instead of the answer. */
+  /** The call is executed, but its caller gets the error instead of the answer. */
   failAfter(name: string, error: () => Error, times = Number.POSITIVE_INFINITY): void {
     this.after(name, () => Promise.reject(error()), times);
   }
@@ -98,7 +98,7 @@ export class Interposed {
   }
 }
 
-/** Errors for failBefore and failAfter. `away`: nothing was appended. `unheard`: the events were appended, but the caller got no answer. */
+/** Errors for failBefore and failAfter. `away`: nothing was appended. `unheard`: the events were appended, but the answer was lost. */
 export const away = () => new Unavailable('the store is away');
 export const unheard = () => new OutcomeUnknown('the answer was lost');
 
@@ -108,7 +108,7 @@ const watchedStore = (store: EventStore, steps: Interposed): EventStore => ({
     steps.around([...events.map(({ type }) => type), 'append'], () => store.append(stream, expected, events, options)),
 });
 
-/** Names: `charge.principal`, `void.fee`, `refund.combined`, `finalize.charge`. */
+/** Names of calls: `charge.principal`, `void.fee`, `refund.combined`, `finalize.charge`. */
 const watchedGateway = (gateway: PaymentGateway, steps: Interposed): PaymentGateway => ({
   capabilities: gateway.capabilities,
   charge: (call, signal) => steps.around([`charge.${call.leg}`], () => gateway.charge(call, signal)),
@@ -136,7 +136,7 @@ export const CARDS = {
   slow: '4000007770002050',
 } as const;
 
-/** 50 cents and 2.75 %, which is 3.25 on 100.00: the example of C32. */
+/** A fee of 50 cents and 2.75 %, which is 3.25 on 100.00: the example of C32. */
 export const FEE: FeeConfig = { ...NO_FEE, flatCents: 50, percentBps: 275 };
 export const COMBINED: FeeConfig = { ...FEE, chargeMode: 'combined' };
 
@@ -193,7 +193,7 @@ export interface Refusal {
   readonly details: Readonly<Record<string, unknown>>;
 }
 
-/** Waits for an error of the catalogue. Any other result fails the spec. */
+/** Waits for an error of the catalogue. Any other outcome fails the spec. */
 export const refused = async (call: Promise<unknown>): Promise<Refusal> => {
   const outcome = await call.then(
     (value) => ({ value }),
@@ -203,7 +203,7 @@ export const refused = async (call: Promise<unknown>): Promise<Refusal> => {
   throw outcome instanceof Error ? outcome : new Error(`not refused: ${JSON.stringify(outcome)}`);
 };
 
-/** One account with its own portal, and all functions on it. */
+/** One account with its own portal, and the payment functions on them. */
 export interface House {
   readonly clock: MovableClock;
   readonly ids: Ids;
@@ -220,10 +220,10 @@ export interface House {
   readonly accountId: string;
   readonly portalId: string;
   readonly logged: string[];
-  /** Makes changes of accounts, portals and cases visible. */
+  /** Applies changes of accounts, portals and cases to the directory. */
   project(): Promise<void>;
   request(asked?: Asked): ChargeRequest;
-  /** A request with a key, as it is received. Requests with equal `text` have equal bodies. */
+  /** A received request with a key. Equal `text` means an equal body. */
   received(idempotencyKey: string, text: unknown): Received;
   /** Sets whether the gateway knows the credentials of this portal's accounts (C68). */
   setCredentials(present: boolean): void;
@@ -241,9 +241,9 @@ export interface House {
   events(paymentId: string): Promise<Recorded[]>;
   /** The bank's records of this portal, tombstones included. */
   truth(): Promise<Truth[]>;
-  /** Money at the bank, in cents: charged minus voided minus refunded. */
+  /** Money at the bank in cents: charged minus voided minus refunded. */
   balance(): Promise<number>;
-  /** Closes the batches at the bank, and records this in the stream of `paymentId`, if it is given. */
+  /** Closes the batches at the bank, and records this in the stream of `paymentId`, if given. */
   settle(paymentId?: string): Promise<void>;
   key(): string;
 }
@@ -266,7 +266,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const gateway = watchedGateway(simulator, calls);
   ground.atEnd(() => {
     simulator.close();
-    // If a spec left a request unfinished, code may still sleep on this clock. Moving the clock ends every such sleep.
+    // A request that a spec left unfinished may still sleep on this clock. Moving the clock ends every such sleep.
     clock.advance(365 * 86_400_000);
   });
   let credentials = true;
@@ -308,7 +308,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const merchantAccounts = [accounts!.merchantAccount, accounts!.feeMerchantAccount];
   await project();
 
-  // The port of recovery. It reads all payment streams, and gives the same result as the rows of the list.
+  // The port of recovery. It reads all payment streams, with the same result as the rows of the list.
   const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution }[] = [];
   const work: RecoveryWork = {
     due: async ({ begunBefore, begunAfter }) => {
@@ -446,7 +446,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   };
 };
 
-/** All references in the events of a payment, so that a spec can ask the bank for each (C61). */
+/** All references in a payment's events. A spec can ask the bank for each (C61). */
 export const referencesIn = (events: readonly Recorded[]): string[] => [
   ...new Set(JSON.stringify(events.map(({ data }) => data)).match(/(?<="(?:charge|reversal|void|refund)":")[0-9A-Z]{20}(?=")/g) ?? []),
 ];

@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import pg from 'pg';
 import type { ReadModel } from '#eventstore';
 
-/** Makes an empty database in the Postgres of this run. `drop` ends its connections and removes it. */
+/** Makes an empty database in the Postgres of this run. `drop` closes its connections and removes it. */
 export const freshDatabase = async (): Promise<{ url: string; drop: () => Promise<void> }> => {
   const admin = process.env.TEST_POSTGRES_URL!;
   const name = `t_${randomBytes(6).toString('hex')}`;
@@ -22,7 +22,7 @@ export const freshDatabase = async (): Promise<{ url: string; drop: () => Promis
   return { url: url.toString(), drop: () => run(`drop database if exists ${name} with (force)`) };
 };
 
-/** Makes the tables of a read model in the schema `public`, for specs without the registry of read models. */
+/** Makes the tables of a read model in the schema `public`. For specs without the registry of read models. */
 export const makeTables = async (db: Pick<pg.Pool, 'query'>, { createTables, createIndexes }: Pick<ReadModel, 'createTables' | 'createIndexes'>) => {
   await db.query(`${createTables}; ${createIndexes}`);
 };

@@ -1,7 +1,6 @@
 /**
- * The built service as real processes, for specs of crashes, start-up and shutdown: the standalone tree or single roles. Each has its own process
- * group and its own data, and all its processes can be killed with `kill -9`. A guard ends every process that still runs when a spec ends, or when
- * Jest itself is killed.
+ * The built service as real processes, for specs of crashes, start-up and shutdown: the whole standalone service or single roles. Each has its own
+ * process group and data. A guard ends every process that still runs when a spec ends, or when Jest is killed.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -38,7 +37,7 @@ export interface RunningProcess {
   signal(signal: NodeJS.Signals): void;
   /** Sends SIGTERM (or another signal), and waits until the process has ended. */
   stop(signal?: NodeJS.Signals): Promise<Ended>;
-  /** `kill -9` of the process and all its descendants at once, as when a machine fails. */
+  /** `kill -9` of the process and all its descendants at once. */
   killTree(): Promise<void>;
   /** The descendants of the process that are alive, as reported by `ps`. */
   children(): SystemProcess[];
@@ -58,7 +57,7 @@ const GONE_TIMEOUT_MS = 10_000;
 
 export const entryOf = (role: Role): string => join(ROOT, 'dist', 'apps', role, 'main.js');
 
-/** All living processes of this machine. Zombies are left out: they have ended and only wait for their parent. */
+/** All living processes of this machine, without zombies. */
 export const systemProcesses = (): SystemProcess[] =>
   spawnSync('ps', ['-e', '-o', 'pid=,ppid=,stat=,args='], { encoding: 'utf8', maxBuffer: 64 * 1024 * 1024 })
     .stdout.split('\n')
@@ -69,7 +68,7 @@ export const systemProcesses = (): SystemProcess[] =>
 const descendantsOf = (pid: number): SystemProcess[] => {
   const all = systemProcesses();
   const found = all.filter(({ ppid }) => ppid === pid);
-  // The list grows in this loop: it also collects the children of children.
+  // The list grows in this loop, so it also collects children of children.
   for (const one of found) found.push(...all.filter(({ ppid }) => ppid === one.pid));
   return found;
 };
@@ -95,9 +94,9 @@ export const postmasterOf = (dataDir: string): number | null => {
 // Data directories, and the guard process of each.
 
 /**
- * A shell script that runs as long as its input is open. The system closes this input however our process ends. Then the script kills the process
- * groups in the last line of its input and the Postgres of the directory, and removes the directory. That last line names only groups whose leader
- * has not ended, so none of their numbers belongs to a newer group.
+ * A shell script that runs until its input is closed. The system closes this input when our process ends, even by `kill -9`. The script then kills
+ * the process groups of its last input line and the Postgres of the directory, and removes the directory. The last line names only groups whose
+ * leader lives, so no number belongs to a newer group.
  */
 const GUARD = `
   while read -r line; do groups=$line; done
@@ -116,7 +115,7 @@ export class DataDir {
     private readonly guard: ChildProcess,
   ) {}
 
-  /** Makes an empty folder in the temp dir, for the data of a service. Postgres may run as another user, so every user may enter the folder. */
+  /** Makes an empty folder for the data of a service. Postgres may run as another user, so every user may enter the folder. */
   static async create(): Promise<DataDir> {
     const parent = await mkdtemp(join(tmpdir(), 'payfold-process-'));
     spawnSync('chmod', ['711', parent]);
@@ -125,7 +124,7 @@ export class DataDir {
     return new DataDir(parent, guard);
   }
 
-  /** The data directory. It does not exist before the service makes it. */
+  /** The data directory. The service makes it. */
   get data(): string {
     return join(this.path, 'data');
   }
@@ -151,7 +150,7 @@ export class DataDir {
       kill(postmaster);
       await eventually(() => !isAlive(postmaster), { timeoutMs: GONE_TIMEOUT_MS });
     }
-    // From here on this process waits for the end of the guard, so the guard must keep it alive.
+    // This process now waits for the guard, so the guard must keep it alive.
     this.guard.ref();
     const ended = once(this.guard, 'exit');
     this.guard.stdin!.end();
@@ -165,18 +164,18 @@ export class DataDir {
 const environment = (dataDir: DataDir, env: Environment): NodeJS.ProcessEnv => ({
   PATH: process.env.PATH,
   HOME: process.env.HOME,
-  // Use any free port, so that no spec uses the port of another service on this machine.
+  // Use any free port. Another service on this machine may use the default one.
   PORT: '0',
   METRICS_PORT: '0',
   AUDIT_PORT: '0',
-  // Otherwise the simulator would close batches at five o'clock, perhaps in the middle of a spec.
+  // Otherwise the simulator closes batches at five o'clock, perhaps during a spec.
   SIMULATOR_BATCH_CLOSE: 'off',
   DATA_DIR: dataDir.data,
   LOG_LEVEL: 'info',
   ...env,
 });
 
-/** Starts a process, and does not wait until it is ready. `entry` is a role, or arguments of Node. */
+/** Starts a process, but does not wait until it is ready. `entry`: a role, or arguments of Node. */
 export const launch = (
   entry: Role | readonly string[],
   dataDir: DataDir,
@@ -188,7 +187,7 @@ export const launch = (
   for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => (said[stream] += text));
   const exited = new Promise<Ended>((resolve, reject) => {
     child.once('error', reject);
-    // Children of the process may keep its output pipes open for a moment. Its output is complete when the pipes are closed.
+    // Children may keep the output pipes open after the process ends. The output is complete when the pipes are closed.
     child.once('close', (code, signal) => resolve({ code, signal, ...said }));
   });
   const pid = child.pid!;
@@ -252,11 +251,11 @@ export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = 
   return ended;
 };
 
-/** The values in the text that the first start prints for people. */
+/** The values in the text that the first start prints. */
 export interface Welcome {
   readonly apiKey: string;
   readonly portalId: string;
-  /** The command as printed, to be run by a shell. */
+  /** The printed command, for a shell. */
   readonly curl: string;
 }
 
@@ -277,7 +276,5 @@ export interface RuntimeFile {
 /** Addresses of the running standalone service. */
 export const runtimeOf = (dataDir: DataDir): RuntimeFile => JSON.parse(readFileSync(join(dataDir.data, 'runtime.json'), 'utf8')) as RuntimeFile;
 
-/**
- * A new key. The `k` stands before the 16 hex digits. Without a letter they could look like a card number (C9), once in tens of thousands of keys.
- */
+/** A new key. The letter `k` stands before the 16 hex digits, because 16 plain digits could look like a card number (C9). */
 export const newKey = (name = 'key'): string => `${name}-k${randomBytes(8).toString('hex')}`;

@@ -1,6 +1,6 @@
 /**
- * A partner's webhook receiver, written from the specification alone (section "Events"). It uses only the body, the headers and its secret, and none
- * of our code. It listens with real TLS on loopback, and writes the reason of each refusal to `refusals`.
+ * A partner's webhook receiver, written only from the specification (section "Events"), without our code. It listens with real TLS on loopback. The
+ * reason of each refusal goes to `refusals`.
  */
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
@@ -66,7 +66,7 @@ export interface Delivery {
 
 const TOLERANCE_SECONDS = 300;
 
-/** Checks a request by the rules of the specification. Throws if a rule is broken. */
+/** Checks a request by the specification. Throws if a rule is broken. */
 export const verify = (
   headers: IncomingMessage['headers'],
   body: Buffer,
@@ -99,7 +99,7 @@ export type Behaviour = (request: IncomingMessage, response: ServerResponse, num
 
 export interface Receiver {
   readonly port: number;
-  /** Every accepted request, in order, with duplicates. */
+  /** Every accepted request in order, with duplicates. */
   readonly deliveries: readonly Delivery[];
   /** The reasons of all refused requests. */
   readonly refusals: readonly string[];
@@ -107,7 +107,7 @@ export interface Receiver {
   readonly requests: number;
   /** TLS connections so far. */
   readonly connections: number;
-  /** The ids of the events in the order of their first arrival, each once: a receiver deduplicates by id. */
+  /** The ids of the events in order of first arrival, without duplicates. */
   readonly ids: readonly string[];
   accept(secret: string): void;
   behave(behaviour: Behaviour | null): void;

@@ -1,4 +1,4 @@
-/** The reports of the long proofs: one JSON line for each run in `reports/`, with the commit. Also a progress bar for the terminal. */
+/** The reports of the long proofs: one JSON line for each run in `reports/`, with the commit. Also a progress bar. */
 import { execFileSync } from 'node:child_process';
 import { appendFileSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,14 +6,14 @@ import { SingleBar } from 'cli-progress';
 
 const ROOT = process.cwd();
 
-/** Appends a line to `reports/<name>.ndjson` of the checkout that the command runs in. */
+/** Appends a line to `reports/<name>.ndjson` of the checkout. */
 export const writeReport = (name: string, figures: Readonly<Record<string, unknown>>): void => {
   mkdirSync(join(ROOT, 'reports'), { recursive: true });
   const line = { at: new Date().toISOString(), commit: commit(), node: process.version, ...figures };
   appendFileSync(join(ROOT, 'reports', `${name}.ndjson`), `${JSON.stringify(line)}\n`);
 };
 
-/** The commit of the checkout, with `+` if files outside of `reports/` have changed. null: this is no checkout. */
+/** The commit of the checkout, with `+` if files outside of `reports/` have changed. null: not a checkout. */
 const commit = (): string | null => {
   try {
     const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();

@@ -1,6 +1,6 @@
 /**
- * The whole service for a spec file, in this process but over real sockets. It has its own database, the sandbox processor, the worker and one or
- * more API instances. Its client checks every answer against the served OpenAPI document.
+ * The whole service for a spec file, in this process but over real sockets. It has its own database, the sandbox processor, the worker and API
+ * instances. Its client checks every answer against the served OpenAPI document.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { connect, createServer, type Socket } from 'node:net';
@@ -33,7 +33,7 @@ export interface Answer<Data> {
   readonly headers: Readonly<Record<string, string | undefined>>;
   /** The body, byte for byte. */
   readonly text: string;
-  /** The data of a success. An error has no data, so a spec that reads a field of `data` fails. */
+  /** The data of a success. An error has no data, so reading a field then fails the spec. */
   readonly data: Data;
   /** `details.code` of an error. */
   readonly code: string | undefined;
@@ -73,15 +73,15 @@ export class Client {
   async send<Data = unknown>(method: string, path: string, body?: Body, { key, headers = {}, instance = 0 }: Sent = {}): Promise<Answer<Data>> {
     const url = this.urls[instance]!;
     const test = request(url)[method.toLowerCase() as 'get'](path).redirects(0).buffer(true);
-    // Set the content type here. Superagent's own default would hide how the service treats a body without a content type.
+    // Set the content type here. Superagent's default would hide how the service treats a body without one.
     if (body !== undefined && headers['content-type'] === undefined) void test.set('content-type', 'application/json');
     if (this.authorization !== null && headers.authorization === undefined) void test.set('authorization', this.authorization);
     if (key !== undefined) void test.set('idempotency-key', key);
-    // Superagent passes lists to Node, which writes one line for each value. The types of Superagent do not allow lists.
+    // Superagent passes lists to Node, which writes one line for each value. Superagent's types do not allow lists.
     for (const [name, value] of Object.entries(headers)) void test.set(name, value as string);
     const bytes = body === undefined || typeof body === 'string' || Buffer.isBuffer(body) ? body : JSON.stringify(body);
     void test.serialize((raw: unknown) => raw as string);
-    // Every status is accepted as an answer. Only a missing answer is an error.
+    // Accept every status as an answer. Only a missing answer is an error.
     const answered = await (bytes === undefined ? test : test.send(bytes as string)).ok(() => true);
     const text = answered.text ?? '';
     const received = answered.headers as Record<string, string | undefined>;
@@ -102,7 +102,7 @@ export class Client {
   create(body: Body, sent?: Sent): Promise<Answer<PaymentView>> {
     return this.post(PAYMENTS, body, sent);
   }
-  /** Makes a payment, which must succeed, for a spec to start with. */
+  /** Makes a payment, which must succeed. */
   async created(body: Body, sent?: Sent): Promise<PaymentView> {
     const answer = await this.create(body, sent);
     if (answer.status !== 200) throw new Error(`no payment: ${answer.status} ${answer.text}`);
@@ -161,7 +161,7 @@ export const card = (cardNumber: string = CARD.approved, overrides: object = {})
   ...overrides,
 });
 
-/** The body of a create that is approved. `lines`: the amounts of its line items. */
+/** The body of an approved create. `lines`: the amounts of its line items. */
 export const paymentOf = (
   portalId: string,
   { lines = [10_000], number, ...overrides }: { lines?: number[]; number?: string; [field: string]: unknown } = {},
@@ -177,7 +177,7 @@ export const paymentOf = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The service.
 
-/** A clock that specs can move forward, so that they need not wait for minutes. Only the wall clock moves: timers and deadlines use real time. */
+/** A clock that specs can move forward. Only the wall clock moves. Timers and deadlines use real time. */
 export class MovableClock implements Clock {
   private aheadMs = 0;
   private frozen: number | null = null;
@@ -208,14 +208,14 @@ export interface TestAccount {
 }
 
 export interface ServiceOptions {
-  /** The number of API instances. Each has its own stores over the same database. */
+  /** The number of API instances. Each has its own stores on the same database. */
   readonly instances?: number;
   readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
-  /** The address for payers, for specs of the checkout. Default: the product's default. */
+  /** The address for payers. Default: the product's default. */
   readonly publicUrl?: string;
-  /** More settings, by their names in the environment. */
+  /** More settings, by environment variable. */
   readonly env?: Readonly<Record<string, string>>;
-  /** Puts a proxy in front of Postgres, so that a spec can make the database unreachable. */
+  /** Puts a proxy in front of Postgres. A spec can then make the database unreachable. */
   readonly cuttable?: boolean;
 }
 
@@ -236,7 +236,7 @@ export interface Service {
   readonly log: readonly string[];
   readonly judge: OpenApiJudge;
   readonly database: DatabaseProxy | null;
-  /** The sandbox processor. It can be stopped, and starts again at its earlier address. */
+  /** The sandbox processor. After `stop`, `start` uses the same address. */
   readonly bank: { stop(): Promise<void>; start(): Promise<void> };
   /** A client without credentials. */
   readonly anonymous: Client;
@@ -244,7 +244,7 @@ export interface Service {
   portal(account: TestAccount, options?: { fee?: Partial<FeeConfig>; gateway?: 'simulator' | 'none' }): Promise<string>;
   /** Runs an administrative command, and waits until requests see the change. */
   readonly administer: <State, Extra extends Done<State>>(change: Promise<Extra>) => Promise<Extra>;
-  /** Runs recovery of this payment at once, as the worker would do it after a minute. Moves the clock by 61 s. */
+  /** Runs recovery of this payment now, as the worker would after a minute. Moves the clock by 61 s. */
   recover(paymentId: string): Promise<void>;
   logLines(): LogLine[];
   stop(): Promise<void>;
@@ -354,7 +354,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       logLines: () => log.map((line) => JSON.parse(line) as LogLine),
       stop: async () => {
         await stop();
-        // No log line may contain a card or an API key (docs/contract.md#card-data). A masked card also shows that code tried to log one.
+        // No log line may contain a card or an API key (docs/contract.md#card-data). A masked card shows that code tried to log one.
         const caught = log.filter((line) => line.includes('[card]') || line.includes('pc_test_'));
         if (caught.length > 0) throw new Error(`secrets were about to be logged:\n${caught.join('')}`);
       },

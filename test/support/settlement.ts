@@ -1,4 +1,4 @@
-/** A finance desk for specs: writes the processor's settlement files, imports them, and reads the books and the exceptions. */
+/** A finance desk for specs: writes and imports settlement files, and reads the books and the exceptions. */
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -16,16 +16,16 @@ export interface SettlementDesk {
   readonly folder: string;
   /** The charge of the payment's principal. */
   transaction(paymentId: string): Promise<{ merchantAccount: string; transactionId: string; ref: string }>;
-  /** A line of a file. `over`: the differences from an ordinary sale of 100.00 that has just settled. */
+  /** A line of a file: a sale of 100.00 that settles now, changed by `over`. */
   line(batch: string, transactionId: string, over?: Over): string;
   /** A closing time for all lines of one batch. */
   closedNow(): string;
   written(text: string | Buffer): string;
   csv(...lines: string[]): string;
   importFile(file: string, merchantAccount?: string | null, ports?: SettlementPorts, again?: boolean): Promise<FileImported>;
-  /** The number of events that imports write. Other events are not counted, since the service may record some at any time. */
+  /** The number of events that imports write. The service may record other events at any time. */
   eventCount(): Promise<number>;
-  /** Opens all exceptions that are due, then returns those of a status. null: those that have not ended. */
+  /** Opens all exceptions that are due. Then returns those with this status. null: those that have not ended. */
   exceptions(status?: string | null): Promise<ExceptionRow[]>;
   /** Cents of the accounts with this prefix. Fails if the books do not sum to 0. */
   booked(): Promise<(prefix: string) => number>;

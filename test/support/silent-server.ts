@@ -1,4 +1,4 @@
-/** A server that accepts every connection and never answers, like a host behind a firewall or a node that hangs. */
+/** A server that accepts every connection and never answers. */
 import { createServer, type Socket } from 'node:net';
 
 export interface SilentServer {

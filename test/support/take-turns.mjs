@@ -1,9 +1,8 @@
 /**
- * The jest environment of every spec file. Before the file runs, it takes one of the places of this machine, and waits until one is free.
+ * The jest environment of every spec file. Before the file runs, it takes one of the machine's places, and waits until one is free.
  *
- * A machine has one place per core, but at least two. All runs on the machine share these places. Without this limit all files would be slow, and
- * tests that wait for processes or connections would reach their time limits. Unit specs start no process and need no place. A run that a spec starts
- * shares the place of that spec (`TEST_PLACE=held`).
+ * A machine has one place for each core, at least two, for all runs together. With more files at once, tests would reach their time limits. Unit
+ * specs start no process and need no place. A run that a spec starts shares that spec's place (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';
@@ -11,16 +10,16 @@ import { availableParallelism } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { TestEnvironment } from 'jest-environment-node';
 
-/** The number of places: at least as many as one run uses (`maxWorkers`). */
+/** At least as many places as one run uses (`maxWorkers`). */
 const PLACES = Math.max(2, availableParallelism());
 const LOOK_AGAIN_MS = 50;
-/** A process that has given a place back waits this long, so that other waiting processes get it first. */
+/** After a process gave a place back, it waits this long. Other waiting processes get the place first. */
 const AFTER_YOU_MS = 100;
 let hadOne = false;
 
 /**
- * Takes a place: a socket name in Linux's abstract namespace. Only one process can hold a name, and the kernel frees it when that process dies. null:
- * the place is taken.
+ * Takes a place: a socket name in Linux's abstract namespace, which only one process can hold. The kernel frees the name when that process ends.
+ * null: the place is taken.
  */
 const tryPlace = async (number) => {
   const server = createServer().listen(`\0payfold-test-place-${number}`);
@@ -36,7 +35,7 @@ const tryPlace = async (number) => {
 export default class TakeTurns extends TestEnvironment {
   constructor(config, context) {
     super(config, context);
-    // Other systems have no such names, so runs do not wait for each other there.
+    // Other systems have no such names. There, runs do not wait for each other.
     this.needsPlace = process.platform === 'linux' && process.env.TEST_PLACE !== 'held' && !context.testPath.endsWith('.unit.spec.ts');
   }
 

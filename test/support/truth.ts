@@ -1,4 +1,4 @@
-/** Compares the log with the bank after crashes and chaos runs, when every process runs again. The comparison uses no read model. */
+/** Compares the log with the bank after crashes and chaos runs, when every process runs again. Uses no read model. */
 import assert from 'node:assert/strict';
 import type { Recorded } from '#eventstore';
 import { fold } from '#kernel';
@@ -33,16 +33,13 @@ export const openStores = async (
   return openServices(config, places, readKeyRing(masterKeyFile), createLogger('silent', 'spec'));
 };
 
-/**
- * Ends the leases of all keys. A lease is 60 s, so that the key of a living owner is never taken over. Here every owner was killed, so the spec need
- * not wait for a minute.
- */
+/** Ends the leases of all keys. Every owner was killed, so the spec need not wait 60 s for the end of a lease. */
 export const endLeases = async ({ pool }: Services): Promise<number> =>
   (await pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`)).rowCount ?? 0;
 
 /**
- * Does at once what recovery would do after a minute: resolves open payments until none is left. A running worker must keep the list up to date.
- * Returns the number of resolved payments.
+ * Resolves open payments until none is left, without recovery's wait of a minute. A running worker must keep the list up to date. Returns the number
+ * of resolved payments.
  */
 export const recoverAll = async (services: Services): Promise<number> => {
   const { payments, pool, store } = services;
@@ -65,7 +62,7 @@ export interface Book {
   readonly paymentId: string;
   readonly payment: Payment;
   readonly types: readonly string[];
-  /** The approved charges of the bank under this payment's references. */
+  /** The bank's approved charges under this payment's references. */
   readonly charges: readonly Truth[];
   readonly netAtBankCents: number;
   readonly netInLogCents: number;
@@ -76,7 +73,7 @@ export interface Books {
   readonly chargesAtBank: number;
   readonly netAtBankCents: number;
   of(paymentId: string): Book;
-  /** The payments whose `referenceId` (of the payment, not of a line) is this. */
+  /** The payments with this `referenceId` of their own, not of a line. */
   for(referenceId: string): readonly Book[];
 }
 

@@ -49,7 +49,7 @@ export const unfinishedRowsContract = (whose: string, open: () => Promise<Unfini
       const [first] = await ground.rows.page(null, at(60_000), 1);
       await ground.rows.remove(['a', 'c', 'unknown']);
       expect(await ids()).toEqual(['b']);
-      // A page may begin after a row that no longer exists.
+      // A page may begin after a row that is gone.
       expect(await ids(at(60_000), first)).toEqual(['b']);
       await ground.rows.write([session('c', 4)]);
       expect(await ids()).toEqual(['b', 'c']);

@@ -1,5 +1,5 @@
 /**
- * The contract of the rows that the outbox and staff write, and of the signal that a delivery is due. It holds in Postgres and in the simulation.
+ * The contract of the rows that the outbox and staff write, and of the signal for a due delivery. The suite runs against Postgres and the simulation.
  * Deliveries have their own contract (deliveries.contract.ts).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
@@ -243,7 +243,7 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
     });
 
     describe('sending again', () => {
-      /** Makes three held deliveries, oldest first, and a pending one. */
+      /** Makes three held deliveries, oldest first, and one pending one. */
       const held = async () => {
         const endpointId = await addEndpoint(0);
         const ids: string[] = [];

@@ -1,6 +1,6 @@
 /**
  * Webhooks with real parts. Payments use the simulator (support/payments.ts). The outbox and any number of dispatchers use one Postgres. Receivers
- * have real TLS on loopback. Each receiver has its own host name, which a test name server resolves.
+ * listen with real TLS on loopback. A test name server resolves each receiver's own host name.
  */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -87,13 +87,13 @@ export interface WebhookStage {
   readonly logged: string[];
   /** Another writer of the same outbox. */
   anotherOutbox(): Subscriber;
-  /** Starts a receiver with its own host name, and registers it for the default account or another one. */
+  /** Starts a receiver with its own host name, and registers it. Default: for the default account. */
   register(options?: { readonly accountId?: string; readonly behave?: Behaviour }): Promise<Registered>;
-  /** Makes a worker over the same tables. It is not started yet. */
+  /** Makes a worker on the same tables, not started yet. */
   worker(options?: DispatcherOptions & Partial<Pick<DispatcherPorts, 'retrySeconds' | 'deliveries'>>): Worker;
   /** Runs the outbox to the end of the log. */
   tell(): Promise<void>;
-  /** Makes a charge, and a refund of it by staff. Returns the payment's id. */
+  /** Makes a charge and refunds it as staff. Returns the payment's id. */
   refunded(amountCents?: number): Promise<string>;
   dispute(paymentId: string, change?: Partial<Dispute>): Promise<void>;
   rows(): Promise<Row[]>;
@@ -128,7 +128,7 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
   const logged: string[] = [];
   const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
   const privateTargets: string[] = [];
-  // Each new receiver adds to `privateTargets`, so the settings are computed at each use.
+  // Each new receiver adds to `privateTargets`, so compute the settings at each use.
   const settings = () =>
     readConfig({ WEBHOOK_PRIVATE_TARGETS: privateTargets.join(','), WEBHOOK_EXTRA_CA_FILE: caFile, WEBHOOK_DNS_SERVERS: names.address }).webhooks;
   const sender = (clock: MovableClock) => createSender({ settings: settings(), resolve: createResolve([names.address], clock), clock });

@@ -1,4 +1,4 @@
-/** Other builds of Payfold, made from the present sources with small patches, each in a temporary directory. They are not committed. */
+/** Other builds of Payfold: the present sources with small patches, each in a temporary directory. */
 import { execFile } from 'node:child_process';
 import { cp, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -9,7 +9,7 @@ const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
 
 export interface Patch {
   readonly file: string;
-  /** This text must occur exactly once in the file. If it does not, buildOf throws an error. */
+  /** This text must occur exactly once in the file. Otherwise buildOf throws. */
   readonly from: string;
   readonly to: string;
 }
@@ -23,7 +23,7 @@ export interface Build {
   readonly remove: () => Promise<void>;
 }
 
-/** Copies the sources, patches them, and compiles them. `compile` false: the copy is only used to run specs. */
+/** Copies the sources, patches them, and compiles them. `compile` false: the copy only runs specs. */
 export const buildOf = async (patches: readonly Patch[], { compile = true } = {}): Promise<Build> => {
   const path = await mkdtemp(join(tmpdir(), 'payfold-build-'));
   const remove = () => rm(path, { recursive: true, force: true });
@@ -51,7 +51,7 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       );
     }
     if (compile) await promisify(execFile)('npm', ['run', 'build', '--silent'], { cwd: path });
-    // Running specs needs the compiled code only to start (global-setup), so the present `dist` is used. Jest compiles the patched sources itself.
+    // Specs need the compiled code only in global-setup, so use the present `dist`. Jest compiles the patched sources itself.
     else await symlink(join(ROOT, 'dist'), join(path, 'dist'));
   } catch (error) {
     await remove();

@@ -1,12 +1,12 @@
 /**
- * Each test changes a copy of the sources and forgets one step of docs/changing.md. A spec must then fail, and its message must name the instructions
- * in docs/changing.md.
+ * Each test changes a copy of the sources and leaves out one step of docs/changing.md. A spec must then fail, with a message that names the
+ * instructions in docs/changing.md.
  */
 import { expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { buildOf, type Patch } from './builds.js';
 
-/** Runs specs in a copy with the patches. They must fail. Returns their output. */
+/** Runs specs in a patched copy. They must fail. Returns their output. */
 const failureOf = async (patches: readonly Patch[], ...specs: string[]): Promise<string> => {
   const copy = await buildOf(patches, { compile: false });
   try {

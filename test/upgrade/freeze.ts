@@ -1,7 +1,7 @@
 /**
- * Freezes a release. It plays a day of payments on a build of the release and writes the result to a folder. The folder has the log and the tables
- * that cannot be made again from the log, the data directory of the processor, and signed heads. It also has the master key, an evidence pack, a
- * proof, and the answers that a later release must still give. `frozen.e2e.spec.ts` loads this data into the present code.
+ * Freezes a release: plays a day of payments on its build and writes the result to a folder. The folder has the log, the tables that the log cannot
+ * make again, the processor's data directory and signed heads. It also has the master key, an evidence pack, a proof, and the answers that a later
+ * release must still give. `frozen.e2e.spec.ts` loads this data into the present code.
  */
 import { execFile } from 'node:child_process';
 import { cp, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
@@ -37,19 +37,19 @@ export interface Expected {
   readonly release: string;
   readonly frozenAt: string;
   readonly apiKey: string;
-  /** Answers under keys. A repeat with the same key must give the same bytes. */
+  /** Answers under keys. A replay must give the same bytes. */
   readonly answered: readonly Answered[];
   /** A refund whose outcome is unknown. */
   readonly open: Answered & { readonly paymentId: string };
   /** The answer of GET for each payment. */
   readonly payments: Readonly<Record<string, string>>;
-  /** A checkout session that waits for its payer. `cookies`: those of the payer's browser, by path. */
+  /** A checkout session that waits for its payer. `cookies`: the cookies of the payer's browser, by path. */
   readonly checkout: { readonly path: string; readonly cookies: readonly (readonly [string, string])[] };
   /** The end of the closed period, and the digest of its trial balance. */
   readonly period: { readonly to: string; readonly digest: string };
 }
 
-/** Freezes the build at `root` into `folder`. First the folder is emptied. */
+/** Empties `folder`, and freezes the build at `root` into it. */
 export const freeze = async (root: string, folder: string): Promise<void> => {
   const dataDir = await DataDir.create();
   const database = await freshDatabase();
@@ -114,7 +114,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   const create = (number: string = CARD.approved, status = 200) =>
     done(status, PAYMENTS, paymentOf(portalId, { number, referenceId: 'CASE-7', lineItems: LINES }));
 
-  // Payments before settlement. One is voided, one is declined, one ends with a gateway error, and one is partly refunded. Three more will settle.
+  // Payments before settlement: one voided, one declined, one with a gateway error, one partly refunded. Three more will settle.
   await done(200, `${PAYMENTS}/${await create()}/void`, { reason: 'entered twice' });
   await create(CARD.declined, 402);
   await create(CARD.gatewayError, 502);
@@ -140,7 +140,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   await payfold('audit', 'pack', '--from', `${today}T00:00:00Z`, '--to', to, '--out', join(folder, 'pack'));
   await payfold('audit', 'prove', settled[0]!, '--out', join(folder, 'proof.json'));
 
-  // Open work at the end of the release: a checkout, and a refund with an unknown outcome.
+  // Open work at the end: a checkout, and a refund with an unknown outcome.
   const payer = new Payer(url, PUBLIC);
   const checkout = { path: (await payer.intake(intakeOf({ portalId }))).location, cookies: [...payer.cookies] };
   for (const call of ['refund', 'lookup', 'finalize'] as const) await bank.arm({ match: { call }, answer: 'cut', times: null });
@@ -161,8 +161,8 @@ const idIn = (text: string): string => {
 };
 
 /**
- * The names of the applied migrations, and all rows of the log and of the tables that cannot be made again from the log. Each line has the name of
- * the table, and the row as JSON by Postgres.
+ * The names of the applied migrations, and all rows that the log cannot make again, including those of the log. Each row is a line with the table's
+ * name and the row as JSON by Postgres.
  */
 const contentOf = async (url: string): Promise<{ readonly applied: readonly string[]; readonly rows: readonly string[] }> => {
   const client = new pg.Client({ connectionString: url });
@@ -174,7 +174,7 @@ const contentOf = async (url: string): Promise<{ readonly applied: readonly stri
     );
     const lines: string[] = [];
     for (const { name } of tables) {
-      // Leave out the checkpoints of read models, which have an @ in their name: read models are made again.
+      // Leave out checkpoints with an @ in their name. They belong to read models, which are made again.
       const kept = name === 'public.projection_checkpoint' ? `where name not like '%@%'` : '';
       const { rows } = await client.query<{ line: string }>(`select row_to_json(t)::text as line from ${name} t ${kept}`);
       lines.push(...rows.map(({ line }) => `${name} ${line}`));
@@ -186,6 +186,6 @@ const contentOf = async (url: string): Promise<{ readonly applied: readonly stri
   }
 };
 
-/** Runs the verifier in the pack of the frozen release. Throws its output if it finds a difference. */
+/** Runs the verifier from the frozen pack. Rejects if the verifier finds a difference. */
 export const verifyWith = async (folder: string, ...args: string[]): Promise<string> =>
   (await promisify(execFile)(process.execPath, [join(folder, 'pack', 'verify.mjs'), ...args])).stdout;

@@ -63,7 +63,7 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     await start('worker', dataDir, env);
     await eventually(async () => (await fetch(`${api.url}/readyz`)).status === 200, { timeoutMs: 60_000 });
 
-    // Payments have the same answers as before, alone and in the list.
+    // Payments have the same answers as before, on their own and in the list.
     for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
     const list = await get(`${PAYMENTS}?limit=100`);
     for (const text of Object.values(expected.payments)) expect(list).toContain(JSON.stringify((JSON.parse(text) as { data: object }).data));
@@ -99,7 +99,7 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     expect(periods).toHaveLength(1);
     expect(verified.checks.map(({ name }) => name)).toContain('periods');
 
-    // `upgrade finish` removes the parts that only the older release needs. The service continues to work.
+    // `upgrade finish` removes what only the older release needs. The service continues to work.
     await payfold(dataDir, env, 'upgrade', 'finish');
     for (const [id, text] of Object.entries(expected.payments)) if (id !== expected.open.paymentId) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
   }, 600_000);

@@ -9,7 +9,7 @@ export const folderOf = (release: string): string => join(HERE, release);
 export const RELEASES: readonly string[] = readdirSync(HERE).filter((name) => existsSync(join(HERE, name, 'expected.json')));
 export const expectedOf = (release: string): Expected => JSON.parse(readFileSync(join(folderOf(release), 'expected.json'), 'utf8')) as Expected;
 
-/** Loads the rows of a frozen release into an empty database. The expiry times of keys are moved to the present, so that the keys are still valid. */
+/** Loads the rows of a frozen release into an empty database. Moves the expiry times of keys, so that the keys are still valid. */
 export const loadRows = async (client: pg.Client, release: string): Promise<void> => {
   const folder = folderOf(release);
   const migrations = JSON.parse(readFileSync(join(folder, 'migrations.json'), 'utf8')) as readonly Migrated[];
@@ -18,7 +18,7 @@ export const loadRows = async (client: pg.Client, release: string): Promise<void
     await client.query(sql);
     await client.query(`insert into payfold_migration (name, sha256) values ($1, encode(sha256(convert_to($2, 'utf8')), 'hex'))`, [name, sql]);
   }
-  // Empty the tables first: rows that a migration made are also in rows.ndjson.
+  // Empty the tables first. Rows that a migration made are also in rows.ndjson.
   const lines = readFileSync(join(folder, 'rows.ndjson'), 'utf8').trimEnd().split('\n');
   const tables = new Set(lines.map((line) => line.slice(0, line.indexOf(' '))));
   await client.query(`set session_replication_role = replica; truncate ${[...tables].join(', ')} cascade`);

@@ -1,4 +1,4 @@
-/** `npm run release:freeze [-- <checkout of a release>]`: writes `test/upgrade/<release>/`. The checkout must be built. Default: this one. */
+/** `npm run release:freeze [-- <checkout of a release>]`: writes `test/upgrade/<release>/`. The checkout must be built. Default: this checkout. */
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';

@@ -1,6 +1,6 @@
 /**
- * The rows that each read model makes of the frozen history must not change. `shapes.json` has a SHA-256 of these rows for each model and shape. If a
- * release changed the rows but not the shape, its rows would be mixed with rows of the earlier release. Instructions: docs/changing.md#a-read-model.
+ * The rows that each read model makes from the frozen history must not change. `shapes.json` has a SHA-256 of these rows for each model and shape. If
+ * rows change, the shape must change too. Otherwise old and new rows would be mixed. Instructions: docs/changing.md#a-read-model.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { createHash } from 'node:crypto';
@@ -14,7 +14,7 @@ import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../support/postgres.js';
 import { folderOf, loadRows } from './frozen.js';
 
-/** The frozen release whose events are used here. It stays the same when later releases are frozen, so that the digests do not change. */
+/** The frozen release whose events are used here. It never changes, so the digests stay the same. */
 const HISTORY = '0.1.0';
 const KNOWN = JSON.parse(readFileSync(join(folderOf('.'), 'shapes.json'), 'utf8')) as Readonly<Record<string, string>>;
 

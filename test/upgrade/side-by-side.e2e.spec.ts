@@ -1,7 +1,7 @@
 /**
- * Two neighbouring releases over one database, under load. The steps: prepare, new worker, new API, back, forward, finish. No request may fail, and
- * each release must be able to read all events. Release N can read a new version of an event. Release N + 1 writes it, and has new shapes of two read
- * models and two new migrations.
+ * Two neighbouring releases on one database, under load. The steps: prepare, new worker, new API, back, forward, finish. No request may fail, and
+ * each release must be able to read all events. Release N can read a new event version. Release N + 1 writes this version, and has new shapes of two
+ * read models and two new migrations.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { mkdir } from 'node:fs/promises';
@@ -88,8 +88,8 @@ const refusal = async (build: Build, ...args: string[]): Promise<string> => {
 };
 
 /**
- * Sends creates, reads and lists through every API in turn, until `stop` is called. `leave` takes an API out of `apis`, waits for its requests in
- * flight, and stops it.
+ * Sends creates, reads and lists to every API in turn, until `stop` is called. `leave` removes an API from `apis`, waits for its requests in flight,
+ * and stops it.
  */
 const load = {
   apis: [] as string[],
@@ -119,7 +119,7 @@ const load = {
       try {
         const { id } = (await load.send(url, PAYMENTS, paymentOf(load.portalId))).data;
         load.created.push(id);
-        // A payment that one release wrote is shown by the other one at once, alone and in the list.
+        // The other release shows the payment at once, on its own and in the list.
         await load.send(other, `${PAYMENTS}/${id}`);
         const { payments } = (await load.send(other, `${PAYMENTS}?limit=10`)).data;
         if (!payments.some((payment) => payment.id === id)) throw new Error(`the list at ${other} lacks ${id} of ${url}`);
@@ -154,7 +154,7 @@ test('two releases run side by side, back and forward, without a failed request'
   const running = Promise.all([load.run(), load.run()]);
   await some();
 
-  // Prepare: the old release continues to serve. If a run of `prepare` is killed, the next run completes it.
+  // Prepare: the old release continues to serve. If `prepare` is killed, its next run completes the work.
   const killed = launch(next!.payfold('upgrade', 'prepare'), dataDir, env);
   await eventually(async () => (await pool.query(`select from payfold_migration where name = '0900-note'`)).rowCount === 1);
   killed.signal('SIGKILL');
@@ -162,7 +162,7 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(await payfold(next!, 'upgrade', 'prepare')).toMatchObject({ release: '0.4.0', missing: [] });
   await some();
 
-  // Start the new worker and the new API. Both releases answer.
+  // Start the new worker and the new API.
   let [newWorker, newApi] = [await startRole(next!, 'worker'), await startRole(next!, 'api')];
   load.apis = [api.url, newApi.url];
   await some(20);
@@ -170,12 +170,12 @@ test('two releases run side by side, back and forward, without a failed request'
     /^Older processes live: (worker|api) 0\.3\.0 \(process \d+ on [^)]+\).* nothing was changed\.$/,
   );
 
-  // A key that the new release issues is accepted by both releases at once.
+  // Both releases accept an API key of the new release at once.
   const { apiKey } = await payfold<{ apiKey: string }>(next!, 'keys', 'issue', '--account', accountId);
   load.apiKey = apiKey;
   await some();
 
-  // Back: stop the new release. The old one can read the events that the new one wrote.
+  // Back: stop the new release. The old one can read the new one's events.
   await load.leave(newApi);
   await newWorker.stop();
   await some(20);
@@ -186,7 +186,8 @@ test('two releases run side by side, back and forward, without a failed request'
   await some();
   await load.leave(api);
 
-  // The old worker is paused. A change of access is in force for the new release at once. The command names the process that has not seen the change.
+  // The old worker is paused. A change of access is in force for the new release at once. The command names the process that has not yet seen the
+  // change.
   const left = await payfold<{ accountId: string }>(next!, 'accounts', 'create', '--name', 'Town');
   const { apiKey: oldKey } = await payfold<{ apiKey: string }>(next!, 'keys', 'issue', '--account', left.accountId);
   const statusOf = async (key: string) => (await fetch(`${newApi.url}${PAYMENTS}?limit=1`, { headers: { authorization: `ApiKey ${key}` } })).status;
@@ -199,7 +200,7 @@ test('two releases run side by side, back and forward, without a failed request'
   expect(deactivated).toMatch(
     /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
   );
-  // A key that was issued while the worker is paused is shown in the error, since it can never be shown again.
+  // The error shows the API key that was issued while the worker is paused. No later command can show it.
   expect(await statusOf(/The new API key is (pc_\S+);/.exec(issued)![1]!)).toBe(200);
   expect(await statusOf(oldKey)).toBe(403);
   worker.signal('SIGCONT');

@@ -1,7 +1,4 @@
-/**
- * How a partner's request is read: authentication first, then the bytes, strict JSON, the key and the fields, in the order E1 to E6. The answer is
- * sent as bytes.
- */
+/** Reads a partner's request in the order E1 to E6: authentication, bytes, strict JSON, key, fields. Sends the answer as bytes. */
 import {
   applyDecorators,
   type CanActivate,
@@ -37,19 +34,19 @@ export class AuthGuard implements CanActivate {
     try {
       request.caller = await authenticate(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     } catch (error) {
-      // The directory cannot be read, so the idempotency keys probably cannot be read either. For a request with a key, a plain 500 would mean that
-      // the request may have begun (C16, C19).
+      // If the directory cannot be read, the idempotency keys probably cannot be read either. For a request with a key, a plain 500 would mean that
+      // work may have begun (C16, C19).
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
-    // Only an authenticated caller joins a group (convoy). So other callers cannot make the group wait.
+    // Only authenticated callers enter the convoy. Other callers must not make its requests wait.
     if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
     return true;
   }
 
   /**
-   * Enters the convoy. The request is in flight until its answer is sent or its connection ends. The socket's `close` is needed too: if the
-   * connection ends, the answer to a pipelined request may emit no `close`.
+   * Enters the convoy, and leaves it when the answer is sent or the connection ends. If the connection ends, the answer to a pipelined request may
+   * emit no `close`, but the socket does.
    */
   private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
     const leave = await this.convoy.enter();
@@ -70,8 +67,8 @@ export const CallerOf = createParamDecorator(
 );
 
 /**
- * A partner's request. The text to which its key is bound consists of method, path and canonical body (C13). Ids in the path are in lower case, since
- * an id in upper case names the same payment.
+ * A partner's request. Its key is bound to method, path and canonical body (C13). Ids in the path are in lower case, because an id in upper case
+ * names the same payment.
  */
 export interface PartnerRequest extends RequestText {
   readonly body: JsonObject;
@@ -94,8 +91,8 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
 });
 
 /**
- * The texts to which an idempotency key is bound (C13). Of the card number, `fingerprintText` holds all digits and `loggedText` only the last four.
- * Neither holds the cvv. Everything else is as it was sent. Both texts are only the input of keyed hashes.
+ * The texts to which an idempotency key is bound (C13). `fingerprintText` holds the whole card number, `loggedText` only its last four digits.
+ * Neither holds the cvv. Both texts are used only as input of keyed hashes.
  */
 export const requestText = (method: string, path: string, body: JsonObject): RequestText => {
   const textOf = (canonical: JsonObject) => `${method}\n${path}\n${canonicalJson(canonical)}`;
@@ -165,7 +162,7 @@ interface EndpointDocs {
 }
 
 /**
- * Documents an endpoint's answers: the success envelope, and each error status with the error envelope. A successful answer is 200, also to a POST
+ * Documents an endpoint's answers: the success envelope, and each error status with the error envelope. Every success is a 200, also for a POST
  * (C71).
  */
 export const Answers = ({ result, headers, errors, body, keyed = false }: EndpointDocs): MethodDecorator =>

@@ -1,6 +1,6 @@
 /**
- * Requests of partners: fields and their rules (specification, Endpoints; C4–C9). Each decorator both validates a field and documents it in the
- * OpenAPI document.
+ * Requests of partners: fields and their rules (specification, Endpoints; C4–C9). Each decorator validates a field and documents it in the OpenAPI
+ * document.
  */
 import { ApiPropertyOptional } from '@nestjs/swagger';
 import { isUuid, type Json, MAX_AMOUNT_CENTS, ServiceError, sumCents } from '#kernel';
@@ -25,7 +25,7 @@ export const UuidField = (options: { optional?: boolean; description?: string } 
     check: (value) => (isUuid(value) ? null : 'must be a UUID'),
   });
 
-/** The pattern needs linear time, and is checked after the length limit. So no text can force backtracking. */
+/** The pattern needs linear time, and the length is checked first. So no text can cause backtracking. */
 const EMAIL = /^[^\s@<>()",;:\\[\]]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
 export const MAX_EMAIL_LENGTH = 254;
 export const isEmail = (value: unknown): value is string => typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value);
@@ -56,14 +56,10 @@ const MAX_METADATA_KEYS = 50;
 const MAX_METADATA_BYTES = 8 * 1024;
 const MAX_METADATA_DEPTH = 8;
 
-/**
- * Checks metadata. It may have any keys and is kept exactly. The number of keys, the size and the depth are limited. Keys, texts and numbers are
- * searched for card numbers (C8, C9).
- */
+/** Checks the number of keys, the size and the depth of metadata, and that it holds no card number (C8, C9). Returns the fault, or null. */
 export const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
-  // The number of keys is checked first, so that the later checks see few keys.
   if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
   if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
   return holdsCard(value) ? 'must not hold a card number' : null;
@@ -145,7 +141,7 @@ export class CreatePaymentRequest {
   @NestedField(() => PayerRequest, { optional: true }) payer?: PayerRequest;
 }
 
-/** Reads a request to charge (E5). All faults that do not depend on the time give 400. After that, what is not supported gives 501. */
+/** Reads a request to charge (E5). A faulty field gives 400. A valid request for a feature that we do not offer gives 501. */
 export const chargeRequestOf = (accountId: string, body: Record<string, unknown>): ChargeRequest => {
   refuseAmount(body);
   let instrument: ChargeRequest['instrument'] | null = null;
@@ -188,10 +184,7 @@ const payerOf = ({ address, ...payer }: PayerRequest): ChargeRequest['payer'] =>
 
 const defined = <T extends object>(fields: T): T => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)) as T;
 
-/**
- * Refuses the exact key `amount` in every object of a body, except inside `lineItems[].metadata` (C3). The fault does not repeat names that could
- * hold data.
- */
+/** Refuses the key `amount` in every object of a body, except inside `lineItems[].metadata` (C3). The fault repeats no name that could hold data. */
 export const refuseAmount = (value: unknown, path: readonly (string | number)[] = []): void => {
   if (Array.isArray(value)) value.forEach((item, index) => refuseAmount(item, [...path, index]));
   else if (value !== null && typeof value === 'object')
@@ -204,7 +197,7 @@ export const refuseAmount = (value: unknown, path: readonly (string | number)[] 
 const isLineItem = (path: readonly (string | number)[]) => path.length === 2 && path[0] === 'lineItems' && typeof path[1] === 'number';
 const fieldOf = (path: readonly (string | number)[]) =>
   path.map((name, index) => (typeof name === 'number' ? `[${name}]` : (index === 0 ? '' : '.') + (FIELD_NAME.test(name) ? name : '…'))).join('');
-/** Names that a fault may repeat. The pattern is long enough for every field of a request. It allows no digits, so a name cannot be a card number. */
+/** Names that a fault may repeat. They have no digits, so a name cannot be a card number. */
 const FIELD_NAME = /^[A-Za-z]{1,40}$/;
 
 export class RefundRequest {
@@ -241,18 +234,18 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   limit: string | undefined;
 }
 
-/** The text as a whole number, if it is 1 or more. Infinity for any other text. */
+/** Parses a whole number from 1. Returns Infinity for any other text. */
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 const instantFault = (value: unknown): string | null =>
   typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
 
-/** Only the years 1 to 9999 in UTC are accepted. RFC 3339 can write them, and the database can hold them. */
+/** The limits are the years 1 to 9999 in UTC. RFC 3339 can write these years, and the database can hold them. */
 const FIRST_INSTANT = Date.parse('0001-01-01T00:00:00Z');
 const LAST_INSTANT = Date.parse('9999-12-31T23:59:59.999Z');
 
-/** Milliseconds since the epoch. null for a text that is no date of the calendar. */
+/** Milliseconds since 1970. null: the text is not a valid time within the limits above. */
 export const instantOf = (text: string): number | null => {
   const parts = INSTANT.exec(text);
   if (!parts) return null;
@@ -286,7 +279,9 @@ export const listRequestOf = (accountId: string, query: Readonly<Record<string, 
   return { accountId, filters, cursor: cursor ?? null, limit: limit === undefined ? null : Number(limit) };
 };
 
-/** Reads a request for a quote. It ignores unknown parameters, except `amount`, which could be mistaken for the principal (C3). */
+/**
+ * Reads a request for a quote. Unknown parameters are ignored. Only `amount` is refused, because a partner could mistake it for the principal (C3).
+ */
 export const quoteRequestOf = (accountId: string, query: Readonly<Record<string, unknown>>): QuoteRequest => {
   if ('amount' in query) refuseAmount(query);
   const { portalId, amountCents } = validatedQuery(QuoteQuery, query, { ignoreUnknown: true });

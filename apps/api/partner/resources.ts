@@ -1,7 +1,4 @@
-/**
- * Answers to partners, for the OpenAPI document. Each class implements the lib's type of that answer, so the compiler reports a missing field. The
- * e2e suite validates every answer against this document.
- */
+/** Answers to partners, for the OpenAPI document. Each class implements the lib's type of the answer, so the compiler reports a missing field. */
 import { ApiProperty, ApiPropertyOptional } from '@nestjs/swagger';
 import { STATUS_OF } from '#kernel';
 import type { TokenGrant } from '#accounts';
@@ -21,7 +18,7 @@ const uuid = { type: 'string', format: 'uuid' } as const;
 const cents = { type: 'integer', minimum: 0 } as const;
 const dateTime = { type: 'string', format: 'date-time' } as const;
 const text = { type: 'string' } as const;
-/** The schema or null. It is written as a union, because the decorator would read a list of types (`["string", "null"]`) as "array of". */
+/** A union of the schema and null. The decorator would read a list of types (`["string", "null"]`) as "array of". */
 const orNull = (schema: { type: string; [keyword: string]: unknown }) => ({ oneOf: [schema, { type: 'null' }] }) as object;
 const oneOf = (...values: string[]) => ({ type: 'string' as const, enum: values });
 

@@ -1,4 +1,4 @@
-/** Endpoints that the specification names and this service does not offer. Without credentials the answer is 401, otherwise always 501 (C6). */
+/** Endpoints of the specification that this service does not offer. They answer 401 without credentials, and otherwise 501 (C6). */
 import { Controller, Post } from '@nestjs/common';
 import { ApiOperation, ApiParam, ApiTags } from '@nestjs/swagger';
 import { ServiceError } from '#kernel';

@@ -1,7 +1,4 @@
-/**
- * The pages of a checkout. Every route first reads the present state of the session and shows that state. So the Back button, a second tab, or a
- * visit an hour later always shows the right page.
- */
+/** The pages of a checkout. Every route first reads the present state of the session. So the Back button or a second tab shows the right page. */
 import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
 import { ApiExcludeController } from '@nestjs/swagger';
@@ -40,14 +37,14 @@ import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, i
 import { PayerPages } from './pages.js';
 import { payFormOf, type PayForm } from './requests.js';
 
-/** Browsers may keep a file for ever, because its name holds its hash. */
+/** The name of a file holds its hash, so browsers may keep the file for ever. */
 const ASSET_CACHE = 'public, max-age=31536000, immutable';
 
 /** A session, its portal, and whether this browser may act in it. */
 interface Visit {
   readonly session: Session;
   readonly portal: Portal;
-  /** The cookie that binds this browser. null: the browser has no cookie of this session. */
+  /** The cookie of this session. null: the browser has none. */
   readonly cookie: string | null;
   readonly view: View;
   readonly frame: Frame;
@@ -84,8 +81,8 @@ export class CheckoutController {
     let visit = await this.visit(id, request, reply);
     if (!visit) return;
     if (visit.view === 'pay') this.refuseInIncident();
-    // If a server has started the session, the first browser that opens it gets the cookie. If two browsers come at once, the first append wins. A
-    // HEAD request comes from a program, so it gets no cookie.
+    // If the partner's server started the session, the first browser that opens the page gets the cookie. If two browsers open the page at once, the
+    // first append wins. A HEAD request gets no cookie.
     if (request.method === 'GET' && visit.cookie === null && visit.view === 'pay' && !visit.session.checkout.opened)
       visit = await this.open(visit, request, reply);
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
@@ -114,7 +111,7 @@ export class CheckoutController {
     if (!posted) return;
     const { visit, form } = posted;
     const { session, portal } = visit;
-    // If the session is paid, in flight or over, the form cannot change that. Show the present state.
+    // If the session is paid, in flight or over, show its present state.
     if (visit.view !== 'pay') return this.backToTruth(visit, reply);
     const attemptId = form.get('attempt_id') ?? '';
     if (session.checkout.attemptIds.includes(attemptId)) return this.backToTruth(visit, reply);
@@ -185,7 +182,7 @@ export class CheckoutController {
     sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId: id, payment: await this.paid(visit.session) })));
   }
 
-  /** The page to which a link leads if its checkout was paid before. */
+  /** The page for a link whose checkout is already paid. */
   @Get(':id/paid')
   async paidBefore(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const visit = await this.visit(id, request, reply);
@@ -208,7 +205,7 @@ export class CheckoutController {
     if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
     const payment = await paymentOf(ports, session.checkout.attempt);
     const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
-    // The partner is informed only after the change is stored. From then on this session takes no other card.
+    // The change is stored before the browser goes to the partner. After the change, this session takes no other card.
     if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
     redirect(reply, returnAddress(keys, portal, terms, 'unknown', payment, nowMs));
   }
@@ -239,7 +236,7 @@ export class CheckoutController {
     const session = await ports.sessions.load(id);
     const portal = session && (await ports.directory.portal(session.checkout.terms.portalId));
     if (!session || !portal) {
-      // During an incident, the session may be in the part of the log that is lost.
+      // In an incident, the session may be in the lost part of the log. "Not found" could then be wrong.
       this.refuseInIncident();
       this.pages.refuse(request, reply, 'notFound');
       return null;
@@ -249,7 +246,7 @@ export class CheckoutController {
     return { session, portal, cookie, view, frame: this.pages.frame(request, portal, session.checkout.terms) };
   }
 
-  /** Reads a POST of one of our own forms, from the browser that holds the session's cookie. null: the request has been answered already. */
+  /** Reads a POST of our own form from the browser that holds the session's cookie. null: the request was already answered. */
   private async posted(
     id: string,
     request: FastifyRequest,
@@ -291,29 +288,26 @@ export class CheckoutController {
     }
   }
 
-  /** Sets a new cookie. It makes the browser drop the page that it keeps for its Back button. That page may hold the card number. */
+  /** Sets a new cookie. The browser then drops the page that it keeps for its Back button. That page may hold the card number. */
   private renewCookie({ session: { checkoutId } }: Visit, reply: FastifyReply): string {
     const cookie = this.capabilities.cookie(checkoutId, this.services.ports.payments.ids.uuid());
     setCookie(reply, this.services.publicUrl, checkoutId, cookie);
     return cookie;
   }
 
-  /** Redirects to the page of the session's present state, and makes the browser drop the page that may hold the card number. */
+  /** Redirects to the page of the session's present state. The browser drops the page that may hold the card number. */
   private backToTruth(visit: Bound, reply: FastifyReply): void {
     this.renewCookie(visit, reply);
     const { view, session } = visit;
     redirect(reply, `/checkout/${session.checkoutId}${view === 'processing' || view === 'receipt' ? `/${view}` : ''}`);
   }
 
-  /** Throws while an incident of the event store is open, since no page may ask for a card then (C76). */
+  /** Throws while an incident of the event store is open. No page may ask for a card then (C76). */
   private refuseInIncident(): void {
     if (this.services.ports.payments.ownLog.incident) throw storeIncident();
   }
 
-  /**
-   * Returns the session after `change`. If another request changed the session first, or its phase or an incident does not allow the change, this
-   * returns the present session.
-   */
+  /** Returns the session after `change`. If another request, the session's phase or an incident prevents the change, returns the present session. */
   private async settled(session: Session, change: () => Promise<Session>): Promise<Session> {
     try {
       return await change();
@@ -360,7 +354,7 @@ export class CheckoutController {
     sendPage(reply, shown.status, render(Pay({ frame, page })));
   }
 
-  /** Shows a page to a browser without the cookie. It shows nothing of the payer and offers nothing that moves money. */
+  /** Shows a browser without the cookie a page with nothing of the payer, and with no action that moves money. */
   private async showOutsider(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<void> {
     const { view, frame, session, portal } = visit;
     const { checkoutId } = session;

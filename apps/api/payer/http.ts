@@ -1,6 +1,4 @@
-/**
- * HTTP for payers: security headers for all payer paths, the session's cookie, pages and redirects, and the check that a form comes from our page.
- */
+/** HTTP for payers: security headers, the session's cookie, pages, redirects, and the check that a form comes from our page. */
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { CheckoutPorts } from '#checkout';
 import type { KeyRing } from '#platform';
@@ -10,7 +8,7 @@ import type { RateLimits } from './rate-limits.js';
 export interface CheckoutServices {
   readonly ports: CheckoutPorts;
   readonly keys: KeyRing;
-  /** The address at which payers reach this service, without a trailing slash. Its scheme decides the name of the cookie and whether HSTS is sent. */
+  /** The address of this service for payers, without a trailing slash. Its scheme decides the cookie's name and whether HSTS is sent. */
   readonly publicUrl: string;
   readonly sandbox: boolean;
   readonly limits: RateLimits;
@@ -23,16 +21,15 @@ export const INTAKE_PATH = '/api/v1/payer/intake';
 export const LINK_PATH = `${INTAKE_PATH}/link`;
 
 /**
- * True if a payer reads a refusal of this path and status. False: a program reads it. On the pages, a payer reads every refusal. At the intake, 404
- * and 405 are for a program, since a wrong path or method is a fault of a program.
+ * True if a payer reads the refusal, false if a program reads it. At the intake, 404 and 405 are for a program: a wrong path or method is a program's
+ * fault.
  */
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
 
-/** Paths that a payer's browser requests. */
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
-/** The referrer policy is `same-origin`: with `no-referrer`, browsers would send our own forms with `Origin: null`. */
+/** With the referrer policy `no-referrer`, browsers would send our own forms with `Origin: null`. */
 const SECURITY_HEADERS = {
   'content-security-policy':
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -46,21 +43,21 @@ const SECURITY_HEADERS = {
 } as const;
 const HSTS = 'max-age=63072000; includeSubDomains';
 
-/** All answers on payer paths get the headers, including refusals of the framework. */
+/** Adds the headers to all answers on payer paths, including refusals of the framework. */
 export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
   const headers = { ...SECURITY_HEADERS, ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}) };
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
     const path = request.url.split('?')[0]!;
     if (!isPayerPath(path)) return done();
     void reply.headers(headers);
-    // Some of our GETs open or leave a session, and a HEAD must not do this. No payer's browser sends a HEAD for a page.
+    // A GET on these paths may open or leave a session. A HEAD must not do so, and no payer's browser sends one for a page.
     if (request.method === 'HEAD' && (path.startsWith('/checkout/') || path === LINK_PATH))
       return void reply.status(405).header('allow', 'GET, POST').send();
     done();
   });
 };
 
-// The cookie's name. Browsers refuse `__Secure-` over http, so a sandbox on a laptop uses the plain name.
+// Browsers refuse `__Secure-` over http, so a sandbox on a laptop uses the plain name.
 
 const isHttps = (publicUrl: string) => publicUrl.startsWith('https:');
 const cookieName = (publicUrl: string) => (isHttps(publicUrl) ? '__Secure-co' : 'co');
@@ -70,7 +67,7 @@ export const setCookie = (reply: FastifyReply, publicUrl: string, checkoutId: st
   void reply.header('set-cookie', `${cookieName(publicUrl)}=${value}; Path=/checkout/${checkoutId}; HttpOnly; SameSite=Lax${secure}`);
 };
 
-/** All values of cookies with our name. A browser sends the one with the longest path first. Another site may have set one with this name too. */
+/** All values of cookies with our name. Another site may have set one, too. A browser sends the cookie with the longest path first. */
 export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] => {
   const prefix = `${cookieName(publicUrl)}=`;
   return (request.headers.cookie ?? '')
@@ -81,9 +78,8 @@ export const cookiesOf = (request: FastifyRequest, publicUrl: string): string[] 
 };
 
 /**
- * True if a POST comes from one of our own pages. Browsers say so in `Sec-Fetch-Site`, if they know this header. They always name the page's origin
- * in `Origin` (`null` from a sandboxed frame). In a sandbox on a laptop, the service may be opened under another host than that of PUBLIC_URL. Then
- * the requested host counts.
+ * True if a POST comes from one of our own pages. If the browser sends `Sec-Fetch-Site`, its value must be `same-origin`. `Origin` must be the origin
+ * of PUBLIC_URL. A sandbox may also be opened under another host, so there the requested host is accepted too.
  */
 export const isFromOurPage = ({ headers }: FastifyRequest, { publicUrl, sandbox }: Pick<CheckoutServices, 'publicUrl' | 'sandbox'>): boolean => {
   const site = headers['sec-fetch-site'];

@@ -1,6 +1,6 @@
 /**
- * Intake of hosted checkout (specification, Hosted checkout): a form, JSON, or a signed link. The answer is always a 303. `takeIn` decides its
- * target.
+ * Intake of hosted checkout (specification, Hosted checkout): a form, JSON, or a signed link. The answer is a 303 to the session, to `cancel_url` or
+ * to the error page. A rate limit or an incident gives another status.
  */
 import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
@@ -86,14 +86,14 @@ export class IntakeController {
       received = read();
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      // A parameter was sent twice. `cancel_url` may still be known, and then the refusal leads there.
+      // A parameter was sent twice. If `cancel_url` is still known, the refusal leads there.
       if (!(error instanceof RepeatedParameter))
         return this.send(request, reply, kind, { to: 'error_page', code: error.code, message: error.message });
       received = pairsAndFields(Object.fromEntries(error.others));
       fault = error;
     }
     const { pairs, fields } = received;
-    // A request without a valid portal id counts only against the limit per address. An id in upper case names the same portal as in lower case.
+    // Without a valid portal id, only the limit per address applies. An id in upper case names the same portal.
     const portalId = pairs.get('portal_id')?.toLowerCase() ?? '';
     if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
@@ -115,7 +115,7 @@ export class IntakeController {
       const { checkoutId, checkout } = outcome.session;
       if (outcome.bound) setCookie(reply, publicUrl, checkoutId, this.capabilities.cookie(checkoutId, ids.uuid()));
       const path = `/checkout/${checkoutId}${checkout.phase === 'paid' ? '/paid' : ''}`;
-      // A server needs an address with the host. A browser stays on the host that it used.
+      // A server needs the full address. A browser stays on the host that it used.
       return redirect(reply, kind === 'json' ? publicUrl + path : path);
     }
     const { code, message } = outcome;

@@ -1,4 +1,4 @@
-/** Sends pages with the right language, colours and status, and the refusals that any route may give. */
+/** Sends pages in the right language, colours and status, and the refusals that every route may need. */
 import { Inject, Injectable } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
@@ -17,16 +17,16 @@ const STATUS: Readonly<Record<RefusedRequest, number>> = {
 };
 /** After this time a payer may try again (C76). */
 const UNAVAILABLE_RETRY_SECONDS = 60;
-/** The path of a session's page or of a path below it. */
+/** The path of a session's page, or a path below it. */
 const SESSION_PATH = /^\/checkout\/(cs_[\w-]{32})(?:[/?]|$)/;
-/** The form of a request id. The error page repeats only a reference of this form. */
+/** The form of a request id. */
 const REFERENCE = /^[\w.:-]{1,64}$/;
 
 @Injectable()
 export class PayerPages {
   constructor(@Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices) {}
 
-  /** The values that all pages of a portal share. The language is the one that the partner named, else the portal's, else the browser's. */
+  /** The values that all pages of a portal share. The language is the partner's choice, else the portal's, else the browser's. */
   frame(request: FastifyRequest, portal: Portal | null, terms: CheckoutTerms | null = null): Frame {
     return {
       locale: localeOf(terms?.locale, portal?.checkout.locale, request.headers['accept-language']),
@@ -37,28 +37,24 @@ export class PayerPages {
   }
 
   refuse(request: FastifyRequest, reply: FastifyReply, what: RefusedRequest, portal: Portal | null = null, status = STATUS[what]): void {
-    // After a fault of ours, or after a form that was refused, the page links to the page of the session. Only that page knows whether the payment
-    // was made.
+    // After a fault of ours or a refused form, the page links to the session's page. Only that page knows whether the payment was made.
     const checkoutId = what === 'failedInside' || what === 'notFromHere' ? (SESSION_PATH.exec(request.url)?.[1] ?? null) : null;
     sendPage(reply, status, render(Refused({ frame: this.frame(request, portal), what, reference: String(request.id), checkoutId })));
   }
 
-  /** The path of the error page, for a refused intake that cannot lead back to the partner. */
+  /** The path of the error page, for a refused intake without a usable `cancel_url`. */
   errorPath(code: ErrorCode, request: FastifyRequest): string {
     return `/checkout/error?code=${code}&ref=${encodeURIComponent(String(request.id))}`;
   }
 
-  /**
-   * Shows the error page. Anybody can make up its query. So the page repeats only a known error code, and a reference that has the form of a request
-   * id.
-   */
+  /** Shows the error page. Anybody can write its query, so the page repeats only a known error code and a well-formed request id. */
   cannotStart(request: FastifyRequest, reply: FastifyReply, code: string | undefined, reference: string | undefined): void {
     const known = code !== undefined && Object.hasOwn(STATUS_OF, code) ? (code as ErrorCode) : 'VALIDATION_ERROR';
     const shown = reference !== undefined && REFERENCE.test(reference) ? reference : null;
     sendPage(reply, 200, render(CannotStart({ frame: this.frame(request, null), code: known, reference: shown })));
   }
 
-  /** True if a rate limit is reached. In this case the answer has been sent already (C65). */
+  /** True if a rate limit is reached. The answer is then already sent (C65). */
   limited(request: FastifyRequest, reply: FastifyReply, portalId: string | null): boolean {
     const forwarded = request.headers['x-forwarded-for'];
     const address = clientAddress(
@@ -74,8 +70,7 @@ export class PayerPages {
   }
 
   /**
-   * Answers a payer if the HTTP layer refuses the request, or if the service has a fault. The payer gets a page, where an API client would get the
-   * error envelope.
+   * Answers a payer if the HTTP layer refuses the request or the service has a fault. The payer gets a page, and not the error envelope of the API.
    */
   failed(request: FastifyRequest, reply: FastifyReply, status: number): void {
     if (status === STATUS.unavailable) {

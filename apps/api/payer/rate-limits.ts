@@ -1,12 +1,11 @@
 /**
- * Rate limits of hosted checkout, if an operator turns them on (C65). They limit intakes and card submissions per minute, for each address and each
- * portal. Each process counts by itself. So with N processes behind a load balancer a payer may get N times the limit. That is enough against a
- * script and costs no round trip.
+ * Rate limits of hosted checkout: intakes and card submissions per minute, for each address and each portal (C65). They are off unless an operator
+ * sets them. Each process counts by itself, so N processes admit up to N times the limit.
  */
 import type { Clock } from '#kernel';
 
 export interface RateLimits {
-  /** Counts the request. Returns the seconds to wait if a limit is reached, else null. A refused request is not counted. */
+  /** Counts the request. If a limit is reached, does not count it and returns the seconds to wait. null: admitted. */
   admit(key: { readonly address: string; readonly portalId: string | null }): number | null;
 }
 
@@ -18,10 +17,7 @@ export interface RateLimitOptions {
 }
 
 const MINUTE_MS = 60_000;
-/**
- * At most this many buckets are kept. At that number all buckets are dropped, so each address and portal may again send the requests of a full
- * minute.
- */
+/** If there are this many buckets, all are dropped. Each address and portal then starts again with a full bucket. */
 const MAX_BUCKETS = 100_000;
 
 interface Bucket {
@@ -50,8 +46,7 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
       ] as const) {
         if (limit === null) continue;
         const bucket = filled(key, limit);
-        // If one bucket refuses a request, the request takes nothing from the other. The address comes first, so an address that is refused takes
-        // nothing from a portal.
+        // A refused request takes nothing from any bucket. So tokens are taken only after this loop.
         if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / limit) * 60);
         asked.push({ bucket, limit });
       }
@@ -63,7 +58,7 @@ export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, cl
 
 /**
  * The client's address. `hops` is the number of the operator's own proxies. With proxies, the address is entry number `hops` of `X-Forwarded-For`,
- * counted from the end. The entries before this one may come from the caller, so they are not trusted.
+ * counted from the end. Earlier entries may be forged by the caller.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {
   if (hops === 0 || forwardedFor === undefined) return socketAddress;

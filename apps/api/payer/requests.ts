@@ -1,4 +1,4 @@
-/** Requests of payers: the partner's intake parameters (C58), and the form that holds the card. The card's fields are wrapped at once (C5). */
+/** Requests of payers: the partner's intake parameters (C58), and the form with the card. The card's fields are wrapped at once (C5). */
 import { canonicalJson, type Json, ServiceError, sumCents } from '#kernel';
 import { type IntakeContent, type IntakeKind, MAX_ADDRESS_LENGTH, type PayField, type FieldFault, type CheckoutPayer } from '#checkout';
 import { type PaymentInstrument, refuseExpiredCard, Secret } from '#payments';
@@ -37,7 +37,7 @@ const LANGUAGE_TAG = /^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,4}$/;
 const AddressField = (description: string) =>
   Field({
     schema: { type: 'string', format: 'uri', maxLength: MAX_ADDRESS_LENGTH, description },
-    // Here the value only has to be a text without a card number. `vetAddress` checks the address and the allow-list.
+    // Checks only for text without a card number. `vetAddress` checks the address and the allow-list.
     check: (value) => (typeof value === 'string' ? cardInText(value) : 'must be an address'),
   });
 const PayerField = (max: number) => TextField({ optional: true, max, free: true });
@@ -82,16 +82,11 @@ export class IntakeRequest {
   @TextField({ optional: true, max: 64, description: 'Signature. Required for links, and where the portal requires signed intake.' }) sig?: string;
 }
 
-/**
- * Every top-level value as text, as the signature covers it (C58). Fields of a form, and strings of JSON, stay as they are. Other values of JSON are
- * written by RFC 8785.
- */
+/** Every top-level value as the text that the signature covers (C58). Strings stay as they are. Other JSON values are written by RFC 8785. */
 export const pairsOf = (body: JsonObject): ReadonlyMap<string, string> =>
   new Map(Object.entries(body).map(([name, value]) => [name, typeof value === 'string' ? value : canonicalJson(value)]));
 
-/**
- * Reads the content of an intake from its fields. In a form or a link, numbers and lines are text. Throws VALIDATION_ERROR, which names every fault.
- */
+/** Reads the content of an intake. In a form or a link, numbers and lines are text. Throws VALIDATION_ERROR with every fault. */
 export const intakeContentOf = (kind: IntakeKind, fields: JsonObject): IntakeContent => {
   const body = kind === 'json' ? fields : typed(fields);
   refuseAmount(body);
@@ -128,7 +123,7 @@ export const intakeContentOf = (kind: IntakeKind, fields: JsonObject): IntakeCon
 
 const WHOLE_NUMBER = /^(0|[1-9]\d{0,14})$/;
 
-/** Converts the texts of a form into the types of JSON. An empty field counts as not sent, since a form cannot leave out a field. */
+/** Converts the texts of a form into JSON types. A form cannot leave out a field, so an empty field counts as not sent. */
 const typed = (fields: JsonObject): JsonObject => {
   const body: JsonObject = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ''));
   if (typeof body.amount_cents === 'string' && WHOLE_NUMBER.test(body.amount_cents)) body.amount_cents = Number(body.amount_cents);
@@ -157,7 +152,7 @@ const refuseAmount = (body: JsonObject): void => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The card form.
 
-/** The values that may be shown to the payer again. They hold nothing of the card. */
+/** The values that a page may show to the payer again. They hold nothing of the card. */
 export interface PayerValues {
   readonly postal_code: string;
   readonly first_name: string;
@@ -174,10 +169,10 @@ export interface PayForm {
 
 const LIMITS = { postal_code: 20, first_name: 100, last_name: 100, email: MAX_EMAIL_LENGTH } as const;
 const CARD_NUMBER = /^\d{12,19}$/;
-/** Payers type, and browsers fill in, forms like `0429`, `04/29`, `04 / 29` and `04/2029`. */
+/** Payers and browsers write `0429`, `04/29`, `04 / 29` or `04/2029`. */
 const EXPIRY = /^(0[1-9]|1[0-2]) ?\/? ?(?:20)?(\d{2})$/;
 
-/** Reads the form of the pay page. Only {@link PayerValues} are kept. `now` decides whether the card has expired (C5). */
+/** Reads the form of the pay page. `now` decides whether the card has expired (C5). */
 export const payFormOf = (form: ReadonlyMap<string, string>, now: number): PayForm => {
   const faults: Partial<Record<PayField, FieldFault>> = {};
   const field = (name: string) => (form.get(name) ?? '').trim();
@@ -204,7 +199,7 @@ export const payFormOf = (form: ReadonlyMap<string, string>, now: number): PayFo
   for (const name of Object.keys(LIMITS) as (keyof PayerValues)[]) {
     const value = field(name);
     if (value.length > LIMITS[name]) faults[name] = 'too_long';
-    // If a card number was typed into the wrong field, it is neither kept nor sent back, even with CARD_IN_TEXT_CHECK=off.
+    // A card number in the wrong field is neither kept nor sent back, even with CARD_IN_TEXT_CHECK=off.
     else if (holdsCardNumber(value) || (digits.length >= 12 && value.replace(/\D/g, '').includes(digits))) faults[name] = 'card_in_text';
     else {
       values[name] = value;

@@ -1,8 +1,8 @@
 /**
- * The three static files of the pages. Their names hold a hash of their content, so that a browser may keep them for ever.
+ * The three static files of the pages. Their names hold a hash of their content, so browsers may cache them for ever.
  *
- * The name of the stylesheet also holds the agency's colour, and the server puts the colour into the stylesheet. A second stylesheet would cost a
- * round trip, and a style in the page would weaken the security policy.
+ * The server puts the agency's colour into the stylesheet, and the stylesheet's name holds the colour. A second stylesheet would cost a round trip. A
+ * style in the page would weaken the security policy.
  */
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
@@ -11,7 +11,7 @@ import type { Frame } from './layout.js';
 const read = (name: string) => readFileSync(new URL(`./${name}`, import.meta.url), 'utf8');
 const hashOf = (text: string) => createHash('sha256').update(text).digest('base64url').slice(0, 12);
 
-/** Removes comments and white space, which are in the file only for people. */
+/** Removes comments and white space. */
 const smaller = (css: string) =>
   css
     .replace(/\/\*[^]*?\*\//g, '')
@@ -31,7 +31,7 @@ const ICON_NAME = `icon-${hashOf(ICON)}.svg`;
 
 /** The path of the controller that serves them. */
 export const ASSETS_PATH = '/checkout/assets';
-/** The colour of a portal that names none. */
+/** The colour of a portal that has none of its own. */
 const OWN_COLOUR = '#17324d';
 
 export const assetsFor = (colour: string | null): Frame['assets'] => ({
@@ -47,7 +47,7 @@ export interface Asset {
 
 const STYLESHEET = /^checkout-([\w-]{12})-([0-9a-f]{6})\.css$/;
 
-/** The file with this name. null: there is none. A name of an earlier release has no file either. */
+/** The file with this name. null: there is none, or the name is of an earlier release. */
 export const assetNamed = (name: string): Asset | null => {
   if (name === JS_NAME) return { type: 'text/javascript; charset=utf-8', body: JS };
   if (name === ICON_NAME) return { type: 'image/svg+xml; charset=utf-8', body: ICON };
@@ -56,7 +56,7 @@ export const assetNamed = (name: string): Asset | null => {
   return { type: 'text/css; charset=utf-8', body: `:root{--accent:#${hex};--on-accent:${onColour(hex)}}${CSS}` };
 };
 
-/** White if its contrast on the colour is at least 4.5, otherwise black. One of the two always reaches 4.5 (WCAG 1.4.3). */
+/** White if its contrast to the colour is at least 4.5, otherwise black. One of the two always reaches 4.5 (WCAG 1.4.3). */
 const onColour = (hex: string): string => {
   const [red, green, blue] = [0, 2, 4].map((at) => {
     const part = Number.parseInt(hex.slice(at, at + 2), 16) / 255;

@@ -1,9 +1,9 @@
-// This script is only for comfort: every page works without it. It sends only the data of the page's own forms.
+// Every page works without this script. It sends only the data of the page's own forms.
 (() => {
   const find = (selector) => document.querySelector(selector);
   const lang = document.documentElement.lang;
 
-  // Times, in the reader's zone.
+  // Show times in the reader's time zone.
   const shown = { date: { dateStyle: 'long', timeStyle: 'short' }, time: { timeStyle: 'short' } };
   const localise = (element) => {
     element.textContent = new Intl.DateTimeFormat(lang, shown[element.dataset.local]).format(new Date(element.dateTime));
@@ -18,7 +18,7 @@
       button.disabled = is;
       button.textContent = is ? pay.dataset.paying : label;
     };
-    // Disable the button after the form was sent. The server accepts only one of two clicks in any case.
+    // Disable the button after the form was sent. The server also refuses the second of two clicks.
     pay.addEventListener('submit', () => setTimeout(busy, 0, true));
     addEventListener('pageshow', () => busy(false));
 
@@ -33,7 +33,7 @@
     group(find('#expiry'), (digits) => digits.replace(/^(\d\d)(\d+)$/, '$1/$2'));
   }
 
-  // More time without losing typed text, and a warning before it is too late.
+  // Warn the payer five minutes before the session ends. Extend the session without loading the page, so that typed text is kept.
   const time = find('#time');
   if (time) {
     const moment = time.querySelector('time');
@@ -56,7 +56,7 @@
     });
   }
 
-  // Waiting for the bank: ask again, and reload the page only if its state changed.
+  // While the bank has not answered, ask the server again. Reload the page only if its state changed.
   const { stage } = document.body.dataset;
   if (stage) {
     const look = () =>

@@ -2,13 +2,13 @@
 import { type Cents, decimal } from '#kernel';
 import type { Locale } from './text.js';
 
-/** The money is US dollars, so both languages use the format of the US: `es` alone would write `128,13 US$`. */
+/** Both languages use the US format, since the money is US dollars. `es` alone would give `128,13 US$`. */
 const TAGS: Readonly<Record<Locale, string>> = { en: 'en-US', es: 'es-US' };
 
 const of = <T>(make: (tag: string) => T): Readonly<Record<Locale, T>> => ({ en: make(TAGS.en), es: make(TAGS.es) });
 
 const MONEY = of((tag) => new Intl.NumberFormat(tag, { style: 'currency', currency: 'USD' }));
-/** Times are written in UTC, since the server does not know the payer's time zone. The page's script writes them again in that zone. */
+/** Times are in UTC, since the server does not know the payer's time zone. The page's script converts them to that zone. */
 const DAY_AND_TIME = of(
   (tag) =>
     new Intl.DateTimeFormat(tag, {
@@ -23,7 +23,7 @@ const DAY_AND_TIME = of(
 );
 const TIME = of((tag) => new Intl.DateTimeFormat(tag, { hour: 'numeric', minute: '2-digit', timeZone: 'UTC', timeZoneName: 'short' }));
 
-/** Formats cents by their digits, without a floating-point number. */
+/** Formats cents without floating-point arithmetic. */
 export const money = (locale: Locale, cents: Cents): string => MONEY[locale].format(decimal(cents) as `${number}`);
 
 export const dayAndTime = (locale: Locale, at: string): string => DAY_AND_TIME[locale].format(new Date(at));

@@ -4,27 +4,24 @@ import type { Cents } from '#kernel';
 import { money } from './format.js';
 import { type Locale, type Text, TEXTS } from './text.js';
 
-/** Values that are the same for all pages of one answer. */
+/** Values that all pages of one request share. */
 export interface Frame {
   readonly locale: Locale;
-  /** null if no portal is known. */
+  /** null: no portal is known. */
   readonly agency: string | null;
   readonly sandbox: boolean;
-  /** Addresses of the one stylesheet, the one script and the icon. */
+  /** Addresses of the stylesheet, the script and the icon. */
   readonly assets: { readonly css: string; readonly js: string; readonly icon: string };
 }
 
 interface LayoutProps {
   readonly frame: Frame;
   readonly title: string;
-  /**
-   * For browsers without scripts: seconds after which a waiting page loads again. With scripts, the page's script asks the server instead, which does
-   * not disturb a reader.
-   */
+  /** For browsers without scripts: seconds after which a waiting page loads again. With scripts, the page's script asks the server instead. */
   readonly againAfterSeconds?: number;
-  /** The script compares this text to notice that a waiting page has changed. */
+  /** The state of a waiting page. The script reloads the page when this text changes. */
   readonly stage?: string;
-  /** The page has a card form. */
+  /** True if the page has a card form. */
   readonly takesCard?: boolean;
   readonly children: ComponentChildren;
 }
@@ -86,7 +83,7 @@ const Lock = () => (
   </svg>
 );
 
-/** The symbol above a heading shows the outcome before the text is read. */
+/** The symbol above a heading. It shows the kind of outcome. */
 export const Sign = ({ kind }: { readonly kind: 'good' | 'wait' | 'stop' }) => (
   <div class={`sign ${kind}`} aria-hidden="true">
     {kind !== 'wait' && (

@@ -1,4 +1,4 @@
-/** Pages without input: waiting, the receipt, and every way in which a checkout can end or fail to begin. */
+/** Pages without input: waiting, the receipt, refused requests, and all other ends of a checkout. */
 import type { Cents, ErrorCode } from '#kernel';
 import { brandName, dayAndTime, money } from './format.js';
 import { type Frame, Layout, type Line, Lines, Sign } from './layout.js';
@@ -6,7 +6,7 @@ import { type Text, TEXTS } from './text.js';
 
 /** Seconds after which a waiting page loads again. */
 export const ASK_AGAIN_SECONDS = 3;
-/** Seconds after which a waiting page loads again, if the payer may leave already. */
+/** Seconds after which a waiting page loads again if the payer may already leave. */
 const ASK_AGAIN_LATE_SECONDS = 15;
 
 interface WaitingProps {
@@ -223,9 +223,9 @@ interface PaidBeforeProps {
   readonly frame: Frame;
   readonly checkoutId: string;
   readonly confirmationNumber: string;
-  /** True if this browser paid. Any other browser sees only the end of the confirmation number, and nothing of the payer. */
+  /** True if this browser paid. Other browsers see only the end of the confirmation number, and no data of the payer. */
   readonly bound: boolean;
-  /** True if the payer opened the link again. */
+  /** True if the payer opened the partner's link again. */
   readonly byLink: boolean;
 }
 
@@ -263,14 +263,14 @@ export const CannotStart = ({ frame, code, reference }: CannotStartProps) => {
   );
 };
 
-/** Refusals of a request, not of a payment. The texts hold their titles under these names. */
+/** Refusals of a request, not of a payment. Each is a key in the texts. */
 export type RefusedRequest = 'notFound' | 'otherBrowser' | 'notFromHere' | 'tooMany' | 'unavailable' | 'failedInside';
 
 interface RefusedProps {
   readonly frame: Frame;
   readonly what: RefusedRequest;
   readonly reference: string;
-  /** The session to which the request belongs. The page links to it. null or absent: no link. */
+  /** The session of the request. The page links to it. null or absent: no link. */
   readonly checkoutId?: string | null;
 }
 

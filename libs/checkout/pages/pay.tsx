@@ -1,11 +1,11 @@
-/** The page that takes the card. It works without scripts. The server never fills the card fields, not even with the values of the request before. */
+/** The page with the card form. It works without scripts. The server never fills in the card fields. */
 import type { Cents } from '#kernel';
 import type { Refusal } from '../checkout.js';
 import { money, timeOfDay } from './format.js';
 import { type Frame, Layout, type Line, Lines } from './layout.js';
 import { type FieldFault, type Text, TEXTS } from './text.js';
 
-/** Names of the form's fields. Each field sets its own `autocomplete` value. The form itself sets `off`. */
+/** Names of the form's fields. Each field sets its own `autocomplete` value. The form sets `off`. */
 export const CARD_FIELDS = ['card_number', 'expiry', 'security_code'] as const;
 export const PAYER_FIELDS = ['postal_code', 'first_name', 'last_name', 'email'] as const;
 export type PayField = (typeof CARD_FIELDS)[number] | (typeof PAYER_FIELDS)[number];
@@ -151,7 +151,7 @@ const Field = ({ shape, text, page }: { readonly shape: FieldShape; readonly tex
   const fault = page.faults[name];
   const hint = shape.hint?.(text);
   const described = [hint === undefined ? null : `${name}-hint`, fault === undefined ? null : `${name}-fault`].filter(Boolean).join(' ');
-  // Card data never comes back. Only the payer's own data is filled in again.
+  // Fill in only the payer's own data again, never card data.
   const value = (PAYER_FIELDS as readonly string[]).includes(name) ? page.values[name as (typeof PAYER_FIELDS)[number]] : undefined;
   return (
     <div class={`field ${name}${fault === undefined ? '' : ' wrong'}`}>

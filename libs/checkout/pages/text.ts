@@ -1,7 +1,7 @@
-/** The texts of the pages in each language, in plain words and short sentences. If nothing was charged, the page says so. */
+/** The texts of the pages in each language, in plain words. If nothing was charged, the page says so. */
 import type { ErrorCode } from '#kernel';
 
-/** Fields of the form that can be wrong, and the faults of each. */
+/** Faults of the form's fields. */
 export const FIELD_FAULTS = ['card_number', 'expiry', 'expired', 'security_code', 'email', 'card_in_text', 'too_long'] as const;
 export type FieldFault = (typeof FIELD_FAULTS)[number];
 
@@ -319,8 +319,8 @@ const es: Text = {
 export const TEXTS: Readonly<Record<Locale, Text>> = { en, es };
 
 /**
- * The first of the given languages in which the pages are written, else English. Only the language of a tag counts (`es-MX` is `es`). Each argument
- * is a tag, an `Accept-Language` header, or null.
+ * The first of the given languages in which the pages are written, else English. Each argument is a tag, an `Accept-Language` header, or null. Only
+ * the language of a tag counts (`es-MX` is `es`).
  */
 export const localeOf = (...wishes: readonly (string | null | undefined)[]): Locale => {
   for (const wish of wishes)

@@ -1,6 +1,5 @@
 /**
- * Tests the outcome of a call for each row of the table in docs/contract.md#gateway. Each test makes a server on a real socket misbehave in its own
- * way.
+ * Tests the outcome of a call for each row of the table in docs/contract.md#gateway. In each test, a server on a real socket misbehaves in one way.
  */
 import { spawn } from 'node:child_process';
 import { connect, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
@@ -31,7 +30,7 @@ interface Misbehaving {
   readonly connections: Socket[];
 }
 
-/** Starts a server that calls `onRequest` for each complete request, with the number of requests that it has received so far. */
+/** Starts a server that calls `onRequest` for each complete request. `count`: the number of requests so far. */
 const misbehaving = async (
   onRequest: (socket: Socket, count: number) => void,
   onConnection: (socket: Socket) => void = () => undefined,
@@ -87,7 +86,7 @@ const calls: [string, (gateway: SimulatorGateway, signal?: AbortSignal) => Promi
   ],
 ];
 
-/** A port on which nobody listens. */
+/** A port without a listener. */
 const deadPort = async (): Promise<number> => {
   const server = createServer();
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
@@ -96,7 +95,7 @@ const deadPort = async (): Promise<number> => {
   return port;
 };
 
-/** The address of a listener whose process is stopped and whose queue is full. A new connection to this address gets no answer. */
+/** Returns the address of a listener that answers no new connection: its process is stopped, and its queue is full. */
 const unaccepting = async (): Promise<string> => {
   const script = "require('node:net').createServer().listen({port:0,host:'127.0.0.1',backlog:1},function(){console.log(this.address().port)})";
   const child = spawn(process.execPath, ['-e', script], { stdio: ['ignore', 'pipe', 'ignore'] });
@@ -117,7 +116,7 @@ const unaccepting = async (): Promise<string> => {
 
 describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, call) => {
   test('the name has no address', async () => {
-    // The resolver itself refuses a label of more than 63 characters, without a query to the network.
+    // The resolver refuses a label of more than 63 characters without a network query.
     expect(await call(gatewayAt(`http://${'n'.repeat(70)}/`))).toMatchObject({ kind: 'not_processed', answered: false });
   });
 
@@ -143,14 +142,14 @@ describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, 
     const first = charge(gateway);
     await eventually(() => requests.length === 1);
     expect(await call(gateway, shortly())).toMatchObject({ kind: 'not_processed', answered: false });
-    // Later the connection is free again. It must not be used for the call that was given up.
+    // The connection is free again now. The call that was given up must not use the connection.
     expect((await first).kind).toBe('approved');
     expect((await charge(gateway, shortly())).kind).toBe('unknown');
     expect(requests).toHaveLength(2);
     expect(connections).toHaveLength(1);
   });
 
-  // If the queue of a listener is full, Linux lets a new connection wait. Other systems refuse the connection, and the test above covers a refusal.
+  // Linux lets a new connection wait if the listener's queue is full. Other systems refuse the connection, as in the test above.
   (process.platform === 'linux' ? test : test.skip)('the deadline passed while connecting', async () => {
     expect(await call(gatewayAt(await unaccepting()), shortly())).toMatchObject({ kind: 'not_processed', answered: false });
   });
@@ -203,7 +202,7 @@ describe.each(calls)('%s: bytes were sent and no whole answer came, so the outco
       },
     );
     const outcome = await call(gatewayAt(url));
-    // The kernel may report the reset as a failure to connect. In that case no byte was written.
+    // The kernel may report the reset as a failure to connect. No byte was written then.
     if (outcome.kind === 'not_processed')
       expect({ outcome, seen }).toEqual({ outcome: { kind: 'not_processed', answered: false, raw: 'ECONNRESET' }, seen: [] });
     else expect(outcome).toMatchObject({ kind: 'unknown', cause: 'disconnected' });

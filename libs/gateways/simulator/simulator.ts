@@ -40,12 +40,9 @@ import {
 } from '#payments';
 import { exchange, type Exchange } from '../transport/exchange.js';
 
-/** If all connections are in use, a call waits for a free one within its own deadline. */
+/** If all connections are in use, a call waits for a free one until its deadline. */
 const MAX_CONNECTIONS = 128;
-/**
- * We close idle connections long before the simulator would close them (after 65 s). If a request were written to a connection that is just being
- * closed, its outcome would be unknown.
- */
+/** The simulator closes idle connections after 65 s. We close them earlier: if a connection closes during a request, the outcome is unknown. */
 const IDLE_CONNECTION_MS = 15_000;
 const MAX_RAW_CHARACTERS = 200;
 
@@ -76,7 +73,7 @@ export interface SimulatorGatewayOptions {
   /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
   readonly maxConnections?: number;
-  /** If the connection is silent for this long, the call ends, even if its signal has not aborted. Default 30 s. */
+  /** A call ends if no data arrives for this long, even without an abort. Default 30 s. */
   readonly silenceMs?: number;
 }
 
@@ -113,7 +110,7 @@ const isOneOf = <T extends string>(value: unknown, allowed: readonly T[]): value
 const isTransaction = (value: unknown): value is string => typeof value === 'string' && TRANSACTION.test(value);
 const isWhole = (value: unknown): value is number => Number.isSafeInteger(value);
 
-/** The gateway's words, short enough to store and without card numbers. */
+/** The gateway's message, without card numbers and short enough to store. */
 const rawOf = (message: unknown): { raw?: string } =>
   typeof message === 'string' && message !== '' ? { raw: maskCardNumbers(message).slice(0, MAX_RAW_CHARACTERS) } : {};
 
@@ -140,7 +137,7 @@ const reversalTxn = (outcome: Fields, amountCents: Cents | undefined): ReversalT
   return isTransaction(transactionId) && amountFits ? { transactionId } : null;
 };
 
-/** The outcome in an answer. null: the outcome cannot be read, or does not fit the HTTP status. */
+/** The outcome in an answer. null: the outcome is unreadable, or does not fit the HTTP status. */
 const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields) => T | null): Outcome<T> | null => {
   if (!isFields(outcome) || typeof outcome.kind !== 'string' || STATUS_OF_KIND[outcome.kind] !== status) return null;
   const raw = rawOf(outcome.message);
@@ -152,7 +149,7 @@ const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields)
     case 'declined': {
       const { avs, cvv, transactionId } = outcome;
       if (typeof outcome.code !== 'string') return null;
-      // An answer with an unknown decline code is a decline, too: no money moved.
+      // An unknown decline code is still a decline: no money moved.
       const code: DeclineCode = isOneOf(outcome.code, DECLINE_CODES) ? outcome.code : 'generic_decline';
       return {
         kind: 'declined',
@@ -169,7 +166,7 @@ const outcomeOf = <T>(outcome: unknown, status: number, txnOf: (outcome: Fields)
   }
 };
 
-/** True if the answer is `{error: {code, message}}` with a status that refuses. The simulator has then executed and stored nothing. */
+/** True if the answer is `{error: {code, message}}` with one of these statuses. The simulator has then executed and stored nothing. */
 const isRefusal = (status: number, answer: Fields): answer is { error: { code: string; message?: unknown } } =>
   [400, 401, 403, 404, 415, 503].includes(status) && isFields(answer.error) && typeof answer.error.code === 'string';
 
@@ -182,7 +179,7 @@ const outcomeOfExchange = <T>(exchanged: Exchange, ref: Ref, secrets: readonly s
     return { kind: 'not_processed', answered: false, ...rawOf(`${answer.error.code}: ${String(answer.error.message)}`) };
   const outcome = answer?.ref === ref ? outcomeOf(answer.outcome, status, txnOf) : null;
   if (outcome) return outcome;
-  // The body is not quoted, since it may hold card data.
+  // `raw` does not quote the body, since the body may hold card data.
   return { kind: 'unknown', cause: status >= 500 ? 'http_5xx' : 'unreadable', raw: `HTTP ${status}` };
 };
 
@@ -191,7 +188,7 @@ const instrumentFields = (instrument: PaymentInstrument) =>
     ? { token: instrument.token.reveal() }
     : { number: instrument.number.reveal(), expiryMonth: instrument.expiry.month, expiryYear: instrument.expiry.year, cvv: instrument.cvv.reveal() };
 
-/** The sandbox key of a merchant account. It is no secret, since the sandbox moves no money. */
+/** The sandbox key of a merchant account. The key is no secret: the sandbox moves no money. */
 const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
 
 /** A gateway that calls the simulator at `url`. A call ends when its signal aborts, or after `silenceMs` without any data. */
@@ -209,7 +206,10 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
     exchange({ agent, protocol, hostname, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
 
-  /** Sends a request and returns the fields of its answer. Throws {@link GatewayUnreachable} unless the answer is a readable 200. */
+  /**
+   * Sends a request and returns the fields of its answer. Throws {@link GatewayUnreachable} if the HTTP status is not 200, or the answer cannot be
+   * read.
+   */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
     const exchanged = await send(account, method, path, body, signal);
     const answer = exchanged.kind === 'answer' ? parse(exchanged.text) : null;

@@ -1,10 +1,10 @@
 /**
- * The HTTP transport of the gateway adapters. It sends one request, reads the answer, and reports whether any byte of the request may have left this
- * process.
+ * The HTTP transport of the gateway adapters. It sends one request and reads the answer. It also reports whether any byte of the request may have
+ * left this process.
  */
 import { type IncomingMessage, request as httpRequest, type RequestOptions } from 'node:http';
 
-/** A longer answer is not read to its end. Ordinary answers are far shorter. */
+/** A longer answer is not read to its end. */
 const MAX_ANSWER_BYTES = 64 * 1024;
 
 /** How a request ended. `not_sent`: no byte of it left this process, so it had no effect. */
@@ -13,7 +13,7 @@ export type Exchange =
   | { readonly kind: 'not_sent'; readonly raw: string }
   | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw: string };
 
-/** Sends one request and reads its answer. It never sends the request again, and never rejects. */
+/** Sends one request and reads its answer. Never sends the request again, and never rejects. */
 export const exchange = (
   to: Pick<RequestOptions, 'agent' | 'protocol' | 'hostname' | 'port'>,
   path: string,
@@ -75,11 +75,11 @@ export const exchange = (
       return settle({ kind: 'not_sent', raw: (error as NodeJS.ErrnoException).code ?? 'the request cannot be made' });
     }
     outgoing.on('socket', (socket) => {
-      // Bytes can leave only after the event `connect`. A kept-alive socket is already connected, so bytes may have left already.
+      // A new socket sends bytes only after its event `connect`. A kept-alive socket is connected already, so bytes may have left.
       if (!socket.connecting) sent = true;
       else socket.once('connect', () => (sent = true));
     });
-    // Some callers set no deadline, for example when they read batches. They must not wait for ever for a silent server.
+    // Some callers set no deadline, for example to read batches. A silent server must not hold them for ever.
     outgoing.setTimeout(silenceMs, () => onAbort());
     outgoing.on('response', read);
     outgoing.on('error', onError);

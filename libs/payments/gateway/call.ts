@@ -1,4 +1,4 @@
-/** Calls a gateway within the time limits of C42. If too little time is left for a call, the call is not sent. */
+/** Calls a gateway within the time limits of C42. */
 import { type LogGate, type Position, StoreIncident, Unavailable } from '#eventstore';
 import { type Clock, type Deadline, within } from '#kernel';
 import type { Outcome } from './gateway.js';
@@ -17,9 +17,10 @@ export interface CallPorts {
 }
 
 /**
- * Checks that the log holds the intent and every event that this process knows of, then runs one call. `intent`: the position of the intent, if this
- * process has just appended it; null: the log held the intent before. A call that was not sent counts as `not_processed`. A call without an answer in
- * time counts as unknown. Throws {@link StoreIncident} if events are lost.
+ * Checks the log, then runs one call. The log must hold the intent and every event that this process knows of.
+ *
+ * `intent`: the position of the intent, if this process has just appended it; null: the log held the intent before. A call that was not sent counts
+ * as `not_processed`. A call without an answer in time counts as `unknown`. Throws {@link StoreIncident} if events are lost.
  */
 export const callGateway = async <T>(
   ports: CallPorts,
@@ -34,7 +35,7 @@ export const callGateway = async <T>(
   return bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' }));
 };
 
-/** Checks the log. false: the event store could not be asked in time, as in an outage. Throws {@link StoreIncident} if events are lost. */
+/** Checks the log. false: the event store did not answer in time, as in an outage. Throws {@link StoreIncident} if events are lost. */
 export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadline, intent: Position | null): Promise<boolean> => {
   try {
     await within(clock, Math.max(0, deadline.leftMs), ownLog.verified(intent), () => new Unavailable('no time left to check the event store'));
@@ -48,8 +49,7 @@ export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadlin
 /** Runs a call and aborts it after `ms`. If the aborted call does not return within {@link LAST_WORD_MS}, the result is `otherwise()`. */
 export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortSignal) => Promise<T>, otherwise: () => T): Promise<T> => {
   const abort = new AbortController();
-  // The adapter decides the outcome of an aborted call, and gets some extra time to report that outcome. This timer also ends the wait for an adapter
-  // that never returns.
+  // An aborted call gets extra time, since the adapter decides its outcome. This timer also ends the wait for an adapter that never returns.
   const late = clock.sleep(ms, abort.signal).then(async () => {
     if (!abort.signal.aborted) {
       abort.abort();
@@ -60,7 +60,7 @@ export const bounded = async <T>(clock: Clock, ms: number, call: (signal: AbortS
   try {
     return await Promise.race([call(abort.signal), late]);
   } finally {
-    // The explicit reason saves time: without one, Node would create a DOMException with its stack for every call.
+    // Without a reason, Node would create a DOMException with a stack trace for every call.
     abort.abort('done');
   }
 };

@@ -1,14 +1,15 @@
 /**
  * The gateway port: the only way to a card processor. Business results are return values, never exceptions. Only the adapter decides the
- * `Outcome.kind` of a call that it completes. Every operation is executed at most once per reference. With `finalize` a gateway can promise that a
- * reference will never be executed.
+ * `Outcome.kind` of a call that it completes.
+ *
+ * Each reference is executed at most once. `finalize` asks the gateway to promise that a reference will never be executed.
  */
 import type { Cents } from '#kernel';
 
 /** One transaction of a payment at the processor: the principal, the fee, or both together (charge mode `combined`). */
 export type Leg = 'principal' | 'fee' | 'combined';
 
-/** `reversal` takes back a charge that must not stand: a charge of unknown outcome, or the principal if its fee failed (C41). */
+/** `reversal` takes back a charge that must not stand: one of unknown outcome, or the principal if its fee failed (C41). */
 export type Op = 'charge' | 'void' | 'refund' | 'reversal';
 
 /**
@@ -61,14 +62,14 @@ export type Outcome<T> =
   | { readonly kind: 'rejected'; readonly why: RejectionReason; readonly raw?: string }
   /**
    * Nothing happened, for certain. `answered` true: the gateway said so for this reference. `answered` false: no byte was sent, or the gateway
-   * refused the request as a whole.
+   * refused the whole request.
    */
   | { readonly kind: 'not_processed'; readonly answered: boolean; readonly raw?: string }
   | { readonly kind: 'unknown'; readonly cause: 'timeout' | 'unreadable' | 'disconnected' | 'http_5xx'; readonly raw?: string };
 
 /**
- * Wraps card data, so that logs, errors, JSON text and inspection never show it. Only a gateway adapter and the code that derives brand, last four
- * digits and keyed hash may call `reveal()`.
+ * Wraps card data, so that logs, errors, JSON text and inspection never show it. Only gateway adapters may call `reveal()`, and the code that derives
+ * brand, last four digits and keyed hash.
  */
 export class Secret {
   readonly #value: string;
@@ -146,8 +147,8 @@ export interface VoidCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   /**
-   * The amount to return. Default: all that remains. A smaller amount needs `partialVoid`. If the amount is named, an answer with another amount
-   * counts as unreadable. So payments always name the amount.
+   * The amount to return. Default: all that remains. A smaller amount needs `partialVoid`. Payments always name the amount. An answer with another
+   * amount is then unreadable.
    */
   readonly amountCents?: Cents;
   readonly askedBy: 'void' | 'refund' | 'reversal';
@@ -181,15 +182,15 @@ export interface PaymentGateway {
   void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   refund(call: RefundCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   /**
-   * Asks whether this reference was executed. If it was not, the gateway must make sure that it never will be: `never` is a promise about the future.
-   * This method never throws: if the gateway cannot be asked, the result is `cannot_tell`.
+   * Asks whether this reference was executed. If not, the gateway must never execute it later: `never` is a promise. Does not throw: if the gateway
+   * cannot be asked, the result is `cannot_tell`.
    */
   finalize(call: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>>;
   /** Asks for the state of a transaction. Throws if the gateway cannot be asked. */
   lookup(call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }>;
   /**
-   * The lines of closed batches after a cursor (a batch id; null: from the first batch), oldest first. If the gateway does not know the cursor,
-   * throws {@link UnknownCursor} before the first line. Throws another error if the gateway cannot be asked.
+   * The lines of closed batches after `cursor` (a batch id; null: from the first batch), oldest first. Throws {@link UnknownCursor} before the first
+   * line if the gateway does not know the cursor. Throws another error if the gateway cannot be asked.
    */
   settlements(account: GatewayAccount, cursor: string | null, signal: AbortSignal): AsyncIterable<SettlementRecord>;
 }

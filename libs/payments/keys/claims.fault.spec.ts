@@ -1,7 +1,8 @@
 /**
- * Tests a database of the keys that goes back, while the log does not. Either it is restored from an earlier copy, or a standby that lacks the last
- * commits replaces it. The Postgres servers are real. Meanwhile two processes repeat requests with every known key, and no operator command is given.
- * No card may be charged twice.
+ * Tests a database of the keys that goes back while the log does not. The database is restored from an earlier copy, or replaced by a standby that
+ * lacks the last commits. The Postgres servers are real.
+ *
+ * Two processes repeat requests with every known key. No operator command is given. No card may be charged twice.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
 import { execFileSync } from 'node:child_process';
@@ -23,7 +24,7 @@ import { LEASE_SECONDS } from './key-store.js';
 import { idempotencyMigrations, postgresIdempotency } from './postgres.js';
 
 const MIGRATIONS = [...eventStoreMigrations, ...idempotencyMigrations, keysFromLogMigration, claimsMigration];
-/** The data of this test need not survive a crash of the machine. */
+/** The data may be lost if the machine crashes. */
 const SETTINGS = { fsync: 'off', restore_command: '/bin/false' };
 
 let ground: Ground;
@@ -105,7 +106,6 @@ const refundOf = (paymentId: string): Request => {
   return ({ services }) => sent(reverseOnce(services, asked, house.received(key, asked)));
 };
 
-/** Sends requests once each. */
 const send = async (requests: readonly Request[]): Promise<Answer[]> => {
   const answers = await Promise.all(requests.map((request, index) => request(processes[index % processes.length]!)));
   for (const answer of answers) expect(answer.status).toBe(200);
@@ -114,11 +114,11 @@ const send = async (requests: readonly Request[]): Promise<Answer[]> => {
 
 const isOpen = () => processes.every(({ claims }) => claims.isOpen);
 const allClosed = () => processes.every(({ claims }) => !claims.isOpen);
-/** Only the database's clock counts. So the test moves the stored time back to end the lease. */
+/** Ends the lease by moving the stored time back. Processes read the time only from the database's clock. */
 const leaseEnds = (pool: Pool) => pool.query(`update key_claims set noticed_at = noticed_at - make_interval(secs => $1)`, [LEASE_SECONDS]);
 const copy = (from: string, to: string) => execFileSync('cp', ['-a', join(folder, from), join(folder, to)]);
 
-/** The two losses. In both the server gets an earlier copy of its files. In the second it is also promoted to a new timeline. */
+/** In both losses the server gets an earlier copy of its files. In the second loss it is also promoted to a new timeline. */
 const LOSSES = [
   ['was put back to an earlier copy', null],
   ['was replaced by a standby that lacked the last commits', 'recovery.signal'],

@@ -1,16 +1,17 @@
 /**
- * Decides whether keys may be claimed. The database of the keys "goes back" if it is restored to an earlier state. After that, or after a start or an
- * exchange of the database, it may lack rows of keys whose intents are in the log. No key is claimed until the subscriber `keys` has made these rows
- * (C76).
+ * Decides whether keys may be claimed. The database of the keys "goes back" if it is restored to an earlier state. Rows of keys may then be missing,
+ * although their intents are in the log. The same is possible after an exchange of the database, and at a start. No key is claimed until the
+ * subscriber `keys` has made these rows (C76).
  *
- * To open claims, a process reads the log's head, and then waits until the subscriber's checkpoint has reached that head. Time alone never opens
- * claims. The checkpoint is in the same database and goes back with it. After the database went back, requests with earlier claims may still append
- * intents until their lease ends. So the head is read only after one lease time.
+ * To open claims, a process reads the log's head. It then waits until the subscriber's checkpoint has reached that head. The checkpoint is in the
+ * same database and goes back with it.
+ *
+ * After the database went back, requests with earlier claims may still append intents until their lease ends. So the head is read only after one
+ * lease time.
  *
  * The place of a database is its cluster id, its timeline and its position in the write-ahead log. A process reads the place over every new
- * connection before the first use, and over an open connection once a second. If the place does not follow the furthest place that this process
- * knows, the claims of all processes are closed. This process then makes all its connections anew, since old ones may lead to a server that was
- * replaced.
+ * connection, and once a second over an open one. If the place does not follow the furthest known place, the database went back. The process then
+ * closes the claims of all processes. It also replaces its own connections, since old ones may lead to the former server.
  */
 import { readFileSync } from 'node:fs';
 import { mkdir, rename, writeFile } from 'node:fs/promises';
@@ -33,7 +34,7 @@ import {
 import { LEASE_SECONDS } from './key-store.js';
 import { KEYS_FROM_LOG } from './from-log.js';
 
-/** Time between two looks at the place of the database, while claims are open and while they are closed. */
+/** Time between two reads of the database's place, while claims are open and while they are closed. */
 const LOOK_EVERY_MS = { open: 1_000, closed: 250 };
 /** A start waits at most this long for claims to open. Then the process starts with closed claims. */
 const START_WAIT_MS = 3_000;
@@ -61,19 +62,19 @@ export interface Claims {
 /** The port to the database of the keys. */
 export interface ClaimsDatabase {
   place(): ReturnType<typeof databasePlace>;
-  /** When a process last noticed that the database went back: the time as text, and the seconds since then. null: no process has noticed this yet. */
+  /** When a process last noticed that the database went back: the time as text, and the seconds since then. null: never. */
   noticed(): Promise<{ readonly at: string | null; readonly secondsAgo: number | null }>;
-  /** Records in the database that it went back, so that all processes learn it. */
+  /** Records that the database went back, for all processes. */
   notice(): Promise<void>;
-  /** The checkpoint of the subscriber `keys`. It is read over a connection of the keys, since another pool may lead to another server. */
+  /** The checkpoint of the subscriber `keys`, over a connection of the keys. Another pool may lead to another server. */
   position(): Promise<string>;
   /** Ends all connections, since old ones may lead to a server that was replaced. */
   reconnect(): void;
 }
 
-/** Stores the place of the database in a file outside the database. The file outlives the process, and does not go back with the database. */
+/** Keeps the place of the database in a file. The file outlives the process, and does not go back with the database. */
 export interface KeptPlace {
-  /** null: nothing was kept yet. `damaged`: a place was kept, and it cannot be read. */
+  /** null: no place was kept yet. `damaged`: the kept place cannot be read. */
   read(): DatabasePlace | null | 'damaged';
   write(place: DatabasePlace): Promise<void>;
 }
@@ -96,9 +97,9 @@ export class ClaimsGate implements Claims {
   /** The furthest place of the database that this process knows. */
   private seen: DatabasePlace | null;
   private written = '';
-  /** Counts how often this process noticed that the database went back. */
+  /** The number of times that this process noticed a loss. */
   private notices = 0;
-  /** True while this process has noticed that the database went back, but has not recorded it in the database. */
+  /** True while a loss that this process noticed is not recorded in the database. */
   private untold = false;
   /** The newest notice in the database when this process opened its claims. */
   private openedAfter: string | null = null;
@@ -109,11 +110,11 @@ export class ClaimsGate implements Claims {
   constructor(private readonly options: ClaimsGateOptions) {
     const kept = options.kept.read();
     this.seen = kept === 'damaged' ? null : kept;
-    // Without a kept place, a database that went back cannot be recognised. So claims stay closed as if it had gone back.
+    // Without a kept place, a loss cannot be recognised. Claims stay closed as after a loss.
     if (kept === 'damaged') this.notice(null, null);
   }
 
-  /** Compares the place that a new connection shows with the furthest known place. Throws if the connection must not be used. */
+  /** Checks a new connection. Throws if the database behind it went back, or is a standby. */
   readonly verify = async (place: ClaimsDatabase['place']): Promise<void> => {
     if (!(await this.isSameDatabase(place))) throw new DatabaseUnavailable('the database of the keys went back');
   };
@@ -156,7 +157,7 @@ export class ClaimsGate implements Claims {
 
   /** false: the database went back, or is another one. Claims are closed then. */
   private async isSameDatabase(ask: ClaimsDatabase['place']): Promise<boolean> {
-    // Several connections may be compared at the same time. Each place must follow the one that was known before the question was sent.
+    // Connections may be checked at the same time. Each place must follow the one that was known before its query.
     const before = this.seen;
     const place = await ask();
     if (place === 'standby') throw new DatabaseUnavailable('the database of the keys is a standby');
@@ -174,7 +175,7 @@ export class ClaimsGate implements Claims {
     return isSame;
   }
 
-  /** Closes claims. `before`: the place that was known. null: the kept place cannot be read. `now`: the place that the database shows. */
+  /** Closes claims. `before`: the known place; null: the kept place cannot be read. `now`: the place that the database shows. */
   private notice(before: DatabasePlace | null, now: DatabasePlace | null): void {
     this.isOpen = false;
     this.notices += 1;
@@ -215,8 +216,7 @@ export class ClaimsGate implements Claims {
 
   private async keepPlace(): Promise<void> {
     const text = JSON.stringify(this.seen);
-    // Until the notice is recorded in the database, the file keeps the old place. If the process ends before that, its next start notices the loss
-    // again.
+    // The file keeps the old place until the notice is recorded in the database. If the process ends earlier, its next start notices the loss again.
     if (this.seen === null || this.untold || text === this.written) return;
     await this.options.kept.write(this.seen);
     this.written = text;
@@ -230,7 +230,7 @@ export class ClaimsGate implements Claims {
   }
 }
 
-/** `pools`: the pools of the keys. The first one is the pool for claims. */
+/** `pools`: the pools of the keys. The first pool is for claims. */
 export const postgresClaims = (pools: readonly [Pool, ...Pool[]]): ClaimsDatabase => ({
   place: () => databasePlace(pools[0]),
   noticed: async () => {
@@ -277,7 +277,7 @@ export const placeFile = (folder: string): KeptPlace => {
   };
 };
 
-/** Opens the pools of the keys, and the gate that compares each of their connections. */
+/** Opens the pools of the keys, and the gate that checks each of their connections. */
 export const openClaims = (
   open: (which: 'claims' | 'completions', verify: NonNullable<PoolOptions['verify']>) => Pool,
   folder: string,

@@ -1,6 +1,4 @@
-/**
- * Tests keys from the log. Whatever rows the database of the keys has lost, a retry gets the answer of its first request, and no money moves twice.
- */
+/** Tests that lost rows of keys are made again from the log. A retry gets the answer of its first request, and no money moves twice. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { Unavailable } from '#eventstore';
 import { answerEncoder } from '../../../apps/answers.js';
@@ -67,7 +65,7 @@ const leasesEnd = () =>
 const charged = async (card: string = CARDS.approved) => (await house.charge({ card })).id;
 /** The number of money movements that the simulator has executed. */
 const moved = async () => (await house.truth()).filter(({ result }) => result === 'approved').length;
-/** The store sleeps between retries, so the clock is put forward until the call ends. */
+/** Moves the clock until the call ends, since the store sleeps between retries. */
 const hurry = async <T>(call: Promise<T>): Promise<T> => {
   let done = false;
   void call.finally(() => (done = true)).catch(() => undefined);
@@ -81,7 +79,7 @@ const hurry = async <T>(call: Promise<T>): Promise<T> => {
 /** A request with a key. Each call sends the request again. */
 type Request = () => Promise<Answer>;
 
-/** Every way in which a request that reached the log can end, with the state of its key after that. null: the key was given back. */
+/** Every end of a request that reached the log, and the state of its key afterwards. null: the key was given back. */
 const ENDS: readonly (readonly [title: string, state: string | null, status: number, begin: () => Promise<Request>])[] = [
   ['a charge', 'completed', 200, async () => chargeWith(CARDS.approved)],
   ['a decline', 'completed', 402, async () => chargeWith(CARDS.declined)],
@@ -203,8 +201,8 @@ describe('a released key that was lost is made again bound to its attempt', () =
 describe('a key that got the result of another attempt (C38)', () => {
   const ASKED = { includeFee: true };
   /**
-   * Makes a refund of principal and fee. The processor returns the fee, but its answer is lost, so the caller gets a 502. A second request for the same
-   * refund, with another key, gets the result.
+   * Makes a refund of principal and fee. The processor returns the fee, but its answer is lost, and the caller gets a 502. Another key then gets the
+   * result.
    */
   const told = async () => {
     const id = await charged();

@@ -1,12 +1,12 @@
 /**
- * Makes rows of keys again from the log, if the database has lost them. Every intent names the key of its request. The event that gives a key the
- * result of another attempt names that key, too (C18, C38). Both kinds are called keyed events here.
+ * Makes rows of keys again from the log, if the database has lost them. A keyed event names a key. It is either the intent of a request, or the event
+ * that gives a key the result of another attempt (C18, C38).
  *
- * The subscriber compares each keyed event with its row. Its checkpoint is in the database of the keys and goes back with it. So after a restore it
- * reads every event again whose row may be missing. If no row is missing, it only moves its checkpoint.
+ * The subscriber compares each keyed event with its row. Its checkpoint is in the database of the keys and goes back with it. So after a restore, the
+ * subscriber reads the later events again.
  *
- * If a row names the newest attempt of its key, the row needs no correction, whatever its state: a claim continues from the stream (T6 to T8). Two
- * kinds of keyed events have no row in ordinary operation: their request gave the key back, or the key has expired. No row is made for them.
+ * If a row names the newest attempt of its key, the row needs no correction: a claim continues from the stream (T6 to T8). If a request gave its key
+ * back, or the key has expired, no row is made.
  */
 import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
 import { type Clock, fold } from '#kernel';
@@ -31,12 +31,12 @@ import { postgresKeyRows } from './postgres.js';
 /** Name of the subscriber and of its checkpoint. */
 export const KEYS_FROM_LOG = 'keys';
 
-/** The subscriber gathers events for this long before it compares them, so that one statement reads many rows. */
+/** The subscriber gathers events for this long, so that one statement reads many rows. */
 const GATHER_MS = 1_000;
 
 /**
- * In an installation that is older than this subscriber, the subscriber begins at the lower checkpoint of `webhook-outbox` and `log-seal`. Both are in
- * the database of the keys, so they are as old as its key rows, and no row is missing before them.
+ * In an older installation, the subscriber begins at the lower checkpoint of `webhook-outbox` and `log-seal`. Both checkpoints are in the database of
+ * the keys and as old as its rows. So no row is missing before them.
  */
 export const keysFromLogMigration: Migration = {
   name: '0033-keys-from-log',
@@ -49,7 +49,7 @@ export const keysFromLogMigration: Migration = {
 
 export interface KeysFromLogPorts {
   readonly store: Pick<EventStore, 'read' | 'readStreams'>;
-  /** The encoder of the key store, so that the same result gives the same bytes. */
+  /** The encoder of the key store. The same result must give the same bytes. */
   readonly answers: AnswerEncoder;
   readonly clock: Clock;
   /** The hours for which the key store keeps rows. */
@@ -66,7 +66,7 @@ export const keysFromLog = (ports: KeysFromLogPorts & { readonly log: Pick<Logge
   },
 });
 
-/** Counts of keys: rows that were made, rows that were bound to another attempt, and rows that were right. */
+/** `restored`: rows that were made. `corrected`: rows that were bound to another attempt. `unchanged`: rows that were right. */
 export interface ComparedKeys {
   readonly restored: number;
   readonly corrected: number;
@@ -76,8 +76,8 @@ export interface ComparedKeys {
 type LoggedKey = Pick<RestoredKey, 'key' | 'paymentId' | 'attemptId' | 'at'>;
 
 /**
- * Makes the missing rows of the keys that these events name, and corrects rows that are older than the events. If a row cannot be compared because a
- * request runs under its key, throws Unavailable and changes nothing.
+ * Makes the missing rows of these events' keys, and corrects rows that are older than the events. If a request still runs under a key whose row
+ * differs, throws Unavailable and changes nothing.
  */
 export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events: readonly Recorded[]): Promise<ComparedKeys> => {
   const logged = newestOfEachKey(events);
@@ -102,7 +102,6 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
   return { restored, corrected, unchanged: logged.length - wrong.length };
 };
 
-/** The newest keyed event of each key. */
 const newestOfEachKey = (events: readonly Recorded[]): readonly LoggedKey[] => {
   const newest = new Map<string, LoggedKey>();
   for (const recorded of events) {
@@ -124,7 +123,7 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
   return { key: data.idempotency!, attemptId: type === 'ReversalAcknowledged' ? data.toldAs! : data.attemptId };
 };
 
-/** The row that the key must have according to the payment's stream. null: in ordinary operation the key has no row. */
+/** The row of the key according to the payment's stream. null: in ordinary operation the key has no row. */
 const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null => {
   const { key, paymentId, attemptId } = one;
   const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
@@ -138,7 +137,7 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
     return row(events.length === 1 ? 'in_progress' : 'reserved');
   }
 
-  // Only the newest event of a key counts. If the key has a later attempt, the event of that attempt makes the row.
+  // Only the newest event of a key makes its row.
   const newest = events.findLast((other) => isSameKey(keyOf(other)?.key, key));
   if (!newest || keyOf(newest)!.attemptId !== attemptId) return null;
   const payment = fold(decider, events);
@@ -158,7 +157,7 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
   return row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, end), attemptId)));
 };
 
-/** A charged payment as it was after one of its events. */
+/** The payment as it was after the event `last`. */
 const chargedAfter = (events: readonly PaymentEvent[], last: PaymentEvent): Charged => {
   const payment = fold(decider, events.slice(0, events.indexOf(last) + 1));
   if (payment.phase !== 'charged') throw new Error(`the payment is not charged after ${last.type}`);
@@ -169,29 +168,29 @@ const HOUR_MS = 3_600_000;
 
 const isSameKey = (one: RecordedKey | undefined, other: RecordedKey): boolean => one?.keyHash === other.keyHash && one.keySpace === other.keySpace;
 
-/** True if the request got 422 and its key was given back: the gateway refused a refund, or a void must be retried (C15). */
+/** True if the request got a 422 and gave its key back: a refused refund, or a void that must be retried (C15). */
 const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt, settlementRejected: boolean): boolean =>
   operation === 'void'
     ? toldPartial || ended?.outcome === 'partial' || (ended?.outcome === 'rejected' && settlementRejected && !fenced)
     : ended?.outcome === 'rejected' && !fenced;
 
 /**
- * True if the row is older than the log's event, because the database went back. False if a later request holds the key. Throws Unavailable while a
- * request runs under the key, since that request may have a new attempt without an intent.
+ * True if the row is older than the log's event, because the database went back. False if a later request made the row.
+ *
+ * Throws Unavailable while a request runs under the key: its new attempt may have no intent yet.
  */
 const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: readonly Recorded[]): boolean => {
   if (before.isFree) return true;
   if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
   if (key.operation === 'create' || before.state === 'in_progress') return true;
-  // The row of this refund or void names another attempt, and no request runs. If an event names that attempt, the row is older than the log's event.
-  // Otherwise that attempt never began, so a later request made the row.
+  // If the stream names the attempt of this row, the row is older. Otherwise that attempt never began: a later request made the row.
   return stream.some(({ data }) => {
     const { attemptId, toldAs } = data as { readonly attemptId?: string; readonly toldAs?: string };
     return attemptId === before.attemptId || toldAs === before.attemptId;
   });
 };
 
-/** How long a rebuild waits for a running request. A request with a key runs no longer than its lease. */
+/** How long a rebuild waits for a running request. A request with a key does not run longer than its lease. */
 const WAIT_FOR_REQUEST_MS = LEASE_SECONDS * 1_000 + 5_000;
 const LOOK_AGAIN_MS = 500;
 

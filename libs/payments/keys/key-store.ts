@@ -5,7 +5,7 @@
 
 import type { RecordedKey } from '../payment.js';
 
-/** Longer than a request may take (28 s), so that no other request takes over a key while its owner still runs (C42). */
+/** Longer than a request may run (28 s). So no other request takes over the key of a running request (C42). */
 export const LEASE_SECONDS = 60;
 /** Specification, Limits; operators may keep keys longer (C20). */
 export const KEEP_HOURS = 24;
@@ -28,7 +28,7 @@ export interface ClaimRequest extends RequestText {
   readonly operation: Operation;
 }
 
-/** The row belongs to this request until the lease ends. `tookOver`: the row existed before, since an earlier owner vanished or released the key. */
+/** The row belongs to this request until the lease ends. `tookOver`: the row existed before; its owner vanished or released the key. */
 export interface Owned {
   readonly kind: 'owned';
   readonly fence: string;
@@ -37,7 +37,7 @@ export interface Owned {
   readonly attemptId: string;
 }
 
-/** An answer as the HTTP edge encoded it. The key store keeps it and gives it back. Only the edge reads its content. */
+/** An answer as the HTTP edge encoded it. Only the edge reads its content. */
 export interface StoredAnswer {
   readonly status: number;
   readonly body: string;
@@ -50,7 +50,7 @@ export type Claim =
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
   | { readonly kind: 'reserved'; readonly paymentId: string };
 
-/** `unrecorded`: no event holds the answer, and a takeover could not make it again. So the row must survive a crash of the database. */
+/** `unrecorded`: no event holds the answer, so a takeover could not make it again. The row must survive a crash of the database. */
 export type KeyEnding =
   | { readonly to: 'completed'; readonly answer: StoredAnswer; readonly unrecorded?: boolean }
   | { readonly to: 'reserved' | 'released' | 'given_back' };
@@ -69,12 +69,9 @@ export interface Bound {
 }
 
 export interface IdempotencyStore {
-  /** Claims or takes over a key in one statement. Throws if the store does not answer; then it is unknown whether the key is claimed. */
+  /** Claims or takes over a key in one statement. If the store does not answer, throws; the key may be claimed then. */
   claim(request: ClaimRequest): Promise<Claim>;
-  /**
-   * The answer that a claim would give, without claiming. null: a claim would own the key, since it has no row, its row has expired, or its row can
-   * be taken over. Throws if the store does not answer.
-   */
+  /** The answer that a claim would get, without a claim. null: a claim would own the key. Throws if the store does not answer. */
   look(request: ClaimRequest): Promise<Exclude<Claim, Owned> | null>;
   /** Finishes the key for the owner with this fence. false: the row has another owner now (T10). */
   finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
@@ -84,11 +81,11 @@ export interface IdempotencyStore {
   name(accountId: string, key: string): KeyName;
   /** The key as an intent records it. */
   recorded(request: ClaimRequest): RecordedKey;
-  /** Takes over the keys of creates whose lease has ended, for the sweeper (T7). */
+  /** Takes over keys of creates whose lease has ended, for the sweeper (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
   /**
-   * Deletes expired rows, `limit` at a time. A `reserved` row is deleted only if its payment is resolved (C16, T12). After `stop` aborts, no further
-   * batch is begun.
+   * Deletes expired rows, `limit` at a time. Keeps a `reserved` row until its payment is resolved (C16, T12). After `stop` aborts, begins no further
+   * batch.
    */
   purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;
   /** True when the store can be written. */
@@ -100,7 +97,7 @@ export interface RestoredKey {
   readonly key: RecordedKey;
   readonly paymentId: string;
   readonly attemptId: string;
-  /** RFC 3339: when the event that names the key was recorded. The time for which the key is kept begins at this moment. */
+  /** RFC 3339: when the event that names the key was recorded. The key is kept from this time on. */
   readonly at: string;
   readonly state: 'in_progress' | 'completed' | 'reserved' | 'released';
   /** Only a completed key has an answer. */
@@ -119,15 +116,15 @@ export interface FoundKey {
 }
 
 /**
- * The port to the rows of keys, to compare them with the log and to make them from it. Postgres and the simulation pass the same contract tests
+ * The port to the rows of keys: compares them with the log, and makes them from it. Postgres and the simulation pass the same contract tests
  * (test/support/key-store.contract.ts).
  */
 export interface KeyRows {
   /** Finds rows, in the order of `names`. null: there is no row. */
   find(names: readonly KeyName[]): Promise<readonly (FoundKey | null)[]>;
   /**
-   * Makes rows. `replaces` is the fence of the existing row that a row replaces; null: it replaces no row. If the existing row has changed in the
-   * meantime, it stays as it is. Returns the number of rows that were made.
+   * Makes rows. `replaces`: the fence of the row to replace; null: no row is replaced. A row that has changed in the meantime stays. Returns the
+   * number of rows that were made.
    */
   restore(rows: readonly { readonly row: RestoredKey; readonly replaces: string | null }[]): Promise<number>;
 }

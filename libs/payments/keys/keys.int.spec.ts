@@ -96,7 +96,6 @@ const ANSWER: StoredAnswer = { status: 200, body: '{"success":true,"data":{"n":1
 /** `run` resolves with the view. */
 type Work = Omit<KeyedWork<unknown>, 'run'> & { readonly run: (...given: Parameters<KeyedWork<unknown>['run']>) => Promise<unknown> };
 const keyed = ({ run, ...work }: Work): KeyedWork<unknown> => ({ ...work, run: async (owner) => ({ view: await run(owner), replayed: false }) });
-/** A request whose refusal is thrown. */
 const ask = (
   key: string | null,
   work: Work,
@@ -124,7 +123,7 @@ const rowOf = async (key: string, accountId = ACCOUNT) => {
   return rows[0];
 };
 const stateOf = async (key: string) => (await rowOf(key))?.state;
-/** Only the database's clock counts. So the test moves a stored time back to let time pass. */
+/** Moves a stored time back to let time pass. The key store reads only the database's clock. */
 const moveBack = (column: 'lease_until' | 'expires_at', { accountId, keyHash }: KeyName, agoSeconds: number) =>
   pool.query(`update idempotency_key set ${column} = clock_timestamp() - make_interval(secs => $3) where api_account_id = $1 and key_hash = $2`, [
     accountId,
@@ -167,7 +166,7 @@ describe('the content of the table (1.7)', () => {
     const without = new KeyRing('k2', new Map([['k2', randomBytes(32)]]));
     const key = newKey();
     await own(key);
-    // The row gets the name that the new ring computes. But the new ring cannot compute its fingerprint, so the fingerprint never counts as equal.
+    // The row gets the name that the new ring computes. The new ring cannot compute the row's fingerprint, so no fingerprint is equal.
     await pool.query('update idempotency_key set key_hash = $2 where key_hash = $1', [
       name(key).keyHash,
       postgresIdempotency(pool, without, ids).name(ACCOUNT, key).keyHash,
@@ -188,7 +187,7 @@ describe('the content of the table (1.7)', () => {
 });
 
 describe('a row that comes and goes between the claim and the look at it', () => {
-  /** A key store on the same connections. It awaits `step` before each statement of a claim. */
+  /** A key store that awaits `step` before each statement of a claim. */
   const stepping = (step: (statement: 'claim' | 'find') => Promise<unknown>): IdempotencyStore =>
     postgresIdempotency(
       Object.assign(Object.create(pool) as Pool, {
@@ -328,7 +327,7 @@ describe('the state of a key after an answer (C15–C17)', () => {
     expect(answer.body).not.toContain('secret');
   });
   test('C17: a refusal of a *retried* refund or void does not loosen the key from its attempt', async () => {
-    // The first try may get a 504, and the retry a 503, since no gateway is configured. If this 503 gave the key back, the next retry could begin a
+    // The first try may get a 504, and the retry a 503 because no gateway is configured. If the 503 gave the key back, the next retry could begin a
     // second refund.
     for (const error of [
       failed('GATEWAY_NOT_CONFIGURED'),
@@ -538,7 +537,7 @@ describe('onceByKey', () => {
       await leaseEnds(key);
       const work: Work = { ...counted, takeOver: async () => ({ view: { n: 1 } }) };
       expect(await once(key, work)).toMatchObject({ body: ANSWER.body, replayed: true });
-      // Invariant d: after completed, never reconciliation.
+      // Invariant d: a completed key never needs reconciliation.
       expect(await once(key, work)).toMatchObject({ body: ANSWER.body, replayed: true });
       expect(runs).toBe(0);
     });

@@ -15,7 +15,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** Encodes answers as the edge sends them. The bytes that are stored for a key are the bytes that were sent. */
+/** Encodes answers as the edge sends them. The stored bytes are the bytes that were sent. */
 export interface AnswerEncoder {
   success(view: unknown): StoredAnswer;
   failure(error: ServiceError): StoredAnswer;
@@ -30,7 +30,7 @@ export interface KeyPorts {
   readonly log: Logger;
 }
 
-/** `replayed`: an earlier request executed this, so the edge marks the answer as a replay (specification, Idempotency 1). */
+/** `replayed`: an earlier request executed this. The edge then marks the answer as a replay (specification, Idempotency 1). */
 export interface Executed<View> {
   readonly view: View;
   readonly replayed: boolean;
@@ -46,7 +46,7 @@ export type Owner = Owned & { readonly recorded: RecordedKey; renew(): Promise<s
 
 /** The work of a claimed request. It throws refusals as ServiceErrors. */
 export interface KeyedWork<View> {
-  /** Executes the request. With a key, `owner` names the payment and attempt of the claim; without one it is null. */
+  /** Executes the request. `owner`: the claim with its payment and attempt; null: the request has no key. */
   run(owner: Owner | null): Promise<Executed<View>>;
   /**
    * Finishes a create whose owner vanished, from its stream. The create is never executed again (T7). Refunds and voids continue in `run` instead.
@@ -88,8 +88,7 @@ export const onceByKey = async <View>(
   const name = idempotency.name(request.accountId, key);
   const owned = claim;
   if (!claims.isOpen) {
-    // Claims were closed while this claim waited for a connection. If the claim made a new row, that row is deleted, since it may hide a lost row of
-    // the same key. If the row existed before, it stays.
+    // Claims were closed while this claim waited for a connection. A new row is deleted, since it may hide a lost row of the same key.
     if (!owned.tookOver) await finishOrLeave(ports, name, owned, { to: 'given_back' });
     throw idempotencyUnavailable();
   }
@@ -102,16 +101,15 @@ export const onceByKey = async <View>(
   };
   const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew }), log);
   const ending = endingOf(request.operation, result, answers);
-  // If a retry is refused, the key stays bound to the attempt of the first try (C17). If the key were given back, the next retry would be a new
-  // attempt and could return money a second time.
+  // After a refused retry, the key stays bound to the attempt of the first try (C17). Otherwise the next retry could return money a second time.
   const stillBound = owned.tookOver && ending.to === 'given_back';
   await finishOrLeave(ports, name, owned, stillBound ? { to: 'released' } : ending);
   return valueOf(result);
 };
 
 /**
- * Answers while an incident of the event store is open or claims are closed. No request begins then (C76). If the key has a stored answer, that
- * answer is given again. Otherwise `otherwise()` is thrown, since the log or the key store may have lost what happened under the key.
+ * Answers during an incident of the event store, or while claims are closed. No request begins then (C76). Gives the key's stored answer again.
+ * Without one, throws `otherwise()`: the log or the key store may have lost the key's request.
  */
 const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest | null, otherwise: () => ServiceError): Promise<Answered<View>> => {
   const found = request && (await idempotency.look(request).catch(() => null));
@@ -120,10 +118,7 @@ const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest |
   throw otherwise();
 };
 
-/**
- * Finishes the key. If the store cannot finish it, this only logs a warning: after the lease has ended, a takeover finishes the key from the
- * payment's stream (S5).
- */
+/** Finishes the key. If that fails, only logs a warning. After the lease, a takeover finishes the key from the payment's stream (S5). */
 const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }: Owned, ending: KeyEnding): Promise<unknown> =>
   idempotency.finish(name, fence, ending).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be finished'));
 
@@ -171,13 +166,13 @@ const inProgress = (retryAfterSeconds: number) =>
 /** The end of a key after its request (C15–C17). */
 const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
   if ('view' in result || isFinal(result.error))
-    // A void of a settled leg is refused without an event, so a takeover could not make its answer again. The same request could get another answer
-    // later (C27).
+    // A void of a settled leg is refused without an event, so a takeover could not make this answer again. A later request could get another answer
+    // (C27).
     return { to: 'completed', answer: encode(result, answers), unrecorded: 'error' in result && result.error.code === 'VOID_FAILED' };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;
   if (status >= 500 && !refusedBeforeAnything) return { to: operation === 'create' ? 'reserved' : 'released' };
-  // A takeover has fenced the stream or will fence it. So no request may begin under this key again.
+  // A takeover has fenced the stream or will fence it, so no request may begin under this key again.
   if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
   return { to: 'given_back' };
 };
@@ -189,13 +184,13 @@ const isFinal = ({ code, details }: ServiceError): boolean =>
 export const encode = (result: Result<unknown>, answers: AnswerEncoder): StoredAnswer =>
   'view' in result ? answers.success(result.view) : answers.failure(result.error);
 
-/** A fault of ours is logged here, with its cause. The caller gets INTERNAL_ERROR and nothing more. */
+/** Logs a fault of ours with its cause. The caller gets only INTERNAL_ERROR. */
 const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): Promise<Executed<View> | { readonly error: ServiceError }> => {
   try {
     return await run();
   } catch (error) {
     if (error instanceof ServiceError) return { error };
-    // This request has sent no charge, refund or void to a gateway. If it had, it would have thrown PAYMENT_TIMEOUT.
+    // This request has sent no charge, refund or void to a gateway. Otherwise the error would be PAYMENT_TIMEOUT.
     if (error instanceof StoreIncident) return { error: storeIncident() };
     log.error({ err: error }, 'a request failed inside');
     return { error: internalError() };

@@ -20,7 +20,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** How often a claim is tried, if its row vanishes between two statements or holds another form of the fingerprint. */
+/** How often a claim is tried if its row vanishes between two statements, or holds another form of the fingerprint. */
 const CLAIM_ROUNDS = 3;
 
 export const idempotencyMigrations: readonly Migration[] = [
@@ -55,8 +55,8 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0031-idempotency-lease',
-    // The index is on the lease, not on the state. Every statement that names the state would use an index on the state, and read it from end to end.
-    // Such an index also holds the dead entries of all keys that were finished since the last vacuum.
+    // The index is on the lease, not on the state. An index on the state would hold the dead entries of all keys that were finished since the last
+    // vacuum. Each statement that names the state would read that index from end to end.
     sql: `
       drop index idempotency_key_lease;
       create index idempotency_key_lease on idempotency_key (lease_until) where lease_until is not null;
@@ -64,7 +64,7 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0032-idempotency-from-log',
-    // Marks a fingerprint that came from the log. It is made with the last four digits of the card instead of the number.
+    // Marks a fingerprint that came from the log. It uses the last four digits of the card instead of the number.
     sql: 'alter table idempotency_key add column fp_from_log boolean not null default false',
   },
 ];
@@ -73,16 +73,15 @@ export interface IdempotencyOptions {
   /** How long a row is kept: 24 hours by the specification, longer if the operator wants it (C20). */
   readonly keepHours?: number;
   /**
-   * Connections whose commits do not wait for the disk. They are used to finish a key if a takeover could finish it in the same way from the stream.
-   * Claims do not use them: a claim must survive a crash of the database, since its owner may still be running.
+   * Connections whose commits do not wait for the disk. They finish keys that a takeover could finish in the same way from the stream. Claims do not
+   * use them: a claim must survive a crash of the database, since its owner may still run.
    */
   readonly completions?: Pool;
 }
 
 export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options: IdempotencyOptions = {}): IdempotencyStore => {
   const keepHours = Math.max(options.keepHours ?? KEEP_HOURS, KEEP_HOURS);
-  // The oldest master key of the ring hashes the names of rows. It must stay in the ring until all rows that it named have expired. Then the next
-  // oldest one takes over.
+  // The oldest master key of the ring hashes the names of rows. It must stay in the ring until all rows that it named have expired.
   const name = (accountId: string, key: string): KeyName => ({ accountId, keyHash: keys.mac('idempotency-key', key, keys.kids[0]) });
 
   const claimOnce = batched((rows: readonly ClaimRow[]) => claimRows(pool, rows), CLAIMS);
@@ -167,13 +166,13 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     purge: async (limit, resolved, stop) => {
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
-      // Rows whose payment is still open are skipped by the offset, so that the next page holds other rows.
+      // The offset skips rows whose payment is still open, so that the next page holds other rows.
       for (let kept = 0; ;) {
         const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
         for (const row of rows) {
           if (stop?.aborted) break;
           const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id };
-          // If one stream cannot be read, its row is kept, and the other rows are checked.
+          // If a stream cannot be read, its row is kept.
           if (!(await resolved(bound).catch(() => false))) {
             kept += 1;
             continue;
@@ -188,14 +187,14 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }
     },
     ping: async () => {
-      // Checks that the database can be written. A server that has become a standby can be read, but not written.
+      // A standby can be read, but not written.
       const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
       return rows[0]!.ok;
     },
   };
 };
 
-/** Statements that lock several rows in order use the order of this text. */
+/** Claims and restores lock rows in the order of this text. */
 const nameOf = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toString('hex')}`;
 
 /** The implementation of {@link IdempotencyStore.recorded} for every key store. */
@@ -215,7 +214,7 @@ interface BoundRow {
   attempt_id: string;
 }
 
-/** How a fingerprint is made: with which master key, and over which of the two texts. */
+/** The master key of a fingerprint, and whether it covers `loggedText` (true) or `fingerprintText`. */
 interface FingerprintForm {
   readonly kid: string;
   readonly fromLog: boolean;
@@ -237,7 +236,7 @@ interface FoundRow {
   body: string | null;
 }
 
-/** The answers T2 to T5. The fingerprint is compared before the state is considered. */
+/** The answers T2 to T5. The fingerprint is compared before the state. */
 const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exclude<Claim, Owned> => {
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
   if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
@@ -246,8 +245,8 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exc
 };
 
 /**
- * Claims that arrive together share a statement and a commit, and so do completions. Each is given up if it has waited in the queue for longer than
- * `patience`. The request of such a claim gets a 503. The key of such a completion is finished by a takeover.
+ * Claims that arrive together share one statement and one commit. Completions do the same. If a claim waits longer than `patience`, its request gets
+ * a 503. If a completion waits longer, a takeover finishes the key.
  */
 const CLAIMS = { maxItems: 100, inFlight: 2, patience: { ms: 5_000, clock: systemClock } } as const;
 
@@ -261,7 +260,7 @@ interface ClaimRow extends KeyName, FingerprintForm {
 
 /**
  * Claims many keys in one statement. null: the existing row does not allow a claim. If a key occurs twice, only its first claim can succeed. Rows are
- * locked in the order of the keys, so that two statements cannot deadlock.
+ * locked in the order of the keys, which prevents deadlocks.
  */
 const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned | null)[]> => {
   const first = new Map<string, ClaimRow>();
@@ -300,10 +299,10 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
 };
 
-/** An expired key is free again, unless it is in progress or reserved: then the outcome of its request may still be unknown. */
+/** An expired key is free again. A key in progress or reserved is not, since the outcome of its request may be unknown. */
 const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state in ('completed', 'released')`;
 
-/** Only the database's clock counts. A reserved row is never taken over; only the purge removes it. */
+/** Times come from the database's clock. A claim never takes over a reserved row; only the purge removes it. */
 const CLAIM = `
   insert into idempotency_key as k
     (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, expires_at)
@@ -352,7 +351,7 @@ const finishRows = async (pool: Pool, rows: readonly FinishRow[]): Promise<boole
   return rows.map(({ fence }) => fences.has(fence));
 };
 
-/** Rows are locked in the order in which claims lock them. With a plain join two statements could deadlock. */
+/** Rows are locked in the same order as by claims. A plain join could deadlock. */
 const FINISH = `
   with locked as materialized (
     select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
@@ -391,7 +390,7 @@ const FIND_ROWS = `
   left join idempotency_key k on k.api_account_id = r.account_id and k.key_hash = r.key_hash
   order by r.number`;
 
-/** Rows are locked in the order in which claims lock them. A replaced row gets a new fence, so its former owner can no longer change it. */
+/** Rows are locked in the same order as by claims. A replaced row gets a new fence, so that its former owner cannot change it. */
 const RESTORE = `
   insert into idempotency_key as k
     (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, status, body, created_at, expires_at)
@@ -406,7 +405,7 @@ const RESTORE = `
     body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at
   where k.fence = any ($14::bigint[])`;
 
-/** The rows of keys on Postgres. `db`: the transaction in which they are compared, such as the one that moves the checkpoint of the subscriber. */
+/** The rows of keys on Postgres. `db`: the transaction of the comparison, such as the one that moves the subscriber's checkpoint. */
 export const postgresKeyRows = (db: Queryable, keepHours = KEEP_HOURS): KeyRows => ({
   find: async (names) => {
     const { rows } = await db.query<{ fence: string | null; attempt_id: string; state: FoundKey['state']; is_leased: boolean; is_free: boolean }>({

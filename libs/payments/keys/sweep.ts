@@ -1,4 +1,4 @@
-/** The worker's tasks for keys. They finish keys whose request vanished, and delete keys that have expired. */
+/** The worker's tasks for keys: finish keys whose request vanished, and delete expired keys. */
 import { Deadline, timestamp } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
@@ -8,13 +8,12 @@ const SWEEP_BATCH = 100;
 const SWEEP_DEADLINE_MS = 20_000;
 
 /**
- * Finishes the keys of creates whose request vanished, from their streams (T7). If a stream holds no outcome, it is fenced and the key becomes
- * reserved.
+ * Finishes the keys of creates whose request vanished, from their streams (T7). If a stream holds no outcome, fences it and makes the key reserved.
  */
 export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentServices): Promise<void> => {
   for (const row of await idempotency.takeOverStale(SWEEP_BATCH)) {
     const origin = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ports.ids.uuid() };
-    // If a key cannot be finished now, a later round takes it over again after its lease. The other keys of this round do not wait for it.
+    // If a key cannot be finished now, a later round takes it over again. This round continues with the other keys.
     try {
       const found = await finishCreate(ports, row, row.accountId, origin, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
       await idempotency.finish(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: encode(found, answers) });
@@ -24,13 +23,13 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
   }
 };
 
-/** Deletes expired keys. If the payment of a key is still open, the key stays reserved, so that it can never charge again (C16, T12). */
+/** Deletes expired keys. If the payment of a key is still open, the key stays reserved and can never charge again (C16, T12). */
 export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: AbortSignal): Promise<void> => {
   const { clock, ids, streams } = ports;
   const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
     const loaded = await streams.load(paymentId);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
-    // An old intent may still arrive, and then no key would stop it. So the stream is fenced first.
+    // After the key is deleted, an old intent could still arrive. So the stream is fenced first.
     const origin = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
     const abandon = {
       type: 'Abandon' as const,

@@ -1,7 +1,7 @@
-/** The two envelopes of an answer (C1). Only this file makes envelopes. It makes them as text, so that every process writes the same bytes. */
+/** The two envelopes of an answer (C1). Only this file makes envelopes. They are text, so that every process writes the same bytes. */
 import { AuthenticationError, type ErrorCode, internalError, ServiceError } from '#kernel';
 
-/** An answer ready to send. `replayed` and `retryAfterSeconds` become headers. */
+/** An answer to send. `replayed` and `retryAfterSeconds` become headers. */
 export interface Answer {
   readonly status: number;
   readonly body: string;

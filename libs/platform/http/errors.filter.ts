@@ -1,4 +1,4 @@
-/** The only exception filter. Every error is answered in the envelope of C1, without internal causes. */
+/** The only exception filter. It answers every error in the envelope of C1, without internal causes. */
 import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { AuthenticationError, ServiceError } from '#kernel';
@@ -7,7 +7,6 @@ import { type Answer, errorAnswer, internalErrorAnswer } from './envelope.js';
 
 export const JSON_TYPE = 'application/json; charset=utf-8';
 
-/** Sends an answer with the headers that belong to it. */
 export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
   void reply.status(answer.status).header('content-type', JSON_TYPE);
   if (answer.replayed) void reply.header('idempotent-replayed', 'true');
@@ -15,7 +14,7 @@ export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
   void reply.send(answer.body);
 };
 
-/** Maps any thrown value to an answer. An error that the caller did not cause is logged here, once, with the fields that logging.ts allows. */
+/** Maps any thrown value to an answer. Logs an error that the caller did not cause, with the fields that logging.ts allows. */
 export const answerFor = (error: unknown, log: Logger, requestId: string): Answer => {
   if (error instanceof ServiceError || error instanceof AuthenticationError) return errorAnswer(error);
   const transport = transportError(error);
@@ -24,7 +23,7 @@ export const answerFor = (error: unknown, log: Logger, requestId: string): Answe
   return internalErrorAnswer();
 };
 
-/** Converts a refusal of the framework into an error with the HTTP status for this refusal (C65). null: the error is not a refusal. */
+/** Converts a refusal of the framework into a ServiceError with its HTTP status (C65). null: the error is not a refusal. */
 const transportError = (error: unknown): ServiceError | null => {
   const { statusCode, code } = error as { statusCode?: number; code?: string };
   const status = error instanceof HttpException ? error.getStatus() : statusCode;
@@ -40,8 +39,8 @@ const transportError = (error: unknown): ServiceError | null => {
 @Catch()
 export class ErrorsFilter implements ExceptionFilter {
   /**
-   * `routes`: the existing routes, so that a known path with another method answers 405. `challenge`: the `WWW-Authenticate` header of a 401, which
-   * names the schemes of this listener. `pages`: answers with a page on paths that people open in a browser.
+   * `routes`: all routes, so that a known path with another method answers 405. `challenge`: the `WWW-Authenticate` header of a 401. `pages`: error
+   * pages for paths that people open in a browser.
    */
   constructor(
     private readonly log: Logger,
@@ -70,7 +69,7 @@ export class ErrorsFilter implements ExceptionFilter {
   }
 }
 
-/** Answers a person's browser with a page instead of the envelope, with the same status. */
+/** Answers a browser with an error page instead of the envelope, with the same status. */
 export interface ErrorPages {
   covers(request: FastifyRequest, status: number): boolean;
   send(request: FastifyRequest, reply: FastifyReply, status: number): void;

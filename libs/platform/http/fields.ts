@@ -1,7 +1,7 @@
 /**
- * Fields of request bodies and queries. Each decorator describes a field once, for the validator (class-validator) and for the OpenAPI document.
+ * Fields of request bodies and queries. Each decorator describes a field for the validator (class-validator) and for the OpenAPI document.
  *
- * Bodies are copied field by field into their class. class-transformer is not used, since a `metadata` key named `constructor` would break it
+ * Bodies are copied field by field into their class. class-transformer would break on a `metadata` key named `constructor`
  * (docs/contract.md#the-http-edge).
  */
 import { ApiProperty, ApiPropertyOptional, type ApiPropertyOptions } from '@nestjs/swagger';
@@ -30,8 +30,7 @@ interface FieldOptions {
 }
 
 /**
- * The decorator that all others use. For each field it makes the OpenAPI property, the class-validator rule, and the entry by which `validated`
- * copies the field.
+ * The decorator that all others use. It makes the OpenAPI property, the class-validator rule, and the entry by which `validated` copies the field.
  */
 export const Field =
   ({ optional = false, schema, check, nested, array }: FieldOptions): PropertyDecorator =>
@@ -40,7 +39,7 @@ export const Field =
     const known = fieldsOf.get(prototype) ?? [];
     fieldsOf.set(prototype, [...known, { name, ...(nested ? { nested } : {}), ...(array ? { array } : {}) }]);
     (optional ? ApiPropertyOptional : ApiProperty)(schema)(prototype, property);
-    // A field that was sent as null is present and has the wrong type.
+    // null is not an absent field. The check refuses it as a wrong type.
     if (optional) ValidateIf((_, value) => value !== undefined)(prototype, property);
     registerDecorator({
       name: 'field',
@@ -117,15 +116,14 @@ export const NestedField = (type: () => new () => object, options: { optional?: 
 
 const isObject = (value: unknown): value is Record<string, unknown> => value !== null && typeof value === 'object' && !Array.isArray(value);
 
-/** One fault of a request. */
 export interface Fault {
   readonly field: string;
   readonly message: string;
 }
 
 /**
- * An instance of the class, with its declared fields copied from the parsed body. A VALIDATION_ERROR names every fault. Unknown fields are ignored
- * (C3). `further` adds checks across fields. It runs only if each field is valid.
+ * Copies the declared fields of a parsed body into an instance of the class. Throws a VALIDATION_ERROR that names every fault. Ignores unknown fields
+ * (C3). `further` checks rules across fields. It runs only if each field is valid.
  */
 export const validated = <T extends object>(type: new () => T, body: Record<string, unknown>, further?: (value: T) => readonly Fault[]): T => {
   const faults: Fault[] = [];
@@ -167,7 +165,7 @@ const allFields = (type: Class): readonly FieldInfo[] => fieldsOf.get(type.proto
 /** A parameter name that an answer may repeat. */
 const PARAMETER_NAME = /^[A-Za-z]\w{0,63}$/;
 
-/** Validates a query. Each declared field may be sent once. Other fields are refused by name, or ignored with `ignoreUnknown` (C44, ASVS 15.3.7). */
+/** Validates a query. A field may be sent only once. Unknown fields are refused by name, or ignored with `ignoreUnknown` (C44, ASVS 15.3.7). */
 export const validatedQuery = <T extends object>(type: new () => T, query: Readonly<Record<string, unknown>>, { ignoreUnknown = false } = {}): T => {
   const names = allFields(type).map(({ name }) => name);
   for (const [name, value] of Object.entries(query)) {

@@ -1,23 +1,23 @@
 /**
- * A strict parser of `application/x-www-form-urlencoded`, for form bodies and queries. It requires valid UTF-8 and each name only once, and refuses
- * NUL, lone surrogates and `__proto__`. Node's own parsers take the last of two equal names, or both, and replace bytes that they cannot decode.
+ * A strict parser of `application/x-www-form-urlencoded`, for form bodies and queries. It refuses invalid UTF-8, repeated names, NUL, lone surrogates
+ * and `__proto__`. Node's own parsers accept repeated names and replace bytes that they cannot decode.
  */
 import { ServiceError } from '#kernel';
 import { NUL_OR_LONE_SURROGATE } from './strict-json.js';
 
-/** Maximum number of pairs in a form. No form of ours has so many pairs, and the limit bounds the time that a request can cost. */
+/** Maximum number of pairs in a form. The limit bounds the time that a request can cost. */
 const MAX_PAIRS = 200;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-/** A parameter was sent more than once. `others`: the parameters that were sent once, for a caller that needs them for its answer. */
+/** A parameter was sent more than once. `others`: the parameters that were sent once. */
 export class RepeatedParameter extends ServiceError {
   constructor(readonly others: ReadonlyMap<string, string>) {
     super('VALIDATION_ERROR', 'The request has a parameter that was sent more than once.');
   }
 }
 
-/** Parses names and values, in their order. Throws VALIDATION_ERROR. The message repeats nothing of the text. */
+/** Parses names and values, in their order. Throws VALIDATION_ERROR, whose message repeats nothing of the text. */
 export const parseForm = (text: string): ReadonlyMap<string, string> => {
   const pairs = new Map<string, string>();
   const repeated = new Set<string>();

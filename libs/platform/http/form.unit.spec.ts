@@ -1,4 +1,4 @@
-/** The rules for forms (C8): each name once, valid UTF-8, no text that a store could not keep. */
+/** The rules for forms (C8): each name once, valid UTF-8, no NUL and no lone surrogate. */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { parseForm, parseFormBody } from './form.js';

@@ -1,4 +1,4 @@
-/** Headers on which money depends. They are read from the raw lines, because Node joins or drops repeated headers without an error (C14). */
+/** Headers on which money depends. They are read from the raw lines, because Node joins or drops repeated headers (C14). */
 import { ServiceError } from '#kernel';
 
 export const MAX_KEY_LENGTH = 255;

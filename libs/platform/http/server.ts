@@ -1,6 +1,6 @@
 /**
- * The HTTP server under Nest: Fastify with the limits of docs/contract.md#the-http-edge. Bodies stay bytes, so that a bad body is answered after
- * authentication, not before. Every refusal of the transport is answered in the envelope (C65).
+ * The HTTP server under Nest: Fastify with the limits of docs/contract.md#the-http-edge. Bodies stay bytes, so that a bad body is answered only after
+ * authentication. Every refusal of the transport is answered in the envelope (C65).
  */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
@@ -20,8 +20,7 @@ const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 30_000;
 const CHECK_TIMEOUTS_EVERY_MS = 1_000;
 /**
- * How long a connection may be silent within a request. No answer takes this long. So the limit ends only connections whose client does not read the
- * answer.
+ * How long a connection may be silent within a request. Every answer takes less time, so only a client that does not send or read reaches the limit.
  */
 const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;
@@ -29,7 +28,7 @@ const MAX_CONNECTIONS = 4_096;
 const MAX_REQUESTS_PER_SOCKET = 10_000;
 /** `type/subtype`, with or without parameters (RFC 9110, 8.3.1). */
 const MEDIA_TYPE = /^[\w!#$%&'*+.^`|~-]+\/[\w!#$%&'*+.^`|~-]+\s*(;|$)/;
-/** A caller's own `X-Request-Id` is used if it has this form. */
+/** The `X-Request-Id` of a caller is used if it has this form. */
 const REQUEST_ID = /^[\w.:-]{1,64}$/;
 
 export interface ServerOptions {
@@ -41,7 +40,6 @@ export interface ServerOptions {
   readonly timeouts?: { readonly headersMs?: number; readonly requestMs?: number; readonly silentMs?: number };
 }
 
-/** A Fastify adapter for Nest. */
 export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
   const { log, now } = options;
   const adapter = new FastifyAdapter({
@@ -49,18 +47,18 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     bodyLimit: MAX_BODY_BYTES,
     genReqId: (request: IncomingMessage) => {
       const given = request.headers['x-request-id'];
-      // The id is logged, so an id that may be a card number is not used.
+      // The id is logged, so it must not hold a card number.
       return typeof given === 'string' && REQUEST_ID.test(given) && !holdsCardNumber(given) ? given : uuidV7(now());
     },
     requestIdHeader: false,
     logger: false,
     return503OnClosing: false,
-    // A path that cannot be decoded is answered like a path that does not exist.
+    // Fastify calls this for its own errors, such as a path that cannot be decoded.
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => {
       addHeaders(request, reply);
       sendAnswer(reply, answerFor(error, log, String(request.id)));
     },
-    // A parameter may be as long as a request line. So an id that is too long is answered like an unknown id, not like an unknown path.
+    // A parameter may be as long as a request line. So a long unknown id is answered like any unknown id.
     routerOptions: { ignoreTrailingSlash: false, maxParamLength: MAX_HEADER_BYTES },
   });
   const fastify = adapter.getInstance<FastifyInstance>();
@@ -82,7 +80,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
       keepAliveTimeout: KEEP_ALIVE_MS,
       keepAlive: true,
       noDelay: true,
-      // {@link refusalOf} refuses a missing Host header, in the envelope.
+      // {@link refusalOf} refuses a missing Host header.
       requireHostHeader: false,
     },
     (request, response) => {
@@ -94,7 +92,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
         .end(body);
     },
   );
-  // 0: no limit. Beyond a limit, Node would drop headers without an error, and money may depend on one of them.
+  // 0: no limit. Beyond a limit, Node would drop headers without an error, perhaps the idempotency key.
   server.maxHeadersCount = 0;
   server.setTimeout(timeouts.silentMs ?? SILENT_MS);
   server.maxConnections = MAX_CONNECTIONS;
@@ -115,7 +113,7 @@ const refusalOf = ({ rawHeaders, headers, httpVersion }: IncomingMessage): Servi
   return null;
 };
 
-/** Answers a connection on which no valid HTTP request arrived: writes the envelope directly to the socket. */
+/** Answers an invalid HTTP request: writes the envelope directly to the socket. */
 const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
   if (error.code === 'ECONNRESET' || !socket.writable) {
     socket.destroy();
@@ -139,8 +137,7 @@ const addHeaders = (request: FastifyRequest, reply: FastifyReply): void => {
 
 const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: ServerOptions): void => {
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
-    // Fastify would refuse a malformed content type before authentication. So a well-formed type replaces it here. That type is refused after
-    // authentication, because it is not JSON.
+    // Fastify would refuse a malformed content type before authentication. The type that replaces it is refused after authentication.
     const type = request.headers['content-type'];
     if (type !== undefined && !MEDIA_TYPE.test(type)) request.headers['content-type'] = 'application/octet-stream';
     addHeaders(request, reply);

@@ -1,6 +1,6 @@
 /**
- * A strict parser of JSON (C8). It requires valid UTF-8 and a bounded depth. It refuses duplicate keys, `__proto__`, numbers that are too large, NUL
- * and lone surrogates. An event store accepts a NUL or a lone surrogate and Postgres does not, so one of them could stop a projection for ever.
+ * A strict parser of JSON (C8). It refuses invalid UTF-8, deep nesting, duplicate keys, `__proto__`, numbers that are too large, NUL and lone
+ * surrogates. KurrentDB accepts NUL and lone surrogates, but Postgres does not, so they could stop a projection.
  */
 import { ServiceError } from '#kernel';
 
@@ -11,10 +11,7 @@ export type JsonObject = Record<string, unknown>;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-/**
- * Parses the bytes of a body to an object. An empty body gives `{}` if `emptyIsObject`. Throws VALIDATION_ERROR; the message repeats nothing of the
- * body.
- */
+/** Parses a body to an object. With `emptyIsObject`, an empty body gives `{}`. Throws VALIDATION_ERROR, whose message repeats nothing of the body. */
 export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {}): JsonObject => {
   if (bytes.length === 0) {
     if (emptyIsObject) return {};
@@ -31,21 +28,21 @@ export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {
   return value as JsonObject;
 };
 
-/** Parses a JSON value that is a text field of another value, under the same rules. For a whole body use {@link parseStrictJson}. */
+/** Parses any JSON value under the same rules. For a body use {@link parseStrictJson}. */
 export const parseStrictText = (text: string): unknown => {
   let value: unknown;
   try {
     value = JSON.parse(text);
   } catch {
-    // The parser's error is not passed on. It quotes the body, which may hold a card number.
+    // The parser's error is not passed on, because it quotes the body, which may hold a card number.
     throw invalid('The body is not valid JSON.');
   }
-  // If a key is repeated, the parser keeps only its last value. So if the text has more members than the value, a key is repeated.
+  // The parser keeps only the last value of a repeated key. So a text with more members than its value has a repeated key.
   if (checkValue(value, 1) !== countMembers(text)) throw invalid('The body has a duplicate key.');
   return value;
 };
 
-/** Checks a value and all values inside it. Returns how many object members it has. */
+/** Checks a value and all values inside it. Returns the number of object members. */
 const checkValue = (value: unknown, depth: number): number => {
   if (typeof value === 'string') {
     checkText(value);

@@ -144,7 +144,7 @@ describe('for any JSON', () => {
   test('a member repeated anywhere is noticed', () =>
     fc.assert(
       fc.property(object, fc.nat(), fc.boolean(), (value, pick, escaped) => {
-        // Takes one member of the text, and inserts a second member with the same key before it.
+        // Inserts a second member with the same key before one member of the text.
         const plain = JSON.stringify(value);
         const members: { at: number; name: string }[] = [];
         JSON.stringify(value, function (this: unknown, name, inner: unknown) {
@@ -165,7 +165,7 @@ describe('for any JSON', () => {
         } catch {
           valid = false;
         }
-        // The `"key":` may also be inside a string. The doubled text has a repeated member only if it is still JSON with the same value.
+        // The insertion may be inside a string. The doubled text has a repeated key only if its value is unchanged.
         if (valid && JSON.stringify(JSON.parse(doubled)) === plain) expect(() => parse(doubled)).toThrow(/duplicate key/);
       }),
       { numRuns: 500 },

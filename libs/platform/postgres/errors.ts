@@ -1,8 +1,8 @@
 /** Types for errors of the database. Only this file reads codes and texts of Postgres and its driver. */
 
-/** The connection or the server failed, or another transaction was in the way. The same statement may succeed later. */
+/** The connection or the server failed, or another transaction was in conflict. The same statement may succeed later. */
 export class DatabaseUnavailable extends Error {
-  /** SQLSTATE, or the code of the operating system. undefined: the driver gives none. */
+  /** SQLSTATE, or the error code of the operating system. undefined: the driver gives none. */
   readonly code: string | undefined;
 
   constructor(message: string, { code, ...options }: ErrorOptions & { readonly code?: string | undefined } = {}) {
@@ -31,7 +31,7 @@ const INTERNAL_ERROR = 'XX000';
 const UNAVAILABLE_CLASS = /^(08|40|53|57P|58)/;
 const SYSTEM_CODES = ['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ENOENT', 'ETIMEDOUT', 'EHOSTUNREACH', 'ENOTFOUND', 'EAI_AGAIN'];
 
-/** Errors of the driver that have no code, only a text. A spec causes each of these errors that can occur in a running system. */
+/** Errors of the driver that have no code, only a text. */
 const BY_TEXT: Readonly<Record<string, typeof DatabaseUnavailable>> = {
   'Connection terminated': DatabaseUnavailable,
   'Connection terminated unexpectedly': DatabaseUnavailable,
@@ -53,7 +53,7 @@ const typeOf = (code: string | undefined, message: string): typeof DatabaseUnava
   return unavailable ? DatabaseUnavailable : undefined;
 };
 
-/** The driver's error as one of the types above. Any other error is returned unchanged. */
+/** Converts an error of the driver into one of the types above. Returns any other error unchanged. */
 export const typedError = (error: unknown): unknown => {
   if (error instanceof DatabaseUnavailable) return error;
   const { code, message = '', errors } = error as { code?: string; message?: string; errors?: readonly Error[] };
@@ -67,21 +67,21 @@ const codeOf = (error: unknown): string => {
   return typeof code === 'string' ? code : '';
 };
 
-/** The session may only read: its connection leads to a standby. This happens after a failover. */
+/** True if the session may only read, because its connection leads to a standby. This happens after a failover. */
 export const isReadOnly = (error: unknown): boolean => codeOf(error) === READ_ONLY;
 
-/** The user may not run the statement, or the server does not know a function that the statement calls. */
+/** True if the user may not run the statement, or the server does not have a function that the statement calls. */
 export const isRefused = (error: unknown): boolean => codeOf(error) === INSUFFICIENT_PRIVILEGE || codeOf(error) === UNDEFINED_FUNCTION;
 
-/** The statement waited too long for a lock. */
+/** True if the statement waited too long for a lock. */
 export const isLockTimeout = (error: unknown): boolean => codeOf(error) === LOCK_NOT_AVAILABLE;
 
-/** A value did not fit its column. The statement changed nothing, and a repeat would fail the same way. */
+/** True if a value is not valid for its type. The statement changed nothing, and a repeat would fail in the same way. */
 export const isDataException = (error: unknown): boolean => codeOf(error).startsWith('22');
 
-/** The server itself refused the statement, so nothing of it can have been committed. */
+/** True if the server refused the statement, so that it committed nothing. */
 export const isRolledBack = (error: unknown): boolean => {
   const code = codeOf(error);
-  // A code of five characters is an SQLSTATE. In the excluded classes the connection or the server ended, perhaps in the middle of the commit.
+  // A code of five characters is an SQLSTATE. In the excluded classes the connection or the server failed, perhaps during the commit.
   return /^[0-9A-Z]{5}$/.test(code) && !/^(08|57P|58|XX)/.test(code);
 };

@@ -11,44 +11,40 @@ const STATEMENT_TIMEOUT_MS = 10_000;
 const LOCK_TIMEOUT_MS = 10_000;
 const IDLE_IN_TRANSACTION_MS = 60_000;
 
-/** For `types` of a query: every column arrives as the text that Postgres sends, exact and without the cost of parsing. */
+/** For `types` of a query: every column arrives as the text that Postgres sends, without the cost of parsing. */
 export const ALL_AS_TEXT = { getTypeParser: () => (value: string) => value } as unknown as pg.CustomTypesConfig;
 
-/** A server that hangs does not enforce the statement timeout. Our own timer ends the wait, this much later than the statement timeout. */
+/** A server that hangs does not enforce the statement timeout. Our own timer ends the wait this long after that timeout. */
 const QUERY_TIMEOUT_MARGIN_MS = 1_000;
 
-/**
- * The longest wait for a connection, including the time in the pool's queue. After this time the database counts as unavailable. A database that is
- * down is noticed at once; this limit is for a database that hangs. It is longer than the wait of a request on a busy machine.
- */
+/** The longest wait for a connection, including the time in the pool's queue. After this time the database counts as unavailable. */
 const CONNECT_TIMEOUT_MS = 3_000;
 
 export interface PoolOptions {
   /** Shown in `pg_stat_activity`. */
   readonly name: string;
   readonly max: number;
-  /** Limit of one statement, 0 for none; default 10 s. */
+  /** Time limit of one statement. 0: none. Default 10 s. */
   readonly statementTimeoutMs?: number;
   readonly lockTimeoutMs?: number;
-  /** Schemas in which tables are looked up, in order. Default `public`. The names come from our code, never from a caller. */
+  /** Schemas in which tables are looked up, in order. Default `public`. Never pass names from a request. */
   readonly searchPath?: readonly string[];
-  /** `off`: a commit does not wait for the disk, and a crash of the database may lose it. Only for data that can be made again. Default `on`. */
+  /**
+   * `off`: a commit does not wait for the disk, and a crash of the database may lose the commit. Only for data that can be made again. Default `on`.
+   */
   readonly synchronousCommit?: 'on' | 'off';
   /**
-   * True: every statement on this pool must find its rows through an index, so scans of whole tables are turned off. A connection keeps the first
-   * plan of a statement. If the table was empty at that time, the plan would scan the whole table for as long as the connection lives.
+   * True: turns off scans of whole tables, because every statement on this pool finds its rows through an index. A connection keeps the plan of a
+   * statement. A plan from the time when the table was empty would scan the whole table later.
    */
   readonly byKey?: boolean;
-  /** Runs on each new connection before its first use. If it throws, the connection is closed, and the caller gets the error. */
+  /** Runs on each new connection before its first use. If it throws, the connection is closed and the caller gets the error. */
   readonly verify?: (connection: Queryable) => Promise<void>;
 }
 
 const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_mergejoin=off'];
 
-/**
- * Makes a pool. Its sessions keep cents and positions exact: bigint arrives as text, and callers parse it. JIT is off, because it costs milliseconds
- * on the short statements of this service.
- */
+/** Makes a pool. A bigint arrives as text, so cents and positions stay exact. JIT is off, because it costs milliseconds on short statements. */
 export const createPool = (url: string, options: PoolOptions): Pool => {
   const { statementTimeoutMs = STATEMENT_TIMEOUT_MS, verify } = options;
   const settings = [
@@ -73,8 +69,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   });
   // Without a listener, an idle connection that dies would end the process. The next query replaces the connection.
   pool.on('error', () => undefined);
-  // A connection in use needs a listener too. When such a connection breaks, its statement fails first. After that the connection may report another
-  // error, and no other listener is left.
+  // A connection in use needs a listener too. After its statement has failed, a broken connection may emit another error.
   const open = new Set<Client>();
   connections.set(pool, open);
   pool.on('remove', (client) => open.delete(client));
@@ -82,7 +77,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     open.add(client);
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
-      // The connection leads to a standby and would do so for ever, so it is ended. The pool drops an ended client at its release.
+      // The connection leads to a standby, so it is ended. The pool drops an ended client at its release.
       if (isReadOnly(error)) void client.end();
     });
   });
@@ -93,12 +88,15 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
 
 const connections = new WeakMap<Pool, ReadonlySet<Client>>();
 
-/** Ends every connection of the pool, each after its current statement. The pool opens new ones. */
+/** Ends every connection of the pool after its current statement. The pool opens new ones. */
 export const endConnections = (pool: Pool): void => {
   for (const client of connections.get(pool) ?? []) void client.end();
 };
 
-/** Wraps a function: its promise rejects with the error types of `errors.ts`. A result that is not a promise, such as a stream, passes unchanged. */
+/**
+ * Wraps a function so that its promise rejects with the error types of `errors.ts`. Returns a result that is not a promise, such as a stream,
+ * unchanged.
+ */
 const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), onError?: (error: unknown) => void): Call =>
   ((...given: unknown[]) => {
     const result = call(...given);
@@ -118,7 +116,7 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
   try {
     await client.query('begin');
     const result = await work(client);
-    // If a statement failed and its error was not thrown, Postgres answers a commit with a rollback and reports success.
+    // If a statement failed and `work` did not throw, Postgres rolls back at the commit and reports no error.
     if ((await client.query('commit')).command === 'ROLLBACK')
       throw new Error('the error of a statement was swallowed: the transaction was rolled back');
     return result;

@@ -1,7 +1,4 @@
-/**
- * The processes that use a database. Each process records its release and the read models that it reads. `payfold upgrade` asks which processes are
- * alive.
- */
+/** The processes that use a database. Each process records its release and its read models, for `payfold upgrade`. */
 import { hostname } from 'node:os';
 import type { Clock } from '#kernel';
 import { RELEASE } from '../release.js';
@@ -54,7 +51,7 @@ export interface ProcessFacts {
   readonly release?: string;
 }
 
-/** Records this process, now and every 10 s. If one heartbeat fails, the next one comes at its usual time. */
+/** Records this process, now and every 10 s. A failed heartbeat is ignored. */
 export const recordProcess = async (db: Queryable, { id, role, pid, readModels, clock, release = RELEASE }: ProcessFacts): Promise<ProcessRecord> => {
   const beat = () =>
     db.query(
@@ -82,8 +79,8 @@ export const recordProcess = async (db: Queryable, { id, role, pid, readModels, 
 };
 
 /**
- * Processes that were seen within the last 30 s, oldest release first. With `since`, a time of the database, the 30 s end at `since` and not at the
- * present time. So a process that hangs after `since` stays in the answer.
+ * Processes that were seen within the last 30 s, oldest release first. With `since`, a time of the database: processes that were seen later than 30 s
+ * before `since`.
  */
 export const livingProcesses = async (db: Queryable, since: Date | null = null): Promise<readonly LivingProcess[]> => {
   const { rows } = await db.query<LivingProcess>(

@@ -1,9 +1,9 @@
-/** Maximum number of rows that one statement of a purge deletes. To delete them takes much less than the time limit of a statement. */
+/** Maximum number of rows that one statement of a purge deletes. Their deletion takes much less than the time limit of a statement. */
 export const PURGE_BATCH = 5_000;
 
 /**
- * Deletes in batches. With too many rows, a single statement for all of them would reach its time limit. Each later try would fail in the same way.
- * `deleteBatch` deletes at most `limit` rows and returns the number. If `stop` aborts, the work ends after the current batch.
+ * Deletes in batches, because one statement for all rows could reach its time limit. `deleteBatch` deletes at most `limit` rows and returns their
+ * number. If `stop` aborts, the purge ends after the current batch. Returns the number of deleted rows.
  */
 export const purge = async (deleteBatch: (limit: number) => Promise<number>, stop?: AbortSignal): Promise<number> => {
   for (let deleted = 0; ;) {

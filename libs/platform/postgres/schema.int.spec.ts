@@ -1,4 +1,4 @@
-/** Migrations on a real Postgres: each runs once, in the order of the names, for any number of processes and for interrupted runs. */
+/** Migrations on a real Postgres: each runs once, in the order of the names, even with several processes and interrupted runs. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { spawn } from 'node:child_process';
 import { freshDatabase } from '../../../test/support/postgres.js';
@@ -97,7 +97,7 @@ describe('a database of another release', () => {
 });
 
 describe('a process that is killed in the middle', () => {
-  /** Runs `migrate` in a process of its own, kills it as soon as `when` is true, and then runs `migrate` here. */
+  /** Runs `migrate` in another process, kills that process as soon as `when` is true, and then runs `migrate` here. */
   const killed = async (migrations: readonly Migration[], when: () => Promise<boolean>) => {
     const script = `
       import { createPool, migrate } from '#platform';
@@ -133,7 +133,7 @@ describe('a process that is killed in the middle', () => {
     await old.query('begin isolation level repeatable read; select from note');
     const building = `select from pg_stat_activity where query like 'create index concurrently%' and wait_event_type = 'Lock'`;
     const run = killed([NOTE, FILL, INDEX], async () => (await pool.query(building)).rowCount === 1);
-    // The statement of the killed process goes on in the server until the old transaction ends.
+    // The server continues the statement of the killed process until the old transaction ends.
     setTimeout(() => void old.query('commit').then(() => old.release()), 1_000);
     await run;
     const { rows } = await pool.query<{ indisvalid: boolean }>(`select indisvalid from pg_index where indexrelid = 'note_text'::regclass`);
@@ -143,7 +143,7 @@ describe('a process that is killed in the middle', () => {
 
   test('of an index, together with the server: the unfinished index is built again', async () => {
     await migrate(pool, [NOTE, FILL]);
-    // The build of a unique index over equal values fails at its end. It leaves an invalid index, like a build that was cut off.
+    // The build of a unique index over equal values fails, and leaves an invalid index like an interrupted build.
     await expect(pool.query('create unique index concurrently note_text on note ((1))')).rejects.toThrow('could not create unique index');
     await migrate(pool, [NOTE, FILL, INDEX]);
     const { rows } = await pool.query<{ indisvalid: boolean; indisunique: boolean }>(

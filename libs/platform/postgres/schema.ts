@@ -1,6 +1,6 @@
 /**
- * Migrations make the tables that cannot be rebuilt from the log. Each lib contributes the migrations of its own tables. Read models have no
- * migrations (libs/eventstore/read-model.ts). How to add a migration: docs/changing.md.
+ * Migrations make the tables that cannot be rebuilt from the log. Each lib has the migrations of its own tables. Read models have no migrations
+ * (libs/eventstore/read-model.ts). How to add a migration: docs/changing.md.
  */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -8,23 +8,20 @@ import { compareReleases, RELEASE } from '../release.js';
 import { isLockTimeout } from './errors.js';
 import type { Client, Pool, Queryable } from './pool.js';
 
-/**
- * Migrations run in the order of their names, and the name identifies a migration (`0010-event-store`). Name and SQL of a released migration never
- * change.
- */
+/** Migrations run in the order of their names (`0010-event-store`). Name and SQL of a released migration must never change. */
 export interface Migration {
   readonly name: string;
   readonly sql: string;
   /**
-   * `expand` (default) runs when a process starts, beside older processes. `contract` runs only in `payfold upgrade finish`, when no older process is
-   * alive.
+   * `expand` (default): runs at the start of a process, beside older processes. `contract`: runs only in `payfold upgrade finish`, when no older
+   * process is alive.
    */
   readonly phase?: 'expand' | 'contract';
   /** The oldest release that works with the migrated database. Default: {@link FIRST_RELEASE}. */
   readonly needs?: string;
   /**
-   * How the SQL runs. `transaction`: in one transaction (default). `concurrently`: one statement outside of a transaction, for `create index
-   * concurrently if not exists`. `batches`: one statement that changes a bounded number of rows, repeated until it changes no row.
+   * `transaction` (default): the SQL runs in one transaction. `concurrently`: one statement outside of a transaction, for `create index concurrently
+   * if not exists`. `batches`: one statement that changes a bounded number of rows, repeated until it changes none.
    */
   readonly run?: 'transaction' | 'concurrently' | 'batches';
 }
@@ -45,22 +42,22 @@ const READ_MODELS_OF_0_1_0 = [
 
 const MIGRATION_LOCK = 7_205_110;
 const MIGRATION_LOCK_POLL_MS = 20;
-/** Longest wait of a migration for a lock. While the migration waits, every later statement on that table waits behind it. */
+/** Longest wait of a migration for a lock. Meanwhile every later statement on that table waits too. */
 const LOCK_TIMEOUT = '2s';
 const LOCK_TRIES = 30;
 const LOCK_PAUSE_MS = 1_000;
 
 export interface MigrateOptions {
-  /** `expand` (default): only migrations of that phase run. `contract`: migrations of both phases run. */
+  /** `expand` (default): only migrations of this phase run. `contract`: migrations of both phases run. */
   readonly phase?: 'expand' | 'contract';
   readonly release?: string;
-  /** Ends the wait for locks, and for another process that migrates. `migrate` then throws the reason of the signal. */
+  /** Ends the waits for locks and for another process that migrates. `migrate` then throws the reason of the signal. */
   readonly stop?: AbortSignal | undefined;
 }
 
 /**
- * Applies the given migrations to the database, each once. If a run was cut off, the next run completes it. Refuses a database that a newer release
- * has made unusable for this release. Also refuses a migration whose SQL differs from the applied SQL. A refusal changes nothing.
+ * Applies each migration once. The next run completes an interrupted run. Throws, and changes nothing, if the database needs a newer release, or if
+ * the SQL of a migration differs from the applied SQL.
  */
 export const migrate = async (
   pool: Pool,
@@ -85,8 +82,8 @@ export const migrate = async (
 };
 
 /**
- * Takes the lock that lets one process migrate at a time. Asks for the lock repeatedly, and never with a statement that waits. A waiting statement
- * would block `create index concurrently` of the process that holds the lock: a deadlock.
+ * Takes the lock that lets one process migrate at a time. Polls, because a waiting statement would block `create index concurrently` of the process
+ * with the lock: a deadlock.
  */
 const lockMigrations = async (client: Client, stop: AbortSignal | undefined): Promise<void> => {
   for (;;) {
@@ -148,10 +145,7 @@ const apply = async (
   await record();
 };
 
-/**
- * Drops invalid indexes. The build of an index leaves one if it is cut off. Postgres never uses such an index, but `create index if not exists` would
- * treat it as finished.
- */
+/** Drops the invalid indexes of interrupted builds. `create index if not exists` would treat such an index as finished. */
 const dropInvalidIndexes = async (client: Client): Promise<void> => {
   const { rows } = await client.query<{ name: string }>(
     `select indexrelid::regclass::text as name from pg_index join pg_class c on c.oid = indexrelid where not indisvalid and c.relnamespace = 'public'::regnamespace`,
@@ -170,7 +164,7 @@ const withLockRetries = async (work: () => Promise<void>, stop: AbortSignal | un
   }
 };
 
-/** Names of the given migrations of one phase that are not applied yet. A database without any migration lacks all of them. */
+/** Names of the given migrations of one phase that are not applied yet. */
 export const missingMigrations = async (
   db: Queryable,
   migrations: readonly Migration[],
@@ -181,7 +175,7 @@ export const missingMigrations = async (
   return migrations.filter((migration) => (migration.phase ?? 'expand') === phase && !applied.has(migration.name)).map(({ name }) => name);
 };
 
-/** True if every given migration of the phase `expand` has been applied. For readiness. */
+/** For readiness: true if every given migration of the phase `expand` is applied. */
 export const isMigrated = async (db: Queryable, migrations: readonly Migration[]): Promise<boolean> =>
   (await missingMigrations(db, migrations)).length === 0;
 
