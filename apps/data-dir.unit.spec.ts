@@ -41,7 +41,7 @@ describe('the lock on DATA_DIR', () => {
     taken().release();
   });
   test('left behind again and again is taken over by one of many processes, never by two', async () => {
-    // Each process takes the lock and leaves it behind, as a killed process would. The pid in this lock now belongs to another process.
+    // Each process takes the lock and leaves it behind, as a killed process would. In the lock, the pid is alive but the start time is that of another process.
     const contender = `
       import { appendFileSync, renameSync, writeFileSync } from 'node:fs';
       import { tryLockDataDir } from ${JSON.stringify(new URL('../dist/apps/data-dir.js', import.meta.url).href)};

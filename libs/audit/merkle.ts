@@ -141,7 +141,7 @@ export class GrowingTree {
     this.push(0, leaf);
   }
 
-  /** Appends a full tile of leaves by the tile's root. The tree must have no partial tile. */
+  /** Appends a full tile of leaves, of which only the root is given. The tree must have no partial tile. */
   addTile(root: Buffer): void {
     if (this.size % TILE_HASHES !== 0) throw new Error('a tile begins where a tile ends');
     this.push(TILE_HEIGHT, root);

@@ -81,7 +81,7 @@ export interface Checkpoint<Tx = Client> {
   renew(lease: Lease, epoch: string): Promise<boolean>;
   /** Gives the lease back, if this owner holds it. */
   release(owner: string): Promise<void>;
-  /** The place that the projection has reached. Makes a missing checkpoint, at the start of the log. */
+  /** The place that the projection has reached. If there is no checkpoint yet, creates one at the start of the log. */
   look(): Promise<Place & { readonly leased: boolean }>;
   /** Only the position. '': the projection never ran. */
   position(): Promise<string>;

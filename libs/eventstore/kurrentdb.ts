@@ -384,7 +384,7 @@ class Connection {
     const now = this.clock.monotonic();
     this.failures += 1;
     this.failingSince ??= since;
-    // The next client leaves out the silent addresses that are found here.
+    // `askSeeds` looks for silent addresses. The next client leaves out those that it has found.
     if (now - this.askedAt >= this.timings.replaceMs) void this.askSeeds();
     if (this.failures < REPLACE_AFTER_FAILURES && now - this.failingSince < this.timings.replaceMs) return;
     if (now - this.replacedAt < this.timings.replaceMs) return;

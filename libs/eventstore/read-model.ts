@@ -299,7 +299,7 @@ export class ReadModels {
   }
 }
 
-/** Processes, alive at `since` or later, that read another shape of this model, if that shape has not reached `position`. */
+/** The processes that read another shape of this model, which has not reached `position` yet. Only processes that were alive at `since` or later count. */
 const readersBehind = async (db: Queryable, model: ReadModel, position: Position, since: Date) => {
   const others = (await livingProcesses(db, since)).flatMap((one) =>
     one.readModels

@@ -371,8 +371,8 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return { ...before, updatedAt: at, attempts: [...before.attempts, attempt] };
     }
     case 'PaymentVoided':
-      // The charge of an unknown payment was undone or never made, so nothing was captured. A pending charge may still succeed, so it must be fenced
-      // before this event.
+      // For an unknown payment, this event says that the charge was undone or never made. A pending payment must be fenced first, because its charge may
+      // still succeed.
       if (payment.phase === 'voided') return { ...payment, updatedAt: at };
       if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
       if (payment.phase !== 'charged') throw impossible(payment, event);

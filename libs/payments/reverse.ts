@@ -59,7 +59,7 @@ export interface KeyBinding {
   renew(): Promise<string>;
 }
 
-/** Returns money, or gives the result of the earlier request that this one repeats. Throws the specification's errors. */
+/** Gives money back, and resolves to the result. If the request repeats an earlier one, resolves to the result of that one. Throws the specification's errors. */
 export const reverse = async (
   ports: PaymentPorts,
   request: ReverseRequest,

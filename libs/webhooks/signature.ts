@@ -1,6 +1,6 @@
 /**
- * The signature of a delivery: HMAC-SHA256 over `<t>.<body>`, in hex, in `Service-Signature: t=<unix seconds>,v1=<hex>` (specification, Signature
- * verification). The key is the whole secret as text, including `whsec_` (C55).
+ * The signature of a delivery: HMAC-SHA256 over `<t>.<body>`, in hex, in `Service-Signature: t=<unix seconds>,v1=<hex>`
+ * (specification, Signature verification). The key is the whole secret as text, including `whsec_` (C55).
  *
  * `t` is the time of the attempt, not of the event. A receiver refuses a `t` that is older than 300 s, and five attempts span 8 minutes.
  */

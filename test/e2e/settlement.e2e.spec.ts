@@ -22,7 +22,7 @@ import { CARD, type Client, paymentOf, type Service, startService, type TestAcco
 let service: Service;
 let partner: TestAccount;
 let client: Client;
-/** A portal where the fee of 10,000 cents is 300. */
+/** A portal with a flat fee of 300 cents. */
 let separate: string;
 let combined: string;
 beforeAll(async () => {

@@ -222,7 +222,7 @@ describe('beside the running service', () => {
     const first = await (await send()).text();
     const { id } = (JSON.parse(first) as { data: PaymentView }).data;
     const pool = createPool(readRuntime(dataDir.data)!.databaseUrl, { name: 'spec', max: 1 });
-    // Before that, the worker would make the row again.
+    // Waits until the projection `keys` has passed the payment's last event. If the row were deleted earlier, the worker would make it again.
     const passed = `select from projection_checkpoint where name = 'keys' and event_id =
       (select event_id from es.events where stream_id = $1 order by revision desc limit 1)`;
     await eventually(async () => (await pool.query(passed, [`payment-${id}`])).rowCount === 1);

@@ -854,7 +854,7 @@ export class Oracle {
         this.check(sameAsked, 'C18: told the result of another kind of request');
         this.check(!keyed || partial, 'C18: a request with a key was told another request’s result');
         this.check(ownerToldError || vanished, 'C18: told the result of a request that knew its own');
-        // A replay repeats the answer to the first request with the key. The owner must not have known the result when that request was sent.
+        // A replay repeats the answer to the first request with the key. The owner of the attempt must not have known its result before that request was sent.
         const { sentAt } = exchange.reply!.replayed ? intention.exchanges[0]! : exchange;
         const known = owner.exchanges.some(({ reply, answeredAt }) => reply?.status === 200 && answeredAt <= sentAt);
         this.check(!known, 'C18: told a result that its owner had been told by then');

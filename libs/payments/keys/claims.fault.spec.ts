@@ -220,7 +220,7 @@ test('the kept place is damaged, as after a power failure: the process starts, a
   const pool = createPool(cluster.url, { name: 'spec', max: 1 });
   await eventually(async () => (await pool.query('select from key_claims where noticed_at is not null')).rowCount === 1);
   expect(isOpen()).toBe(false);
-  expect(read(await request(processes[0]!)).status).toBe(503);
+  expect(read(await chargeOf()(processes[0]!)).status).toBe(503);
   await leaseEnds(pool);
   await eventually(isOpen, { timeoutMs: 20_000 });
   expect(await request(processes[0]!)).toEqual({ ...first, replayed: true });

@@ -110,7 +110,7 @@ export class ClaimsGate implements Claims {
   constructor(private readonly options: ClaimsGateOptions) {
     const kept = options.kept.read();
     this.seen = kept === 'damaged' ? null : kept;
-    // Without a kept place, a loss cannot be recognised. Claims stay closed as after a loss.
+    // The kept place cannot be read, so a loss would not be recognised. The process acts as after a loss.
     if (kept === 'damaged') this.notice(null, null);
   }
 
