@@ -8,7 +8,8 @@ import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_
 import { brandOf, crockford, type Logger } from '#platform';
 import { createHash } from 'node:crypto';
 import { feeByLine, serviceFee } from './fee.js';
-import { callGateway } from './gateway/call.js';
+import { callGateway, holdingKey } from './gateway/call.js';
+import type { HoldsKey } from './keys/key-store.js';
 import type {
   ChargeTxn,
   DeclineCode,
@@ -72,6 +73,7 @@ export interface ChargeRequest {
  */
 export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
+  readonly holds?: HoldsKey | null;
 }
 
 /** Our reference of one money movement: 20 characters of Crockford base32 from a hash of attempt, leg and operation (docs/contract.md#gateway). */
@@ -108,7 +110,15 @@ export const charge = async (
     throw error;
   }
 
-  const outcome = await moveMoney(ports, gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch((error: unknown) => {
+  const outcome = await moveMoney(
+    holdingKey(ports, attempt.holds ?? null),
+    gateway,
+    plan,
+    attempt,
+    loaded.appendedAt ?? null,
+    request,
+    deadline,
+  ).catch((error: unknown) => {
     // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
     throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
   });

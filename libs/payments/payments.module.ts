@@ -172,7 +172,7 @@ const paymentServices = (
         ? context.pool({ name: 'keys', ...KEY_POOL, verify })
         : context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off', verify }),
     config.marksDir,
-    { store, keys: subscriber, ownLog: ports.ownLog, clock, log },
+    { store, keys: subscriber, ownLog: ports.ownLog, clock, log, isWithLog: config.kurrentdbUrl === null },
   );
   context.atEnd(() => claims.stop());
   // If this process runs the projection of the list, it learns at once how far the list is. Any other process polls the checkpoint.

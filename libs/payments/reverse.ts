@@ -6,8 +6,9 @@
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
+import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
-import { bounded, callGateway, GATEWAY_CALL_MS, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { bounded, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { ChargeTxn, Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import {
   attemptOf,
@@ -56,6 +57,7 @@ export interface KeyBinding {
   /** The key, as the intent of each attempt records it. */
   readonly recorded: RecordedKey;
   renew(): Promise<string>;
+  readonly holds: HoldsKey | null;
 }
 
 /** Returns money, or gives the result of the earlier request that this one repeats. Throws the specification's errors. */
@@ -132,7 +134,7 @@ export const reverse = async (
         deadline,
         INTENT,
       );
-      return executed(await run(ports, next, attemptId, origin, deadline, false));
+      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, false));
     } catch (error) {
       // Another request changed the payment first, and this request has made no call yet. So it loads and decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;

@@ -54,7 +54,7 @@ import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
 
 /** Claims that are always open, as in a process that has compared its keys with the log. */
-export const OPEN_CLAIMS: Claims = { isOpen: true, begun: async () => undefined };
+export const OPEN_CLAIMS: Claims = { isOpen: true, mayBeLost: false, begun: async () => undefined };
 
 type Step = () => unknown;
 
