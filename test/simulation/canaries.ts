@@ -19,13 +19,13 @@ import { hashedUuid } from '#platform';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
 import type { Bank, Result } from './bank.js';
 import type { Seams, World } from './service.js';
-import type { Loser } from './work.js';
+import type { LosingStore } from './work.js';
 
 export interface Canary {
   readonly name: string;
   readonly seams: Seams;
   /** Only a fault of the log, or of the keys' database, can reveal this bug. */
-  readonly lost?: Loser;
+  readonly lost?: LosingStore;
   /** The guard that makes this bug harmless, and the spec that tests this guard directly. */
   readonly redundant?: string;
 }

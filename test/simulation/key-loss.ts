@@ -14,6 +14,7 @@ const DOWN_MS = [2_000, 15_000] as const;
 const ROUNDS = 8;
 const ROUND_MS = [5_000, 30_000] as const;
 const REPEATED = 0.6;
+/** How often, and how many times, the fault looks for a key that is claimed and whose intent is not recorded. */
 const CLAIM_LOOK_MS = 5;
 const CLAIM_TRIES = 6_000;
 
@@ -49,6 +50,7 @@ export interface KeyLoss {
   readonly wentBackAt: number;
 }
 
+/** Plays the fault, and then repeats every known key again and again. */
 export const playKeyFault = async (outside: Outside, { copiedAtMs, laterMs, stopped, atClaim, pause }: KeyFault): Promise<void> => {
   const { world, oracle } = outside;
   const { sim } = world;

@@ -13,7 +13,7 @@ import { progress, writeReport } from '../support/report.js';
 import { CANARIES } from './canaries.js';
 import { SCENARIOS } from './scenarios.js';
 import { story } from './story.js';
-import { again, type Done, type Finding, isLoser, NOTHING, type Piece, together, work } from './work.js';
+import { again, type Done, type Finding, isLosingStore, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
 /** The file of runs that failed once. Every later run of the specs plays them again. */
@@ -186,7 +186,7 @@ const sim = async (args: string[]): Promise<number> => {
   const seeds = minutes !== null && values.seeds === undefined ? Number.MAX_SAFE_INTEGER : number(values.seeds, 2_000);
   const jobs = Math.max(1, number(values.jobs, availableParallelism()));
   const { lost } = values;
-  if (lost !== undefined && !isLoser(lost)) throw new Error('--lost is log or keys');
+  if (lost !== undefined && !isLosingStore(lost)) throw new Error('--lost is log or keys');
   const planted = values.plant === undefined ? {} : { planted: values.plant };
   if (values.story) {
     const result = await again({ seed: from, scenario: null, crashes: [], ...planted });

@@ -426,7 +426,8 @@ export const comparedStatement = (table: KeyTable, statement: Statement, verify:
   return async (name, effect, idle) => {
     const { timeline } = table;
     if (connected !== timeline) {
-      await verify(simulatedClaims(table, over(timeline), async () => '').place);
+      const connection = simulatedClaims(table, over(timeline), async () => '');
+      await verify(() => connection.place());
       connected = timeline;
     }
     return over(timeline)(name, effect, idle);

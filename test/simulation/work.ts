@@ -11,14 +11,14 @@ import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
 
 /** The stores that a seed can lose a part of. */
-export type Loser = 'log' | 'keys';
+export type LosingStore = 'log' | 'keys';
 
-const LOSES: Readonly<Record<Loser, (seed: number) => boolean>> = {
+const LOSES: Readonly<Record<LosingStore, (seed: number) => boolean>> = {
   log: (seed) => drawLogFault(seed) !== null,
   keys: (seed) => drawKeyFault(seed) !== null,
 };
 
-export const isLoser = (text: string): text is Loser => text in LOSES;
+export const isLosingStore = (text: string): text is LosingStore => text in LOSES;
 
 /** One piece of work. `lost`: only the seeds with this fault are run. */
 export type Piece =
@@ -27,7 +27,7 @@ export type Piece =
       readonly from: number;
       readonly to: number;
       readonly twice: boolean;
-      readonly lost?: Loser | undefined;
+      readonly lost?: LosingStore | undefined;
       readonly planted?: string;
     }
   | { readonly kind: 'singles'; readonly scenario: string }
