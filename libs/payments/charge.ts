@@ -8,7 +8,8 @@ import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_
 import { brandOf, crockford, type Logger } from '#platform';
 import { createHash } from 'node:crypto';
 import { feeByLine, serviceFee } from './fee.js';
-import { callGateway } from './gateway/call.js';
+import { callGateway, holdingKey } from './gateway/call.js';
+import type { HoldsKey } from './keys/key-store.js';
 import type {
   ChargeTxn,
   DeclineCode,
@@ -69,6 +70,7 @@ export interface ChargeRequest {
 /** The ids of the attempt. For a request with a key, they are drawn when the key is claimed. */
 export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
+  readonly holds?: HoldsKey | null;
 }
 
 /** Our reference of one money movement: 20 characters of Crockford base32 from a hash of attempt, leg and operation (docs/contract.md#gateway). */
@@ -105,8 +107,16 @@ export const charge = async (
     throw error;
   }
 
-  const outcome = await moveMoney(ports, gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch((error: unknown) => {
-    // The intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
+  const outcome = await moveMoney(
+    holdingKey(ports, attempt.holds ?? null),
+    gateway,
+    plan,
+    attempt,
+    loaded.appendedAt ?? null,
+    request,
+    deadline,
+  ).catch((error: unknown) => {
+    // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
     throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
   });
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);

@@ -169,7 +169,7 @@ const paymentServices = (
         ? context.pool({ name: 'keys', ...KEY_POOL, verify })
         : context.pool({ name: 'keys, completed', ...KEY_POOL, synchronousCommit: 'off', verify }),
     config.marksDir,
-    { store, keys: subscriber, ownLog: ports.ownLog, clock, log },
+    { store, keys: subscriber, ownLog: ports.ownLog, clock, log, isWithLog: config.kurrentdbUrl === null },
   );
   context.atEnd(() => claims.stop());
   // A process that runs the list's projection learns its progress at once. Any other process polls the checkpoint.

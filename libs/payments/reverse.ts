@@ -7,8 +7,9 @@
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayRef, type PaymentPorts } from './charge.js';
+import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
-import { bounded, callGateway, GATEWAY_CALL_MS, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { bounded, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { ChargeTxn, Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import {
   attemptOf,
@@ -57,6 +58,7 @@ export interface KeyBinding {
   /** The key, as the intent of each attempt records it. */
   readonly recorded: RecordedKey;
   renew(): Promise<string>;
+  readonly holds: HoldsKey | null;
 }
 
 /** Gives money back, and resolves to the result. If the request repeats an earlier one, resolves to the result of that one. Throws the specification's errors. */
@@ -133,7 +135,7 @@ export const reverse = async (
         deadline,
         INTENT,
       );
-      return executed(await run(ports, next, attemptId, origin, deadline, false));
+      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, false));
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;

@@ -18,12 +18,13 @@ import { hashedUuid } from '#platform';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
 import type { Bank, Result } from './bank.js';
 import type { Seams, World } from './service.js';
+import type { LosingStore } from './work.js';
 
 export interface Canary {
   readonly name: string;
   readonly seams: Seams;
-  /** Only a fault of the log can reveal this bug. */
-  readonly lost?: true;
+  /** Only a fault of the log, or of the keys' database, can reveal this bug. */
+  readonly lost?: LosingStore;
   /** The guard that makes this bug harmless, and the spec of this guard. */
   readonly redundant?: string;
 }
@@ -201,25 +202,25 @@ export const CANARIES: readonly Canary[] = [
     },
   },
   // ---- a log that loses events, or is exchanged
-  { name: 'marks are not checked', lost: true, seams: { log: (inner) => ({ ...inner, missing: async () => [] }) } },
+  { name: 'marks are not checked', lost: 'log', seams: { log: (inner) => ({ ...inner, missing: async () => [] }) } },
   {
     name: 'the mark is the append that it should check',
-    lost: true,
+    lost: 'log',
     seams: { gate: (inner) => gated(inner, (intent) => (intent === null ? inner.verified(null) : Promise.resolve(inner.refuse()))) },
   },
   {
     name: 'the marks of others are not read',
-    lost: true,
+    lost: 'log',
     seams: { book: books((known) => ({ ...known, marks: [] })) },
   },
   {
     name: 'a checkpoint beyond the end has no lag',
-    lost: true,
+    lost: 'log',
     seams: { book: books((known) => ({ ...known, checkpoints: [] })) },
   },
   {
     name: 'recovery runs in an incident',
-    lost: true,
+    lost: 'log',
     seams: {
       recovery: (ports, bare) => ({
         ...ports,
@@ -384,6 +385,17 @@ export const CANARIES: readonly Canary[] = [
         },
       }),
     },
+  },
+  // ---- a database of the keys that goes back
+  {
+    name: 'keys are claimed before they were made from the log',
+    lost: 'keys',
+    seams: { claims: () => ({ isOpen: true, mayBeLost: true, begun: async () => undefined }) },
+  },
+  {
+    name: 'claims open after a heartbeat instead of a place',
+    lost: 'keys',
+    seams: { claimsDatabase: (inner) => ({ ...inner, position: async () => '~' }) },
   },
   // ---- repeats without a key
   { name: 'a result is told to every repeat without a key', seams: { streams: attemptsRead((attempt) => ({ ...attempt, acknowledged: false })) } },

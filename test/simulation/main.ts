@@ -12,7 +12,7 @@ import { progress, writeReport } from '../support/report.js';
 import { CANARIES } from './canaries.js';
 import { SCENARIOS } from './scenarios.js';
 import { story } from './story.js';
-import { again, type Done, type Finding, NOTHING, type Piece, together, work } from './work.js';
+import { again, type Done, type Finding, isLosingStore, NOTHING, type Piece, together, work } from './work.js';
 
 const ROOT = process.cwd();
 /** Runs that failed once. The specs play them again every time. */
@@ -176,7 +176,7 @@ const sim = async (args: string[]): Promise<number> => {
       minutes: { type: 'string' },
       jobs: { type: 'string' },
       story: { type: 'boolean' },
-      lost: { type: 'boolean' },
+      lost: { type: 'string' },
       plant: { type: 'string' },
     },
   });
@@ -184,6 +184,8 @@ const sim = async (args: string[]): Promise<number> => {
   const minutes = values.minutes === undefined ? null : number(values.minutes, 0);
   const seeds = minutes !== null && values.seeds === undefined ? Number.MAX_SAFE_INTEGER : number(values.seeds, 2_000);
   const jobs = Math.max(1, number(values.jobs, availableParallelism()));
+  const { lost } = values;
+  if (lost !== undefined && !isLosingStore(lost)) throw new Error('--lost is log or keys');
   const planted = values.plant === undefined ? {} : { planted: values.plant };
   if (values.story) {
     const result = await again({ seed: from, scenario: null, crashes: [], ...planted });
@@ -203,7 +205,7 @@ const sim = async (args: string[]): Promise<number> => {
       from: at,
       to: Math.min(at + SEEDS_OF_A_PIECE, from + seeds),
       twice: pieces++ % TWICE_EVERY === 0,
-      lost: values.lost === true,
+      lost,
       ...planted,
     };
     if (piece.twice) twice += piece.to - piece.from;
@@ -331,7 +333,7 @@ else if (command !== undefined && COMMANDS[command])
   );
 else {
   console.error(
-    'sim [--seeds N] [--from S] [--minutes M] [--lost] [--story] · crash [--pairs [--every N]] [--scenario NAME [--at I:before,J:after]] · canaries [--seeds N] [--name TEXT]',
+    'sim [--seeds N] [--from S] [--minutes M] [--lost log|keys] [--story] · crash [--pairs [--every N]] [--scenario NAME [--at I:before,J:after]] · canaries [--seeds N] [--name TEXT]',
   );
   process.exitCode = 2;
 }

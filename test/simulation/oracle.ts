@@ -8,13 +8,24 @@
 import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
 import { checkpointOf, type Recorded } from '#eventstore';
 import { fold, ServiceError } from '#kernel';
-import { chargeAnswer, gatewayRef, isVisible, type Payment, payment as decider, paymentListModel, paymentIdOf, paymentEvents } from '#payments';
+import {
+  chargeAnswer,
+  gatewayRef,
+  isVisible,
+  KEYS_FROM_LOG,
+  LEASE_SECONDS,
+  type Payment,
+  payment as decider,
+  paymentListModel,
+  paymentIdOf,
+  paymentEvents,
+} from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
 import { errorAnswer, successAnswer } from '#platform/http';
 import { auditLedger, auditNotifications } from './audits.js';
 import { type BankCharge, CARDS } from './bank.js';
 import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';
-import { type Ask, PORTALS, type Reply, type World } from './service.js';
+import { type Ask, loggedKeyName, PORTALS, type Reply, RING, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
@@ -233,6 +244,22 @@ export class Oracle {
     return this.byRequest.get(requestId)?.sentAt ?? 0;
   }
 
+  /** The first request under every key. Keys that their client has replaced are left out if the service may have forgotten them. */
+  firstUses(): Exchange[] {
+    const first = new Map<string, Exchange>();
+    const replaced = new Set<string>();
+    for (const { exchanges, belief } of this.intentions)
+      for (const exchange of exchanges) {
+        const { ask } = exchange;
+        if (!isKeyed(ask)) continue;
+        const name = keyName(ask);
+        if (!first.has(name)) first.set(name, exchange);
+        const isReplaced = belief === 'not paid' || exchanges.some(({ ask: other }) => isKeyed(other) && keyName(other) !== name);
+        if (isReplaced && this.mayBeForgotten(exchange)) replaced.add(name);
+      }
+    return [...first].flatMap(([name, exchange]) => (replaced.has(name) ? [] : [exchange]));
+  }
+
   /** Idempotency rules 1–5, and C15–C19. */
   private judgeKey(exchange: Exchange, answer: Told): void {
     const { ask, reply, sentAt } = exchange;
@@ -260,17 +287,18 @@ export class Oracle {
       return;
     }
     const bound = before.some(
-      ({ one, answer: earlier }) => !same(one) && (isFinal(earlier) || isFiveHundred(earlier)) && earlier.code !== 'IDEMPOTENCY_MISMATCH',
+      ({ one, answer: earlier }) =>
+        !this.mayBeForgotten(one) && !same(one) && (isFinal(earlier) || isFiveHundred(earlier)) && earlier.code !== 'IDEMPOTENCY_MISMATCH',
     );
     if (bound)
       this.check(answer.code === 'IDEMPOTENCY_UNAVAILABLE', `rule 2: another body under a used key was answered ${answer.status} ${answer.code}`);
     if (isFinal(answer))
       for (const other of others)
-        if (same(other) && isFinal(told(other.reply!)))
+        if (same(other) && isFinal(told(other.reply!)) && !this.mayBeForgotten(exchange) && !this.mayBeForgotten(other))
           this.check(other.reply!.body === reply!.body, `A7: a key was answered in two ways: ${other.reply!.body} / ${reply!.body}`);
 
     for (const { one, answer: earlier } of before) {
-      if (!same(one)) continue;
+      if (!same(one) || this.mayBeForgotten(one)) continue;
       if (isFinal(earlier)) {
         // If the ending of a refund's key was lost, the service answers from the log after the lease. If it cannot read the log, the answer is a 5xx.
         const again = ask.kind !== 'create' && isFiveHundred(answer);
@@ -284,7 +312,8 @@ export class Oracle {
       if (ask.kind !== 'create') continue;
       if (earlier.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')
         this.check(
-          transient || answer.code === earlier.code,
+          // If its row is made again from the log, the key has the answer that the log holds (T13).
+          transient || answer.code === earlier.code || (this.mayBeLost(one) && isFinal(answer) && reply!.replayed === true),
           `C16: after reconciliation required the key was answered ${answer.status} ${answer.code}`,
         );
       if (isFiveHundred(earlier))
@@ -293,6 +322,26 @@ export class Oracle {
           `A12: after ${earlier.status} ${earlier.code} the key executed again: ${answer.status} ${answer.code}`,
         );
     }
+  }
+
+  /** True if the keys' database may have lost what this request wrote. */
+  private mayBeLost({ sentAt, answeredAt }: Exchange): boolean {
+    const { keyLoss } = this.world;
+    return keyLoss !== null && answeredAt > keyLoss.copiedAt && sentAt <= keyLoss.wentBackAt;
+  }
+
+  /**
+   * True if the keys' database may have lost what this request wrote, and the log cannot give it back. Either no event of that time names the key: then
+   * no gateway was called, and the key is free again (T13). Or the request was refused without an event, since the batch had settled. Every other key
+   * has to keep its answer.
+   */
+  private mayBeForgotten(exchange: Exchange): boolean {
+    const { ask, reply } = exchange;
+    if (!isKeyed(ask) || !this.mayBeLost(exchange)) return false;
+    const hash = RING.mac('idempotency-key', ask.key!, RING.kids[0]).toString('hex');
+    const loggedAt = this.world.loggedKeys.get(loggedKeyName('accountId' in ask.request ? ask.request.accountId : null, hash));
+    const isLogged = loggedAt !== undefined && loggedAt <= this.world.keyLoss!.wentBackAt + LEASE_SECONDS * 1000;
+    return !isLogged || reply?.body.includes('batch has settled') === true;
   }
 
   private judgeCreate(exchange: Exchange, answer: Told): void {
@@ -387,7 +436,8 @@ export class Oracle {
     if ([...world.keys.rows.values()].some((row) => row.state === 'in_progress' && (row.operation === 'create' || row.leaseUntil! > sim.now)))
       return false;
     const head = await world.log.head();
-    const isBehind = (projection: string) => head !== null && (world.tables.checkpoints.get(projection)?.position ?? '') < head;
+    const isBehind = (projection: string, { checkpoints } = world.tables) => head !== null && (checkpoints.get(projection)?.position ?? '') < head;
+    if (world.losesKeys && (isBehind(KEYS_FROM_LOG, world.keyTables) || !world.replicas.every(({ claimsAreOpen }) => claimsAreOpen))) return false;
     if (isBehind(checkpointOf(paymentListModel))) return false;
     if ((await this.settlementLines()).length < world.bank.lines.length) return false;
     const phases = new Map<string, string>();
@@ -409,6 +459,14 @@ export class Oracle {
   private get undisturbed(): boolean {
     const { crashes, pauses } = this.world.sim.statistics;
     return crashes + pauses === 0;
+  }
+
+  /**
+   * True if a process stood still between its claim and its intent, and lost its key meanwhile. The intent may be in the log, but the bank must never
+   * have heard of it.
+   */
+  private wentNoFurther(exchange: Exchange, { chargeRefs }: Book): boolean {
+    return this.mayBeLost(exchange) && chargeRefs.every((ref) => !this.world.bank.sent.has(ref));
   }
 
   private async streams(prefix = 'payment-'): Promise<Map<string, Recorded[]>> {
@@ -710,7 +768,7 @@ export class Oracle {
       const exchange = this.byRequest.get(book.requestId);
       if (!exchange?.intention || !book.intent) continue;
       byIntention.set(exchange.intention, [...(byIntention.get(exchange.intention) ?? []), book]);
-      if (exchange.ask.kind === 'create' && exchange.ask.key !== null) {
+      if (exchange.ask.kind === 'create' && exchange.ask.key !== null && !this.wentNoFurther(exchange, book)) {
         const history = [...this.keys.values()].find(({ exchanges }) => exchanges.includes(exchange));
         const name = `${keyName(exchange.ask)} ${history?.firstSentAt ?? 'before'}`;
         byKey.set(name, (byKey.get(name) ?? 0) + 1);

@@ -5,8 +5,9 @@
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
 import { attend, endInIncident } from './incident.js';
+import { drawKeyFault, type KeyFault, playKeyFault } from './key-loss.js';
 import { drawLogFault, type LogFault, playLogFault } from './loss.js';
-import { isKeyed, keyName, Oracle } from './oracle.js';
+import { Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
 import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
@@ -55,9 +56,10 @@ const play = async (
   clients: Play,
   epilogue: Play,
   fault: LogFault | null = null,
+  keyFault: KeyFault | null = null,
 ): Promise<RunResult> => {
   const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
-  const world = new World(sim, processes, seams, fault !== null);
+  const world = new World(sim, processes, seams, fault !== null, keyFault !== null);
   const { watch } = world;
   const oracle = new Oracle(world);
   const outside = new Outside(world, oracle);
@@ -83,7 +85,7 @@ const play = async (
   };
 
   if (fault) void attend(world);
-  await finish(Promise.all([clients(outside), fault && playLogFault(world, fault)]), 'the clients');
+  await finish(Promise.all([clients(outside), fault && playLogFault(world, fault), keyFault && playKeyFault(outside, keyFault)]), 'the clients');
   const isLost = () => watch !== null && (watch.isLost || watch.isGivenUp);
   if (!isLost()) {
     await becomeQuiet();
@@ -263,7 +265,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
     // Send most keys again with the same request. The answer is the stored one, or "reconciliation required". No money may move.
-    if (rng.chance(0.5)) for (const exchange of firstUses(outside.oracle)) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
+    if (rng.chance(0.5)) for (const exchange of outside.oracle.firstUses()) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
     if (nextDay && keys.length > 0) await tomorrow(outside);
@@ -286,7 +288,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       operator(outside),
     ]);
   };
-  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed));
+  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed), drawKeyFault(seed));
 };
 
 /** Draws the receivers: one or two for the first account, none or one for the second. */
@@ -305,26 +307,13 @@ const drawSubscriptions = (post: Rng): Subscription[] =>
         },
   );
 
-/** The first request under every key. */
-const firstUses = (oracle: Oracle) => {
-  const first = new Map<string, Oracle['intentions'][number]['exchanges'][number]>();
-  for (const { exchanges } of oracle.intentions)
-    for (const exchange of exchanges) {
-      const { ask } = exchange;
-      if (!isKeyed(ask)) continue;
-      const name = keyName(ask);
-      if (!first.has(name)) first.set(name, exchange);
-    }
-  return [...first.values()];
-};
-
 // ------------------------------------------------------------------------------------------------------------------------------------
 // A scenario.
 
 export const playScenario = (clients: Play, crashPoints: readonly CrashPoint[], seams: Seams = {}): Promise<RunResult> => {
   const sim = new Simulator(1, NO_FAULTS, crashPoints);
   const epilogue = async (outside: Outside): Promise<void> => {
-    for (const exchange of firstUses(outside.oracle)) await outside.send(exchange.intention, exchange.ask);
+    for (const exchange of outside.oracle.firstUses()) await outside.send(exchange.intention, exchange.ask);
     for (const { kind, paymentId, accountId } of outside.oracle.intentions)
       if (kind === 'charge' && paymentId) await outside.readPayment(accountId, paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId);

@@ -22,12 +22,18 @@ import {
   applyPaymentList,
   chargeOnce,
   type ChargeRequest,
+  type Claims,
+  type ClaimsDatabase,
+  ClaimsGate,
+  compareKeys,
   createRecovery,
   type Dispute,
   type DisputeStatus,
   findPayment,
   type GatewayAccount,
   type IdempotencyStore,
+  keysFromLog,
+  KEYS_FROM_LOG,
   listPayments,
   type ListRequest,
   type PaymentGateway,
@@ -41,34 +47,40 @@ import {
   resolvePayment,
   reverseByStaff,
   reverseOnce,
+  type RecordedKey,
   type ReverseRequest,
   staff,
   type StaffReverseRequest,
   sweepKeys,
 } from '#payments';
 import { openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import { KeyRing, type Logger } from '#platform';
+import { type DatabasePlace, KeyRing, type Logger } from '#platform';
 import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
 import { OPEN_CLAIMS } from '../support/payments.js';
 import { playRound } from '../../apps/worker/worker.js';
 import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#webhooks';
 import { INSTALLATION, Marks, writeInstallation } from '../support/mark-book.js';
+import type { KeyLoss } from './key-loss.js';
 import { LossWatch } from './loss.js';
 import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
 import { simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import type { Process, Simulator } from './simulator.js';
 import {
+  comparedStatement,
   type DirectoryChanges,
   KeyTable,
   memoryIdempotency,
+  simulatedClaims,
   simulatedDirectory,
+  simulatedKeyRows,
   simulatedLog,
   simulatedMarkBook,
   simulatedRecoveryWork,
   simulatedRegister,
   simulatedStatement,
+  type Statement,
   VelocityCounts,
 } from './stores.js';
 import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
@@ -86,6 +98,9 @@ export interface Seams {
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
   streams?(streams: PaymentStreams, world: World): PaymentStreams;
   ids?(ids: Ids, world: World): Ids;
+  /** The gate before claims: `claims` wraps its answers, and `claimsDatabase` wraps the database that it asks. */
+  claims?(claims: Claims, world: World): Claims;
+  claimsDatabase?(database: ClaimsDatabase, world: World): ClaimsDatabase;
   deliveries?(deliveries: Deliveries, world: World): Deliveries;
   sender?(sender: SimulatedSender, world: World): SimulatedSender;
   world?(world: World): void;
@@ -204,6 +219,8 @@ const LOOPS_EVERY_MS = { busy: [15_000, 25_000], quiet: [50_000, 70_000] } as co
 const PURGE_EVERY_MS = 600_000;
 /** The pause between two checks of the log. The product's 1 s would make most of the simulation checks. Gateway calls make their own checks. */
 export const CHECK_EVERY_MS = 30_000;
+/** How often a process compares the keys' database, while claims are open and while they are closed. New connections are compared in any case. */
+const CLAIMS_EVERY_MS = { open: 20_000, closed: 5_000 } as const;
 const PROJECTION_LEASE_MS = 120_000;
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
@@ -213,6 +230,8 @@ export class World {
   readonly watch: LossWatch | null;
   readonly bank: Bank;
   readonly keys: KeyTable;
+  /** The checkpoint of the subscriber `keys`. It is in the keys' database. */
+  readonly keyTables: Tables;
   readonly tables: Tables;
   readonly marks: Marks;
   readonly velocity = new VelocityCounts();
@@ -221,6 +240,10 @@ export class World {
   /** The rules that were broken. */
   readonly violations: string[] = [];
   checks = 0;
+  /** Set when the keys' database has gone back. */
+  keyLoss: KeyLoss | null = null;
+  /** When the log first named a key, by {@link loggedKeyName}. Only these keys can be made from the log. */
+  readonly loggedKeys = new Map<string, number>();
   hasCheckout = false;
   hasWebhooks = false;
   /** Partners' servers, by URL. */
@@ -232,12 +255,15 @@ export class World {
     readonly seams: Seams = {},
     /** True if this run exchanges its log. */
     isExchanged = false,
+    /** True if the keys' database will go back in this run. In any other run, comparing it with the log would only cost time. */
+    readonly losesKeys = false,
   ) {
-    const log = memoryEventStore({ now: () => sim.now });
+    const log = losesKeys ? this.notingKeys(memoryEventStore({ now: () => sim.now })) : memoryEventStore({ now: () => sim.now });
     this.watch = isExchanged ? new LossWatch(this, log) : null;
     this.log = this.watch?.log ?? log;
     this.bank = new Bank(() => sim.now);
     this.keys = new KeyTable(() => sim.now);
+    this.keyTables = new Tables(sim);
     this.tables = new Tables(sim);
     this.marks = new Marks({ now: () => sim.now }, () =>
       [...this.tables.checkpoints].map(([name, { position, event }]) => ({ name, position: position as Position, event })),
@@ -261,6 +287,35 @@ export class World {
     for (const replica of this.replicas) if (replica.process.up) replica.startWebhooks();
   }
 
+  /** Makes a copy of the keys' database. The returned function puts the copy in place of the database. */
+  copiedKeys(): () => void {
+    const { keys, keyTables, replicas } = this;
+    const goBack = keys.copied();
+    const checkpoint = keyTables.checkpoints.get(KEYS_FROM_LOG);
+    const copy = checkpoint && { ...checkpoint };
+    return () => {
+      for (const replica of replicas) replica.breakKeyConnections();
+      goBack();
+      if (copy) keyTables.checkpoints.set(KEYS_FROM_LOG, copy);
+      else keyTables.checkpoints.delete(KEYS_FROM_LOG);
+    };
+  }
+
+  private notingKeys(log: EventStore): EventStore {
+    return {
+      ...log,
+      append: async (stream, expected, events, options) => {
+        const appended = await log.append(stream, expected, events, options);
+        for (const { data } of events) {
+          const { idempotency: key } = data as { readonly idempotency?: RecordedKey | null };
+          const name = key && loggedKeyName(key.keySpace, key.keyHash);
+          if (name && !this.loggedKeys.has(name)) this.loggedKeys.set(name, this.sim.now);
+        }
+        return appended;
+      },
+    };
+  }
+
   check(holds: boolean, rule: string): void {
     this.checks += 1;
     if (holds) return;
@@ -268,6 +323,10 @@ export class World {
     this.sim.note('ORACLE', `VIOLATION ${rule}`);
   }
 }
+
+/** The name of a key of the log. Keys of staff have one space of their own. */
+export const loggedKeyName = (keySpace: string | null, keyHash: string): string =>
+  `${(ACCOUNTS as readonly (string | null)[]).includes(keySpace) ? keySpace : 'staff'} ${keyHash}`;
 
 export class Replica {
   ownLog!: OwnLog;
@@ -281,6 +340,9 @@ export class Replica {
   private clock!: Clock;
   private ids!: Ids;
   private subscriber!: Subscriber;
+  private keyDatabase: Database | null = null;
+  /** The place of the keys' database as the process's file holds it. It outlives the process. */
+  private keptPlace: DatabasePlace | null = null;
   /** Connections of clients: a crash resets them. */
   readonly connections = new Set<() => void>();
 
@@ -291,6 +353,7 @@ export class Replica {
     process.onStart = () => this.start();
     process.onCrash = () => {
       this.database.breakConnections();
+      this.breakKeyConnections();
       for (const reset of this.connections) reset();
       this.connections.clear();
     };
@@ -345,7 +408,8 @@ export class Replica {
       log: logged,
     };
     const database = new Database(sim, process, world.tables);
-    const bareKeys = memoryIdempotency(world.keys, RING, ids, simulatedStatement(sim, process, 'keys'));
+    const compared = world.losesKeys ? this.compareKeys(log, clock, ownLog, logged) : null;
+    const bareKeys = memoryIdempotency(world.keys, RING, ids, compared?.statement ?? simulatedStatement(sim, process, 'keys'));
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
     const guarded = { ...ports, gateways: gateways('recovery ') };
     this.recoveryPorts = seams.recovery?.(guarded, store, world) ?? guarded;
@@ -360,7 +424,7 @@ export class Replica {
     this.services = {
       ports,
       idempotency: keys,
-      claims: OPEN_CLAIMS,
+      claims: compared?.claims ?? OPEN_CLAIMS,
       answers: answerEncoder,
       list: {
         rows: simulatedListRows(world.tables, database.run),
@@ -379,6 +443,46 @@ export class Replica {
     this.startWorker();
     if (world.hasCheckout) this.startCheckout();
     if (world.hasWebhooks) this.startWebhooks();
+  }
+
+  /** Starts the subscriber that makes keys from the log, and the gate before claims. */
+  private compareKeys(log: EventStore, clock: Clock, ownLog: OwnLog, logged: Logger): { readonly statement: Statement; readonly claims: Claims } {
+    const { world, process } = this;
+    const { sim, seams } = world;
+    const database = (this.keyDatabase = new Database(sim, process, world.keyTables));
+    const statement = comparedStatement(world.keys, simulatedStatement(sim, process, 'keys'), (place) => gate.verify(place));
+    const checkpoint = simulatedCheckpoint(database, KEYS_FROM_LOG);
+    const rows = simulatedKeyRows(world.keys, statement);
+    const ports = { store: log, answers: answerEncoder, clock, log: logged };
+    const projection: Projection<Run> = {
+      ...keysFromLog(ports),
+      apply: async (_run, events) => {
+        await compareKeys(ports, rows, events);
+      },
+    };
+    const keys = createSubscriber(projection, { store: log, checkpoint, clock, ownLog, leaseMs: PROJECTION_LEASE_MS });
+    const claimsDatabase = simulatedClaims(world.keys, statement, () => checkpoint.position());
+    const gate = new ClaimsGate({
+      database: seams.claimsDatabase?.(claimsDatabase, world) ?? claimsDatabase,
+      kept: { read: () => this.keptPlace, write: async (place) => void (this.keptPlace = place) },
+      store: log,
+      keys,
+      ownLog,
+      clock,
+      log: logged,
+      lookEveryMs: CLAIMS_EVERY_MS,
+    });
+    keys.start();
+    void gate.begun();
+    return { statement, claims: seams.claims?.(gate, world) ?? gate };
+  }
+
+  breakKeyConnections(): void {
+    this.keyDatabase?.breakConnections();
+  }
+
+  get claimsAreOpen(): boolean {
+    return this.services.claims.isOpen;
   }
 
   private get webhooks(): WebhookPorts {

@@ -149,6 +149,8 @@ export interface Statistics {
   /** `exchanges`: logs that were exchanged. `incidents`: runs with an incident of the event store. */
   exchanges: number;
   incidents: number;
+  /** How often the keys' database went back. */
+  keyLosses: number;
 }
 
 export class Simulator {
@@ -158,8 +160,19 @@ export class Simulator {
   now = EPOCH_MS;
   faultsOn = true;
   readonly lines: string[] = [];
-  readonly statistics: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0, exchanges: 0, incidents: 0 };
-  /** Port calls so far, without idle polls. */
+  readonly statistics: Statistics = {
+    calls: 0,
+    drops: 0,
+    lost: 0,
+    late: 0,
+    outages: 0,
+    crashes: 0,
+    pauses: 0,
+    exchanges: 0,
+    incidents: 0,
+    keyLosses: 0,
+  };
+  /** The number of port calls so far, without idle polls. */
   index = 0;
   /** Effects that were sent and have not taken place yet. */
   underway = 0;

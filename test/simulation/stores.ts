@@ -29,6 +29,7 @@ import {
 import {
   type Claim,
   type ClaimRequest,
+  type ClaimsDatabase,
   type FoundKey,
   type GatewayAccount,
   type IdempotencyStore,
@@ -156,11 +157,26 @@ const rowName = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toS
 export class KeyTable {
   readonly rows = new Map<string, KeyRow>();
   fences = 0;
+  /** The timeline of the database. It rises when the database goes back, as when a standby is promoted. */
+  timeline = 1;
+  /** When a process last noticed that the database went back. */
+  noticedAt: number | null = null;
   constructor(
     readonly now: () => number,
     readonly leaseSeconds: number = LEASE_SECONDS,
     readonly keepHours: number = KEEP_HOURS,
   ) {}
+
+  /** Makes a copy of the table. The returned function puts the copy in place of the table. */
+  copied(): () => void {
+    const rows = [...this.rows].map(([name, row]) => [name, { ...row }] as const);
+    const { fences, noticedAt } = this;
+    return () => {
+      this.rows.clear();
+      for (const [name, row] of rows) this.rows.set(name, { ...row });
+      Object.assign(this, { fences, noticedAt, timeline: this.timeline + 1 });
+    };
+  }
 
   find(name: KeyName): KeyRow | undefined {
     return this.rows.get(rowName(name));
@@ -212,6 +228,10 @@ export class KeyTable {
     return this.owned(name, fence) !== undefined && this.rows.delete(rowName(name));
   }
 
+  holds(name: KeyName, fence: string, attemptId: string): boolean {
+    return this.owned(name, fence)?.attemptId === attemptId;
+  }
+
   renewAttempt(name: KeyName, fence: string, attemptId: string): boolean {
     const row = this.owned(name, fence);
     if (row) row.attemptId = attemptId;
@@ -221,8 +241,15 @@ export class KeyTable {
   look(name: KeyName): FoundKey | null {
     const row = this.find(name);
     if (!row) return null;
-    const { fence, attemptId, state, leaseUntil } = row;
-    return { fence: String(fence), attemptId, state, isLeased: leaseUntil !== null && leaseUntil >= this.now(), isFree: this.beginsAnew(row) };
+    const { fence, paymentId, attemptId, state, leaseUntil } = row;
+    return {
+      fence: String(fence),
+      paymentId,
+      attemptId,
+      state,
+      isLeased: leaseUntil !== null && leaseUntil >= this.now(),
+      isFree: this.beginsAnew(row),
+    };
   }
 
   /** Makes a row if there is none, or replaces the row with the fence `replaces`. Returns true if it did. */
@@ -341,6 +368,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       statement(`finish.${ending.to}`, () =>
         ending.to === 'given_back' ? table.giveBack(at, fence) : table.finish(at, fence, ending.to, ending.to === 'completed' ? ending.answer : null),
       ),
+    holds: (at, fence, attemptId) => statement('holds', () => table.holds(at, fence, attemptId)),
     renewAttempt: (at, fence, attemptId) => statement('renewAttempt', () => table.renewAttempt(at, fence, attemptId)),
     takeOverStale: async (limit) => {
       const rows = await statement('takeOverStale', () => table.takeOverStale(limit), true);
@@ -369,7 +397,44 @@ export const simulatedKeyRows = (table: KeyTable, statement: Statement): KeyRows
   restore: (rows) => statement('rows.restore', () => rows.filter(({ row, replaces }) => table.restore(row, replaces)).length),
 });
 
-/** How late a statement may still run after its client lost the connection. The upper limit is the server's statement timeout. */
+/** The same as `postgresClaims`. `position`: the checkpoint of the subscriber `keys`. */
+export const simulatedClaims = (table: KeyTable, statement: Statement, position: ClaimsDatabase['position']): ClaimsDatabase => ({
+  // Claims, takeovers and restores draw a new fence each. So the newest fence serves as the position in the write-ahead log.
+  place: () => statement('place', () => ({ systemId: 'keys', timeline: String(table.timeline), position: String(table.fences) }), true),
+  noticed: () =>
+    statement(
+      'noticed',
+      () => {
+        const { noticedAt } = table;
+        return noticedAt === null ? { at: null, secondsAgo: null } : { at: String(noticedAt), secondsAgo: (table.now() - noticedAt) / 1000 };
+      },
+      true,
+    ),
+  notice: () => statement('notice', () => void (table.noticedAt = table.now())),
+  position,
+  // In the simulation, every connection breaks when the database goes back.
+  reconnect: () => undefined,
+});
+
+/** Statements over one connection, which breaks when the table goes back. Each new connection is compared before its first use. */
+export const comparedStatement = (table: KeyTable, statement: Statement, verify: (place: ClaimsDatabase['place']) => Promise<void>): Statement => {
+  let connected: number | null = null;
+  const over =
+    (timeline: number): Statement =>
+    (name, effect, idle) =>
+      statement(name, () => (table.timeline === timeline ? effect() : lostConnection()), idle);
+  return async (name, effect, idle) => {
+    const { timeline } = table;
+    if (connected !== timeline) {
+      const connection = simulatedClaims(table, over(timeline), async () => '');
+      await verify(() => connection.place());
+      connected = timeline;
+    }
+    return over(timeline)(name, effect, idle);
+  };
+};
+
+/** How late a statement may still run after its client has lost the connection. The upper limit is the server's statement timeout. */
 const LATE_STATEMENT_MS = [50, 2_000] as const;
 
 /** Sends the statements of a replica to one of the databases, through the simulator. */

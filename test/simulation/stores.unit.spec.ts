@@ -15,7 +15,7 @@ import { webhookRowsContract } from '../support/webhook-rows.contract.js';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.js';
 import { simulatedDeliveries, simulatedDueSignal, simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import { NO_FAULTS, Process, Simulator } from './simulator.js';
-import { directStatement, KeyTable, memoryIdempotency, simulatedKeyRows } from './stores.js';
+import { comparedStatement, directStatement, KeyTable, memoryIdempotency, simulatedClaims, simulatedKeyRows } from './stores.js';
 import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 
 idempotencyContract('the simulation’s', async () => {
@@ -182,6 +182,30 @@ deliveriesContract(
   },
   200,
 );
+
+test('a copy of the keys puts back rows, fences and the last notice; the next statement compares a new connection', async () => {
+  const table = new KeyTable(() => 0);
+  const row = { accountId: 'a', keyHash: Buffer.from('k'), operation: 'create', fp: Buffer.from('f'), fpKid: 'k', fpFromLog: false, paymentId: 'p', attemptId: 't' }; // prettier-ignore
+  const places: unknown[] = [];
+  const statement = comparedStatement(table, directStatement, async (place) => void places.push(await place()));
+  await statement('claim', () => table.claim(row));
+  const goBack = table.copied();
+  table.finish(row, '1', 'reserved', null);
+  table.claim({ ...row, keyHash: Buffer.from('l') });
+  await simulatedClaims(table, statement, async () => '').notice();
+  goBack();
+  expect([...table.rows.values()]).toMatchObject([{ state: 'in_progress', fence: 1 }]);
+  expect(table).toMatchObject({ fences: 1, noticedAt: null, timeline: 2 });
+  // The copy is not changed by what happens to the table afterwards.
+  table.finish(row, '1', 'reserved', null);
+  goBack();
+  expect([...table.rows.values()]).toMatchObject([{ state: 'in_progress' }]);
+  await statement('find', () => table.find(row));
+  expect(places).toEqual([
+    { systemId: 'keys', timeline: '1', position: '0' },
+    { systemId: 'keys', timeline: '3', position: '1' },
+  ]);
+});
 
 test('a reserved key of a create never expires by itself', () => {
   let now = 0;

@@ -3,20 +3,31 @@
  * can do any piece.
  */
 import { CANARIES, type Canary } from './canaries.js';
+import { drawKeyFault } from './key-loss.js';
 import { drawLogFault } from './loss.js';
 import { type Counts, type RunResult, simulate } from './run.js';
 import { pairs, playNamed, singles } from './scenarios.js';
 import type { Seams } from './service.js';
 import { type CrashPoint, type Statistics, withoutRealTime } from './simulator.js';
 
-/** `lost`: only the seeds with a fault of the log are run. */
+/** The stores that a seed can lose a part of. */
+export type LosingStore = 'log' | 'keys';
+
+const LOSES: Readonly<Record<LosingStore, (seed: number) => boolean>> = {
+  log: (seed) => drawLogFault(seed) !== null,
+  keys: (seed) => drawKeyFault(seed) !== null,
+};
+
+export const isLosingStore = (text: string): text is LosingStore => text in LOSES;
+
+/** One piece of work. `lost`: only the seeds with this fault are run. */
 export type Piece =
   | {
       readonly kind: 'seeds';
       readonly from: number;
       readonly to: number;
       readonly twice: boolean;
-      readonly lost?: boolean;
+      readonly lost?: LosingStore | undefined;
       readonly planted?: string;
     }
   | { readonly kind: 'singles'; readonly scenario: string }
@@ -44,7 +55,18 @@ export interface Done extends Counts {
   readonly foundAfter?: number | null;
 }
 
-const NO_STATISTICS: Statistics = { calls: 0, drops: 0, lost: 0, late: 0, outages: 0, crashes: 0, pauses: 0, exchanges: 0, incidents: 0 };
+const NO_STATISTICS: Statistics = {
+  calls: 0,
+  drops: 0,
+  lost: 0,
+  late: 0,
+  outages: 0,
+  crashes: 0,
+  pauses: 0,
+  exchanges: 0,
+  incidents: 0,
+  keyLosses: 0,
+};
 
 export const NOTHING: Done = {
   runs: 0,
@@ -114,7 +136,7 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
     case 'seeds':
       for (let seed = piece.from; seed < piece.to; seed++) {
         const { planted } = piece;
-        if (piece.lost && drawLogFault(seed) === null) continue;
+        if (piece.lost && !LOSES[piece.lost](seed)) continue;
         const result = await simulate(seed, seamsOf(planted));
         add(result, { seed, scenario: null, crashes: [], ...(planted !== undefined && { planted }) });
         if (piece.twice && (await simulate(seed, seamsOf(planted))).hash !== result.hash)
@@ -129,9 +151,9 @@ const workOn = async (piece: Piece, onRun: () => void): Promise<Done> => {
       return done;
     }
     case 'canary': {
-      const { seams, lost = false } = canaryOf(piece.canary);
+      const { seams, lost } = canaryOf(piece.canary);
       for (let seed = piece.from; seed < piece.to; seed++) {
-        if (lost && drawLogFault(seed) === null) continue;
+        if (lost && !LOSES[lost](seed)) continue;
         const result = await simulate(seed, seams);
         done = together(done, counted(result));
         onRun();

@@ -246,6 +246,20 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(BigInt(second.fence)).toBeGreaterThan(BigInt(first.fence));
       });
 
+      test('a key is held by its owner only, and only for its present attempt', async () => {
+        const key = newKey();
+        const { fence, attemptId } = await own(key, { operation: VOID });
+        const holds = (...given: readonly [fence: string, attemptId: string]) => store.holds(name(key), ...given);
+        expect(await holds(fence, attemptId)).toBe(true);
+        expect(await holds(String(BigInt(fence) + 1n), attemptId)).toBe(false);
+        expect(await store.holds(name(newKey()), fence, attemptId)).toBe(false);
+        const renewed = ids.uuid();
+        await store.renewAttempt(name(key), fence, renewed);
+        expect([await holds(fence, attemptId), await holds(fence, renewed)]).toEqual([false, true]);
+        await store.finish(name(key), fence, { to: 'released' });
+        expect(await holds(fence, renewed)).toBe(false);
+      });
+
       test('C17: the attempt is renewed by the owner, and the next claim finds the new one', async () => {
         const key = newKey();
         const { fence } = await own(key, { operation: VOID });
@@ -529,7 +543,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
       test('a row is replaced only as it was found, and its owner has lost it then', async () => {
         const key = newKey();
         const { fence, attemptId } = await own(key, { operation: REFUND });
-        expect(await under.rows.find([name(key)])).toEqual([{ fence, attemptId, state: 'in_progress', isLeased: true, isFree: false }]);
+        expect(await under.rows.find([name(key)])).toMatchObject([{ fence, attemptId, state: 'in_progress', isLeased: true, isFree: false }]);
         const row = logged(key, { state: 'released' }, { operation: REFUND });
         expect(await restore(row)).toBe(0);
         expect(await restore(row, String(BigInt(fence) + 1_000n))).toBe(0);

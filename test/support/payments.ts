@@ -53,8 +53,8 @@ import { ownLogOver } from './mark-book.js';
 import { MovableClock } from './clock.js';
 import { freshDatabase } from './postgres.js';
 
-/** Claims that are always open. */
-export const OPEN_CLAIMS: Claims = { isOpen: true, begun: async () => undefined };
+/** Claims that are always open, as in a process that has compared its keys with the log. */
+export const OPEN_CLAIMS: Claims = { isOpen: true, mayBeLost: false, begun: async () => undefined };
 
 type Step = () => unknown;
 

@@ -1,6 +1,7 @@
 /** Calls a gateway within the time limits of C42. */
 import { type LogGate, type Position, StoreIncident, Unavailable } from '#eventstore';
 import { type Clock, type Deadline, within } from '#kernel';
+import type { HoldsKey } from '../keys/key-store.js';
 import type { Outcome } from './gateway.js';
 
 /** The time limits of C42. This order must hold: call 20 s < request 28 s < key lease 60 s ≤ start of recovery 60 s. */
@@ -29,13 +30,42 @@ export const callGateway = async <T>(
   call: (signal: AbortSignal) => Promise<Outcome<T>>,
 ): Promise<Outcome<T>> => {
   const { clock } = ports;
-  if (!(await isVerified(ports, deadline, intent))) return { kind: 'not_processed', answered: false, raw: 'the event store could not be checked' };
+  if (!(await isVerified(ports, deadline, intent)))
+    return { kind: 'not_processed', answered: false, raw: 'the event store or the key could not be checked' };
   const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
   if (limit < MIN_CALL_MS) return { kind: 'not_processed', answered: false, raw: 'no time left to call the gateway' };
   return bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' }));
 };
 
-/** Checks the log. false: the event store did not answer in time, as in an outage. Throws {@link StoreIncident} if events are lost. */
+/**
+ * The ports of a request with a key. Before its first call they ask whether the key still belongs to the request.
+ *
+ * A process may stand still between its claim and its intent. If the database of the keys goes back meanwhile, another request may claim the key. But
+ * if the key is held when the intent is in the log, a row that is lost later is made again from the log.
+ */
+export const holdingKey = <Ports extends CallPorts>(ports: Ports, holds: HoldsKey | null): Ports => {
+  if (holds === null) return ports;
+  const { ownLog } = ports;
+  let held = false;
+  const verified = async (intent: Position | null): Promise<void> => {
+    held ||= await holds();
+    if (!held) throw new Unavailable('the key does not belong to this request any more');
+    await ownLog.verified(intent);
+  };
+  return {
+    ...ports,
+    ownLog: {
+      get incident() {
+        return ownLog.incident;
+      },
+      verified,
+      verifiedRead: () => ownLog.verifiedRead(),
+      refuse: () => ownLog.refuse(),
+    },
+  };
+};
+
+/** Checks the log and the key. false: a store did not answer in time, or the key is lost. Throws {@link StoreIncident} if events are lost. */
 export const isVerified = async ({ clock, ownLog }: CallPorts, deadline: Deadline, intent: Position | null): Promise<boolean> => {
   try {
     await within(clock, Math.max(0, deadline.leftMs), ownLog.verified(intent), () => new Unavailable('no time left to check the event store'));

@@ -55,6 +55,11 @@ export const claimsMigration: Migration = {
 export interface Claims {
   /** true: a key may be claimed. */
   readonly isOpen: boolean;
+  /**
+   * true: the database of the keys may go back while the log does not. Then a request must hold its key when its intent is in the log. Otherwise a
+   * process that stood still since its claim could charge for a key that has been claimed anew.
+   */
+  readonly mayBeLost: boolean;
   /** Starts the gate if it is not running. Resolves when claims are open, but after 3 s at the latest. */
   begun(): Promise<void>;
 }
@@ -88,12 +93,15 @@ export interface ClaimsGateOptions {
   readonly ownLog: Pick<LogGate, 'incident'>;
   readonly clock: Clock;
   readonly log: Pick<Logger, 'info' | 'warn' | 'error'>;
+  /** true: the log is in the database of the keys, so both go back together. */
+  readonly isWithLog?: boolean;
   /** A simulation sets longer times, to compare less often. */
   readonly lookEveryMs?: typeof LOOK_EVERY_MS;
 }
 
 export class ClaimsGate implements Claims {
   isOpen = false;
+  readonly mayBeLost: boolean;
   /** The furthest place of the database that this process knows. */
   private seen: DatabasePlace | null;
   private written = '';
@@ -108,6 +116,7 @@ export class ClaimsGate implements Claims {
   private readonly reportedAt = new Map<string, number>();
 
   constructor(private readonly options: ClaimsGateOptions) {
+    this.mayBeLost = options.isWithLog !== true;
     const kept = options.kept.read();
     this.seen = kept === 'damaged' ? null : kept;
     // The kept place cannot be read, so a loss would not be recognised. The process acts as after a loss.

@@ -4,7 +4,7 @@ import { Unavailable } from '#eventstore';
 import { answerEncoder } from '../../../apps/answers.js';
 import { read } from '../../../test/support/answers.js';
 import { eventually } from '../../../test/support/eventually.js';
-import { away, CARDS, type Ground, type House, openGround, openHouse } from '../../../test/support/payments.js';
+import { away, CARDS, type Ground, type House, openGround, openHouse, OPEN_CLAIMS } from '../../../test/support/payments.js';
 import { transaction } from '#platform';
 import type { Answer } from '#platform/http';
 import { type ComparedKeys, compareKeys, type KeysFromLogPorts, rebuildKeys } from './from-log.js';
@@ -349,6 +349,40 @@ describe('a row that is right stays as it is', () => {
     await house.refund(await charged(), PARTIAL);
     expect(await compare()).toEqual({ restored: 0, corrected: 0, unchanged: 0 });
     expect(await rows()).toEqual([]);
+  });
+});
+
+describe('a process stands still between its claim and its intent, and its row is lost meanwhile', () => {
+  beforeEach(() => void Object.assign(house.services, { claims: { ...OPEN_CLAIMS, mayBeLost: true } }));
+
+  test.each([
+    ['a charge', 'PaymentInitiated', async () => chargeWith(CARDS.approved)],
+    ['a refund', 'RefundRequested', async () => refundOf(await charged(), PARTIAL)],
+    ['a void', 'VoidRequested', async () => voidOf(await charged())],
+  ] as const)('%s: its late intent moves no money, and the key keeps the answer of the request that claimed it anew', async (_, intent, make) => {
+    const request = await make();
+    let anew: Answer | null = null;
+    let money = 0;
+    house.appends.before(intent, async () => {
+      await loseKeys();
+      anew = await request();
+      money = await moved();
+    });
+    expect((await request()).status).toBeGreaterThanOrEqual(400);
+    expect(anew).toMatchObject({ status: 200 });
+    expect(await moved()).toBe(money);
+    await leasesEnd();
+    for (const size of [1_000, 1]) expect(await compare(size)).toMatchObject({ restored: 0, corrected: 0 });
+    expect(await request()).toEqual({ ...anew!, replayed: true });
+    expect(await moved()).toBe(money);
+  });
+
+  test('the key cannot be looked at: the charge is not sent', async () => {
+    const { idempotency } = house.services;
+    Object.assign(house.services, { idempotency: { ...idempotency, holds: () => Promise.reject(new Error('away')) } });
+    const before = await moved();
+    expect(read(await chargeWith(CARDS.approved)())).toMatchObject({ status: 502, code: 'PAYMENT_GATEWAY_ERROR' });
+    expect(await moved()).toBe(before);
   });
 });
 

@@ -90,9 +90,15 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
     ports.store as EventStore,
     suspects.map(({ paymentId }) => paymentStream(paymentId)),
   );
+  // The row of a create is bound to a payment of its own.
+  const bound = await readStreams(
+    ports.store as EventStore,
+    suspects.map(({ found: before, paymentId }) => paymentStream(before?.paymentId ?? paymentId)),
+  );
   const wrong = suspects.flatMap(({ found: before, ...one }, index) => {
     const row = rowOf(ports, one, streams[index]!.map(paymentEvents.read));
-    if (!row || (before && !isOlder(row, before, streams[index]!))) return [];
+    const stream = one.key.operation === 'create' ? bound[index]! : streams[index]!;
+    if (!row || (before && (before.attemptId === row.attemptId || !isOlder(row, before, stream)))) return [];
     return [{ row, replaces: before?.fence ?? null }];
   });
   const made = await rows.restore(wrong);
@@ -125,8 +131,9 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
 
 /** The row of the key according to the payment's stream. null: in ordinary operation the key has no row. */
 const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null => {
-  const { key, paymentId, attemptId } = one;
-  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
+  const { key, paymentId } = one;
+  let { attemptId } = one;
+  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, state, answer });
   const isOld = clock.now() - Date.parse(one.at) > keepHours * HOUR_MS;
 
   if (key.operation === 'create') {
@@ -137,10 +144,14 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
     return row(events.length === 1 ? 'in_progress' : 'reserved');
   }
 
-  // Only the newest event of a key makes its row.
-  const newest = events.findLast((other) => isSameKey(keyOf(other)?.key, key));
-  if (!newest || keyOf(newest)!.attemptId !== attemptId) return null;
+  // The newest event of a key makes its row. But an attempt that returned money comes first: a process that stood still may record an intent long after
+  // the key was claimed anew. That intent gets no further.
   const payment = fold(decider, events);
+  const own = events.filter((other) => isSameKey(keyOf(other)?.key, key));
+  const hasReturned = (event: PaymentEvent) => event.type === 'ReversalAcknowledged' || (attemptOf(payment, keyOf(event)!.attemptId)?.returned.length ?? 0) > 0; // prettier-ignore
+  const newest = own.findLast(hasReturned) ?? own.at(-1);
+  if (!newest) return null;
+  ({ attemptId } = keyOf(newest)!);
   if (newest.type === 'ReversalAcknowledged') {
     const { attemptId: told } = newest.data;
     return isOld ? null : row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, newest), told)));
@@ -175,14 +186,19 @@ const gaveKeyBack = ({ operation, toldPartial, ended, fenced }: ReversalAttempt,
     : ended?.outcome === 'rejected' && !fenced;
 
 /**
- * True if the row is older than the log's event, because the database went back. False if a later request made the row.
+ * True if the row is older than the log's event, because the database went back. False if a later request made the row. `stream`: the stream of the
+ * payment to which the row is bound.
  *
  * Throws Unavailable while a request runs under the key: its new attempt may have no intent yet.
  */
 const isOlder = ({ key, attemptId }: RestoredKey, before: FoundKey, stream: readonly Recorded[]): boolean => {
   if (before.isFree) return true;
   if (before.isLeased) throw new Unavailable(`the key of attempt ${attemptId} belongs to a running request`);
-  if (key.operation === 'create' || before.state === 'in_progress') return true;
+  // A stored answer is final.
+  if (before.state === 'completed') return false;
+  // If the create of the row has an intent too, the other intent is of a process that stood still.
+  if (key.operation === 'create') return !stream.some((recorded) => isSameKey(keyOf(paymentEvents.read(recorded))?.key, key));
+  if (before.state === 'in_progress') return true;
   // If the stream names the attempt of this row, the row is older. Otherwise that attempt never began: a later request made the row.
   return stream.some(({ data }) => {
     const { attemptId, toldAs } = data as { readonly attemptId?: string; readonly toldAs?: string };

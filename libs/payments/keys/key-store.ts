@@ -61,6 +61,9 @@ export interface KeyName {
   readonly keyHash: Buffer;
 }
 
+/** Asks whether a key still belongs to the attempt of its owner. */
+export type HoldsKey = () => Promise<boolean>;
+
 /** The account, payment and attempt that a key was bound to when it was claimed. */
 export interface Bound {
   readonly accountId: string;
@@ -77,6 +80,8 @@ export interface IdempotencyStore {
   finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
   /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */
   renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
+  /** true: the key still belongs to this attempt of the owner with this fence. Throws if the store does not answer. */
+  holds(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
   /** The hashed name of a key. */
   name(accountId: string, key: string): KeyName;
   /** The key as an intent records it. */
@@ -107,6 +112,7 @@ export interface RestoredKey {
 /** A row as it is compared with the log. */
 export interface FoundKey {
   readonly fence: string;
+  readonly paymentId: string;
   readonly attemptId: string;
   readonly state: RestoredKey['state'];
   /** True if a request may still be running under this key. */

@@ -444,7 +444,7 @@ describe('onceByKey', () => {
   });
 
   describe('claims are closed (C76)', () => {
-    const closed: Claims = { isOpen: false, begun: async () => undefined };
+    const closed: Claims = { isOpen: false, mayBeLost: true, begun: async () => undefined };
     test('a stored answer is replayed, another body is a mismatch; everything else is 503, and nothing is claimed', async () => {
       const [done, running, fresh, failed] = [newKey(), newKey(), newKey(), newKey()];
       const first = await once(done, counted);
@@ -464,7 +464,7 @@ describe('onceByKey', () => {
       expect((await once(null, counted, { claims: closed })).status).toBe(200);
     });
     test('the first request of a process waits until claims were opened', async () => {
-      const opening = { isOpen: false, begun: async () => void (opening.isOpen = true) };
+      const opening = { isOpen: false, mayBeLost: true, begun: async () => void (opening.isOpen = true) };
       expect((await once(newKey(), counted, { claims: opening })).status).toBe(200);
     });
     test.each([

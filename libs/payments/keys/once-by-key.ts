@@ -6,6 +6,7 @@ import type { RecordedKey } from '../payment.js';
 import type { Claims } from './claims.js';
 import {
   type ClaimRequest,
+  type HoldsKey,
   type IdempotencyStore,
   type KeyName,
   MAX_RETRY_AFTER_SECONDS,
@@ -41,8 +42,11 @@ export type Answered<View> = Executed<View> | { readonly stored: StoredAnswer };
 
 export type Result<View> = { readonly view: View } | { readonly error: ServiceError };
 
-/** The owner of a claimed key. `recorded`: the key as the intent names it. `renew` binds the key to a new attempt and returns its id. */
-export type Owner = Owned & { readonly recorded: RecordedKey; renew(): Promise<string> };
+/**
+ * The owner of a claimed key. `recorded`: the key as the intent names it. `renew` binds the key to a new attempt and returns its id. `holds`: asks
+ * whether the key still belongs to this attempt; null: the key cannot be lost without the log.
+ */
+export type Owner = Owned & { readonly recorded: RecordedKey; renew(): Promise<string>; readonly holds: HoldsKey | null };
 
 /** The work of a claimed request. It throws refusals as ServiceErrors. */
 export interface KeyedWork<View> {
@@ -94,12 +98,15 @@ export const onceByKey = async <View>(
   }
   if (owned.tookOver && work.takeOver) return finishTakenOver(ports, name, owned, work);
 
+  let { attemptId } = owned;
   const renew = async (): Promise<string> => {
     const renewed = ids.uuid();
     if (!(await idempotency.renewAttempt(name, owned.fence, renewed))) throw inProgress(MAX_RETRY_AFTER_SECONDS);
+    attemptId = renewed;
     return renewed;
   };
-  const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew }), log);
+  const holds = claims.mayBeLost ? () => idempotency.holds(name, owned.fence, attemptId) : null;
+  const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew, holds }), log);
   const ending = endingOf(request.operation, result, answers);
   // After a refused retry, the key stays bound to the attempt of the first try (C17). Otherwise the next retry could return money a second time.
   const stillBound = owned.tookOver && ending.to === 'given_back';

@@ -151,6 +151,10 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       );
       return rowCount === 1;
     },
+    holds: async ({ accountId, keyHash }, fence, attemptId) => {
+      const { rowCount } = await pool.query({ name: 'idempotency-holds', text: HOLDS, values: [accountId, keyHash, fence, attemptId] });
+      return rowCount === 1;
+    },
     takeOverStale: async (limit) => {
       const { rows } = await pool.query<BoundRow>(TAKE_OVER_STALE, [LEASE_SECONDS, limit]);
       return rows.map((row) => ({
@@ -361,6 +365,9 @@ const FINISH = `
   where (select count(*) from locked) >= 0 and k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence and k.state = 'in_progress'
   returning k.fence::text`;
 
+const HOLDS = `
+  select from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and attempt_id = $4 and state = 'in_progress'`;
+
 const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
 
 const PURGE = `
@@ -385,7 +392,7 @@ const TAKE_OVER_STALE = `
 
 /** Finds the rows of many keys in one statement, by the primary key. */
 const FIND_ROWS = `
-  select k.fence::text, k.attempt_id, k.state, coalesce(k.lease_until >= clock_timestamp(), false) as is_leased, ${BEGINS_ANEW} as is_free
+  select k.fence::text, k.payment_id, k.attempt_id, k.state, coalesce(k.lease_until >= clock_timestamp(), false) as is_leased, ${BEGINS_ANEW} as is_free
   from unnest($1::uuid[], $2::bytea[]) with ordinality r (account_id, key_hash, number)
   left join idempotency_key k on k.api_account_id = r.account_id and k.key_hash = r.key_hash
   order by r.number`;
@@ -405,16 +412,25 @@ const RESTORE = `
     body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at
   where k.fence = any ($14::bigint[])`;
 
+interface FoundKeyRow {
+  fence: string | null;
+  payment_id: string;
+  attempt_id: string;
+  state: FoundKey['state'];
+  is_leased: boolean;
+  is_free: boolean;
+}
+
 /** The rows of keys on Postgres. `db`: the transaction of the comparison, such as the one that moves the subscriber's checkpoint. */
 export const postgresKeyRows = (db: Queryable, keepHours = KEEP_HOURS): KeyRows => ({
   find: async (names) => {
-    const { rows } = await db.query<{ fence: string | null; attempt_id: string; state: FoundKey['state']; is_leased: boolean; is_free: boolean }>({
+    const { rows } = await db.query<FoundKeyRow>({
       name: 'idempotency-find-rows',
       text: FIND_ROWS,
       values: [names.map(({ accountId }) => accountId), names.map(({ keyHash }) => keyHash)],
     });
-    return rows.map(({ fence, attempt_id: attemptId, state, is_leased: isLeased, is_free: isFree }) =>
-      fence === null ? null : { fence, attemptId, state, isLeased, isFree },
+    return rows.map(({ fence, payment_id: paymentId, attempt_id: attemptId, state, is_leased: isLeased, is_free: isFree }) =>
+      fence === null ? null : { fence, paymentId, attemptId, state, isLeased, isFree },
     );
   },
   restore: async (restored) => {
