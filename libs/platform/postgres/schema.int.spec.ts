@@ -97,8 +97,8 @@ describe('a database of another release', () => {
 });
 
 describe('a process that is killed in the middle', () => {
-  /** Runs `migrate` in another process, kills that process as soon as `when` is true, and then runs `migrate` here. */
-  const killed = async (migrations: readonly Migration[], when: () => Promise<boolean>) => {
+  /** Runs `migrate` in another process, kills that process as soon as `when` is true, calls `then`, and runs `migrate` here. */
+  const killed = async (migrations: readonly Migration[], when: () => Promise<boolean>, then = () => {}) => {
     const script = `
       import { createPool, migrate } from '#platform';
       await migrate(createPool(process.argv[1], { name: 'killed', max: 1 }), JSON.parse(process.argv[2]));
@@ -109,6 +109,7 @@ describe('a process that is killed in the middle', () => {
     expect(child.exitCode).toBeNull();
     child.kill('SIGKILL');
     await exited;
+    then();
     await migrate(pool, migrations);
   };
 
@@ -132,10 +133,9 @@ describe('a process that is killed in the middle', () => {
     const old = await pool.connect();
     await old.query('begin isolation level repeatable read; select from note');
     const building = `select from pg_stat_activity where query like 'create index concurrently%' and wait_event_type = 'Lock'`;
-    const run = killed([NOTE, FILL, INDEX], async () => (await pool.query(building)).rowCount === 1);
     // The server continues the statement of the killed process until the old transaction ends.
-    setTimeout(() => void old.query('commit').then(() => old.release()), 1_000);
-    await run;
+    const commitSoon = () => void setTimeout(() => void old.query('commit').then(() => old.release()), 1_000);
+    await killed([NOTE, FILL, INDEX], async () => (await pool.query(building)).rowCount === 1, commitSoon);
     const { rows } = await pool.query<{ indisvalid: boolean }>(`select indisvalid from pg_index where indexrelid = 'note_text'::regclass`);
     expect(rows).toEqual([{ indisvalid: true }]);
     expect(await applied()).toEqual([NOTE.name, FILL.name, INDEX.name]);
