@@ -397,6 +397,11 @@ export const CANARIES: readonly Canary[] = [
     lost: 'keys',
     seams: { claimsDatabase: (inner) => ({ ...inner, position: async () => '~' }) },
   },
+  {
+    name: 'a late intent calls the gateway although its key was claimed anew',
+    lost: 'keys',
+    seams: { keys: (inner) => ({ ...inner, holds: async () => true }) },
+  },
   // ---- repeats without a key
   { name: 'a result is told to every repeat without a key', seams: { streams: attemptsRead((attempt) => ({ ...attempt, acknowledged: false })) } },
   { name: 'staff is told the partner’s result', seams: { streams: attemptsRead((attempt) => ({ ...attempt, initiatedBy: 'staff' })) } },

@@ -39,8 +39,8 @@ export const drawKeyFault = (seed: number): KeyFault | null => {
     copiedAtMs: rng.int(500, 60_000),
     laterMs: rng.int(500, 60_000),
     stopped: rng.chance(0.2),
-    atClaim: rng.chance(0.5),
-    pause: rng.chance(0.4) ? { ms: rng.int(20_000, 300_000), frozen: rng.chance(0.5) } : null,
+    atClaim: rng.chance(0.7),
+    pause: rng.chance(0.6) ? { ms: rng.int(60_000, 300_000), frozen: rng.chance(0.7) } : null,
   };
 };
 
