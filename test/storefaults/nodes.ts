@@ -148,7 +148,8 @@ export const realNodes = (): Nodes => {
   };
   return {
     name: 'a real node',
-    copyMs: 20_000,
+    // Less than the limit of a gateway call (20 s), since a call waits for the copy.
+    copyMs: 15_000,
     empty: async () => begin(await folderOf()),
     copy: async (one) => {
       const node = one as RealNode;
