@@ -157,7 +157,7 @@ const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, 
     .sort((a, b) => a.size - b.size);
 };
 
-/** What was changed, if an event differs from its sealed leaf. null: the event. A text: the tile; the text is the finding. */
+/** Names the changed part if an event differs from its sealed leaf. null: the event was changed. A text: the tile was, and the text is the finding. */
 type Guilty = string | null;
 
 /** Compares computed hashes with the stored tiles, from left to right and level by level. */

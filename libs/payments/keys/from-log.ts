@@ -86,19 +86,16 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
   const suspects = logged.flatMap((one, index) => (found[index]?.attemptId === one.attemptId ? [] : [{ ...one, found: found[index] ?? null }]));
   if (suspects.length === 0) return { restored: 0, corrected: 0, unchanged: logged.length };
 
-  const streams = await readStreams(
-    ports.store as EventStore,
-    suspects.map(({ paymentId }) => paymentStream(paymentId)),
-  );
-  // The row of a create is bound to a payment of its own.
-  const bound = await readStreams(
-    ports.store as EventStore,
-    suspects.map(({ found: before, paymentId }) => paymentStream(before?.paymentId ?? paymentId)),
-  );
-  const wrong = suspects.flatMap(({ found: before, ...one }, index) => {
-    const row = rowOf(ports, one, streams[index]!.map(paymentEvents.read));
-    const stream = one.key.operation === 'create' ? bound[index]! : streams[index]!;
-    if (!row || (before && (before.attemptId === row.attemptId || !isOlder(row, before, stream)))) return [];
+  // Each create has a payment of its own. So the row of another create is judged by the stream of that create's payment.
+  const boundTo = ({ key, found: before, paymentId }: (typeof suspects)[number]) =>
+    key.operation === 'create' && before ? before.paymentId : paymentId;
+  const paymentIds = [...new Set(suspects.flatMap((one) => [one.paymentId, boundTo(one)]))];
+  const read = await readStreams(ports.store as EventStore, paymentIds.map(paymentStream));
+  const streams = new Map(paymentIds.map((paymentId, index) => [paymentId, read[index]!]));
+  const wrong = suspects.flatMap((suspect) => {
+    const { found: before, ...one } = suspect;
+    const row = rowOf(ports, one, streams.get(one.paymentId)!.map(paymentEvents.read));
+    if (!row || (before && (before.attemptId === row.attemptId || !isOlder(row, before, streams.get(boundTo(suspect))!)))) return [];
     return [{ row, replaces: before?.fence ?? null }];
   });
   const made = await rows.restore(wrong);
@@ -130,20 +127,24 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
 };
 
 /** The row of the key according to the payment's stream. null: in ordinary operation the key has no row. */
-const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null => {
+const rowOf = (ports: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null =>
+  (one.key.operation === 'create' ? rowOfCreate : rowOfReversal)(ports, one, events);
+
+const isTooOld = ({ clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, { at }: LoggedKey): boolean =>
+  clock.now() - Date.parse(at) > keepHours * HOUR_MS;
+
+const rowOfCreate: typeof rowOf = (ports, one, events) => {
+  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
+  const result = createResult(one.paymentId, events);
+  const payment = fold(decider, events);
+  if (isTooOld(ports, one) && payment.phase !== 'pending' && payment.phase !== 'unknown') return null;
+  if (result) return row('completed', encode(result, ports.answers));
+  return row(events.length === 1 ? 'in_progress' : 'reserved');
+};
+
+const rowOfReversal: typeof rowOf = (ports, one, events) => {
+  const { answers } = ports;
   const { key, paymentId } = one;
-  let { attemptId } = one;
-  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, state, answer });
-  const isOld = clock.now() - Date.parse(one.at) > keepHours * HOUR_MS;
-
-  if (key.operation === 'create') {
-    const result = createResult(paymentId, events);
-    const payment = fold(decider, events);
-    if (isOld && payment.phase !== 'pending' && payment.phase !== 'unknown') return null;
-    if (result) return row('completed', encode(result, answers));
-    return row(events.length === 1 ? 'in_progress' : 'reserved');
-  }
-
   // The newest event of a key makes its row. But an attempt that returned money comes first: a process that stood still may record an intent long after
   // the key was claimed anew. That intent gets no further.
   const payment = fold(decider, events);
@@ -151,7 +152,9 @@ const rowOf = ({ answers, clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, one
   const hasReturned = (event: PaymentEvent) => event.type === 'ReversalAcknowledged' || (attemptOf(payment, keyOf(event)!.attemptId)?.returned.length ?? 0) > 0; // prettier-ignore
   const newest = own.findLast(hasReturned) ?? own.at(-1);
   if (!newest) return null;
-  ({ attemptId } = keyOf(newest)!);
+  const { attemptId } = keyOf(newest)!;
+  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, state, answer });
+  const isOld = isTooOld(ports, one);
   if (newest.type === 'ReversalAcknowledged') {
     const { attemptId: told } = newest.data;
     return isOld ? null : row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, newest), told)));
