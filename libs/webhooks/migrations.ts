@@ -1,5 +1,5 @@
 import type { Migration } from '#platform';
-import { webhookDeliveryMigration } from './deliveries.js';
+import { webhookAttemptBrinMigration, webhookAttemptTimeMigration, webhookDeliveryMigration } from './deliveries.js';
 import { webhookEndpointMigration } from './endpoint.js';
 import { webhookEventCreatedMigration, webhookEventMigration, webhookPurgeMigration } from './outbox.js';
 
@@ -10,4 +10,6 @@ export const webhookMigrations: readonly Migration[] = [
   webhookDeliveryMigration,
   webhookPurgeMigration,
   webhookEventCreatedMigration,
+  webhookAttemptTimeMigration,
+  webhookAttemptBrinMigration,
 ];

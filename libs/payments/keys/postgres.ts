@@ -370,22 +370,23 @@ const HOLDS = `
 
 const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
 
+// These statements compare with `now()`, one value for a statement. With `clock_timestamp()`, Postgres would read the whole index.
 const PURGE = `
   delete from idempotency_key k using (
     select api_account_id, key_hash from idempotency_key
-    where expires_at <= clock_timestamp()
-      and (state in ('completed', 'released') or (state = 'in_progress' and operation <> 'create' and lease_until < clock_timestamp()))
+    where expires_at <= now()
+      and (state in ('completed', 'released') or (state = 'in_progress' and operation <> 'create' and lease_until < now()))
     order by expires_at limit $1 for update skip locked) expired
   where k.api_account_id = expired.api_account_id and k.key_hash = expired.key_hash`;
 
 const EXPIRED_RESERVED = `
   select api_account_id, key_hash, fence::text, payment_id, attempt_id from idempotency_key
-  where expires_at <= clock_timestamp() and state = 'reserved' order by expires_at, api_account_id, key_hash limit $1 offset $2`;
+  where expires_at <= now() and state = 'reserved' order by expires_at, api_account_id, key_hash limit $1 offset $2`;
 
 const TAKE_OVER_STALE = `
   update idempotency_key k set fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + make_interval(secs => $1)
   from (select api_account_id, key_hash from idempotency_key
-        where state = 'in_progress' and operation = 'create' and lease_until < clock_timestamp()
+        where state = 'in_progress' and operation = 'create' and lease_until < now()
         order by lease_until limit $2 for update skip locked) stale
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
   returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;

@@ -1,5 +1,5 @@
 /** Maximum number of rows that one statement of a purge deletes. Their deletion takes much less than the time limit of a statement. */
-export const PURGE_BATCH = 5_000;
+export const PURGE_BATCH = 1_000;
 
 /**
  * Deletes in batches, because one statement for all rows could reach its time limit. `deleteBatch` deletes at most `limit` rows and returns their
