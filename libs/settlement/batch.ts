@@ -105,7 +105,9 @@ export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName):
 export const isSettlementStream = (stream: string): boolean => stream.startsWith('settlement-') && stream.split('-').length === 4;
 
 export interface SettlementBatch {
-  readonly lines: readonly RecordedLine[];
+  /** The lines, as the events recorded them: {@link linesOf}. One list would be copied for each event. */
+  readonly pages: readonly (readonly RecordedLine[])[];
+  readonly lineCount: number;
   readonly complete: boolean;
   /** RFC 3339. null: nothing of the batch is recorded. */
   readonly closedAt: string | null;
@@ -119,7 +121,8 @@ export interface SettlementBatch {
 }
 
 export const emptyBatch: SettlementBatch = {
-  lines: [],
+  pages: [],
+  lineCount: 0,
   complete: false,
   closedAt: null,
   fundedOn: null,
@@ -128,28 +131,34 @@ export const emptyBatch: SettlementBatch = {
   correctedByFile: false,
 };
 
+/** All lines, in the order of their numbers. */
+export const linesOf = ({ pages }: SettlementBatch): readonly RecordedLine[] => pages.flat();
+
 export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): SettlementBatch => {
   switch (event.type) {
-    case 'SettlementLinesRecorded':
-      if (batch.complete || event.data.lines.some(({ number }, index) => number !== batch.lines.length + index))
+    case 'SettlementLinesRecorded': {
+      const { lines, closedAt } = event.data;
+      if (batch.complete || lines.some(({ number }, index) => number !== batch.lineCount + index))
         throw new Error('impossible history: settlement lines out of order');
-      return { ...batch, closedAt: batch.closedAt ?? event.data.closedAt, lines: [...batch.lines, ...event.data.lines] };
+      return { ...batch, closedAt: batch.closedAt ?? closedAt, pages: [...batch.pages, lines], lineCount: batch.lineCount + lines.length };
+    }
     case 'SettlementBatchRecorded':
-      if (batch.complete || event.data.lineCount !== batch.lines.length) throw new Error('impossible history: a batch of other lines');
+      if (batch.complete || event.data.lineCount !== batch.lineCount) throw new Error('impossible history: a batch of other lines');
       return { ...batch, complete: true, closedAt: event.data.closedAt, fundedOn: event.data.fundedOn, listed: event.data.listed };
     case 'SettlementBatchListed':
       if (!batch.complete || batch.listed) throw new Error('impossible history: a batch listed out of turn');
       return { ...batch, listed: true, fundedOn: batch.fundedOn ?? event.data.fundedOn };
     case 'SettlementLinesCorrected': {
       if (!batch.complete) throw new Error('impossible history: a batch corrected before it was complete');
-      const lines = new Map(batch.lines.map((line) => [line.number, line]));
+      const lines = new Map(linesOf(batch).map((line) => [line.number, line]));
       for (const { before, after } of event.data.corrections) {
         if (before && !lines.delete(before.number)) throw new Error('impossible history: a line corrected that is not there');
         if (after) lines.set(after.number, after);
       }
       return {
         ...batch,
-        lines: [...lines.values()].sort((a, b) => a.number - b.number),
+        pages: [[...lines.values()].sort((a, b) => a.number - b.number)],
+        lineCount: lines.size,
         fundedOn: event.data.fundedOn,
         correctedByFile: batch.correctedByFile || event.data.fileId !== null,
       };
@@ -182,7 +191,7 @@ export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sal
 /** True for a sale or a refund that was matched with its payment, even with another amount. */
 export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
 
-/** Cents of an accepted line that nothing explains: all cents of an unmatched line, or the difference of a dispute's line. */
+/** Cents of an accepted line that nothing explains. The books post the same cents with rule R15. */
 export const unexplainedCents = (line: RecordedLine): number => {
   if (!line.accepted) return 0;
   if (!isMatched(line)) return line.grossCents;

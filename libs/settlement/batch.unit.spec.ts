@@ -18,6 +18,7 @@ import {
   type SettlementEvent,
   batchStreamId,
   unexplainedCents,
+  linesOf,
 } from './batch.js';
 import {
   AT,
@@ -293,15 +294,13 @@ describe('a batch', () => {
     const whole = [lines(0, 1, 2), complete(3)];
     const now = { ...recorded(1), grossCents: 9_000 };
     test('a line is replaced, taken away or added, and the lines stay in their order', () => {
-      const of = (...corrections: LineCorrection[]) => after(...whole, corrected(corrections)).lines;
+      const of = (...corrections: LineCorrection[]) => linesOf(after(...whole, corrected(corrections)));
       expect(of({ before: recorded(1), after: now })).toEqual([recorded(0), now, recorded(2)]);
       expect(of({ before: recorded(1), after: null })).toEqual([recorded(0), recorded(2)]);
       expect(of({ before: recorded(0), after: { ...recorded(5) } }, { before: null, after: recorded(4) }).map(({ number }) => number)).toEqual([1, 2, 4, 5]); // prettier-ignore
-      expect(after(...whole, corrected([{ before: recorded(1), after: null }]), corrected([{ before: null, after: now }])).lines).toEqual([
-        recorded(0),
-        now,
-        recorded(2),
-      ]);
+      const twice = after(...whole, corrected([{ before: recorded(1), after: null }]), corrected([{ before: null, after: now }]));
+      expect(linesOf(twice)).toEqual([recorded(0), now, recorded(2)]);
+      expect(twice.lineCount).toBe(3);
     });
     test('by a file or by the interface; a line of a file counts from then on; the day of funding is the newest known', () => {
       expect(after(...whole)).toMatchObject({ correctedByFile: false, fundedOn: null });
@@ -325,7 +324,7 @@ describe('a batch', () => {
   });
   test('its lines in order, then its end, then its funding', () => {
     expect(after(lines(0, 1), lines(2))).toMatchObject({ complete: false, funded: false });
-    expect(after(lines(0, 1), lines(2)).lines.map(({ number }) => number)).toEqual([0, 1, 2]);
+    expect(linesOf(after(lines(0, 1), lines(2))).map(({ number }) => number)).toEqual([0, 1, 2]);
     expect(after(lines(0), complete(1))).toMatchObject({ complete: true, funded: false });
     expect(after(lines(0), complete(1), funded)).toMatchObject({ complete: true, funded: true });
   });

@@ -4,6 +4,7 @@ export {
   isSettledLine,
   isSettlementStream,
   type LineCorrection,
+  linesOf,
   type RecordedLine,
   type SettlementEvent,
 } from './batch.js';

@@ -11,6 +11,7 @@ import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
 import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
+import { linesOf } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
 import {
   type ExceptionCommand,
@@ -164,7 +165,7 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
   const same: GatewayAccount[] = [];
   for (const account of begun) {
     const recorded = await batchOf(store, { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId });
-    if (recorded.lines.some(({ type, transactionId }) => names.has(`${type} ${transactionId}`))) same.push(account);
+    if (linesOf(recorded).some(({ type, transactionId }) => names.has(`${type} ${transactionId}`))) same.push(account);
   }
   const isWanted = (one: GatewayAccount) => one.gateway === wanted[0]?.gateway && one.merchantAccount === wanted[0].merchantAccount;
   if (wanted[0]) {

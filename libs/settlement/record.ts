@@ -29,6 +29,7 @@ import {
   isSettledSale,
   judgeLine,
   type LineCorrection,
+  linesOf,
   type RecordedLine,
   type SettlementBatch,
   type SettlementEvent,
@@ -192,16 +193,25 @@ export const recordBatch = async (
   let place = await loadBatch(ports.store, name);
   let isAsSaid = false;
   const head = () => ({ ...name, closedAt: place.state.closedAt ?? incoming.closedAt });
+  const recorded: RecordedLine[] = [];
+  const names = new Set<string>();
+  let pagesRead = 0;
+  /** Adds the lines that were recorded since the last call to `recorded` and `names`. Recorded pages of an incomplete batch never change. */
+  const readPages = (): void => {
+    for (const line of place.state.pages.slice(pagesRead).flat()) {
+      recorded.push(line);
+      names.add(nameOfLine(line));
+    }
+    pagesRead = place.state.pages.length;
+  };
   let same = 0;
-  /**
-   * True if the batch is incomplete and its recorded lines agree with the source so far. `same`: number of lines that were already compared. Lines of
-   * an incomplete batch never change.
-   */
+  /** True if the batch is incomplete and its recorded lines agree with the source so far. `same`: number of lines that were already compared. */
   const agrees = (): boolean => {
-    const { complete, lines } = place.state;
-    while (!complete && same < Math.min(lines.length, said.length) && sameName(lines[same]!, said[same]!) && saysTheSame(lines[same]!, said[same]!))
-      same++;
-    return !complete && same === Math.min(lines.length, said.length);
+    if (place.state.complete) return false;
+    readPages();
+    const both = Math.min(recorded.length, said.length);
+    while (same < both && sameName(recorded[same]!, said[same]!) && saysTheSame(recorded[same]!, said[same]!)) same++;
+    return same === both;
   };
   /** Appends at the loaded revision. If another writer was first, loads the batch again and returns false. */
   const appended = async (event: WithoutTime<SettlementEvent>): Promise<boolean> => {
@@ -215,11 +225,11 @@ export const recordBatch = async (
     }
   };
   const write = async (): Promise<void> => {
-    for (let conflicts = 0; agrees() && place.state.lines.length < said.length; conflicts++) {
+    for (let conflicts = 0; agrees() && recorded.length < said.length; conflicts++) {
       if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
-      const from = place.state.lines.length;
+      const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
-      const lines = await matchLines(ports, account, head(), place.state, missing);
+      const lines = await matchLines(ports, account, head(), names, missing);
       await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } });
     }
   };
@@ -237,11 +247,10 @@ export const recordBatch = async (
   while (!place.state.complete) {
     // An interrupted run may have recorded other lines or another order. Complete the batch with the recorded lines, and correct them in
     // `complete()`. If the interface lacks a recorded line or contradicts it, a person must decide.
-    const { lines } = place.state;
-    const isWhole = agrees() && lines.length === said.length;
+    const isWhole = agrees() && recorded.length === said.length;
     const lacking = isWhole ? [] : compared(place.state, said).lacking;
     if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.state, said);
-    const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: lines.length, ...sumsOf(lines), listed: isWhole && fileId === null };
+    const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: recorded.length, ...sumsOf(recorded), listed: isWhole && fileId === null };
     isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole;
   }
   const complete = () => (fileId === null ? listBatch(ports, account, incoming, said) : correctBatch(ports, account, incoming, said, fileId));
@@ -261,13 +270,13 @@ const sumsOf = (lines: readonly { accepted: boolean; grossCents: number; feeCent
 const contradiction = (
   { merchantAccount, batchId }: BatchName,
   [first]: readonly RecordedLine[],
-  { lines }: SettlementBatch,
+  { lineCount }: SettlementBatch,
   said: readonly SettlementRecord[],
 ): ImpossibleBatch => {
   const words = ({ grossCents, feeCents, netCents }: RecordedLine | SettlementRecord) => `gross ${grossCents}, fee ${feeCents}, net ${netCents}`;
   const now = said.find((line) => sameName(first!, line));
   return new ImpossibleBatch(
-    `batch ${batchId} of ${merchantAccount} is recorded up to line ${lines.length}, line ${first!.number} of it as ${first!.type} ${first!.transactionId} (${words(first!)}); ` +
+    `batch ${batchId} of ${merchantAccount} is recorded up to line ${lineCount}, line ${first!.number} of it as ${first!.type} ${first!.transactionId} (${words(first!)}); ` +
       `${now ? `the processor says ${words(now)} of it now` : `among the ${said.length} lines that the processor lists now it is not`}. Import the file of the batch that is right`,
   );
 };
@@ -325,12 +334,13 @@ const standAsRecorded = async (
   ports: SettlementPorts,
   account: GatewayAccount,
   { batchId, closedAt }: { batchId: string; closedAt: string },
-  { lines }: SettlementBatch,
+  batch: SettlementBatch,
   differing: readonly (SettlementRecord | RecordedLine)[],
 ): Promise<void> => {
   const sales = [...new Set(differing.flatMap(({ type, transactionId }) => (type === 'sale' ? [transactionId] : [])))];
+  const settled = new Map(linesOf(batch).flatMap((line) => (isSettledSale(line) ? [[line.transactionId, line] as const] : [])));
   for (const { paymentId, leg, op, transactionId } of await ports.register.transactions(account.gateway, sales, [])) {
-    const line = lines.find((one) => one.transactionId === transactionId && isSettledSale(one));
+    const line = transactionId === null ? undefined : settled.get(transactionId);
     if (op === 'charge') await tellPayment(ports, account, { batchId, closedAt }, paymentId, leg, line ?? null);
   }
 };
@@ -367,11 +377,11 @@ const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
  * - `lacking`: recorded lines that differ or are gone.
  */
 const compared = (
-  { lines }: SettlementBatch,
+  batch: SettlementBatch,
   said: readonly SettlementRecord[],
 ): { changed: { before: RecordedLine | null; line: SettlementRecord }[]; gone: RecordedLine[]; lacking: RecordedLine[] } => {
   const left = new Map<string, RecordedLine[]>();
-  for (const line of lines) {
+  for (const line of linesOf(batch)) {
     const same = left.get(nameOfLine(line));
     if (!same) left.set(nameOfLine(line), [line]);
     else if (isSettledSale(line)) same.unshift(line);
@@ -411,10 +421,11 @@ const correctBatch = async (
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
     const touched = new Set(lacking);
     // Leave out duplicate lines. Otherwise the first line of a transaction would count as a duplicate of the second.
-    const kept = batch.lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
-    let number = batch.lines.reduce((most, line) => Math.max(most, line.number), -1);
+    const lines = linesOf(batch);
+    const kept = lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
+    let number = lines.reduce((most, line) => Math.max(most, line.number), -1);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
-    const judged = await matchLines(ports, account, head, { ...batch, lines: kept }, numbered);
+    const judged = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered);
     const corrections: LineCorrection[] = [
       ...gone.map((before) => ({ before, after: null })),
       ...numbered.map(({ before }, index) => ({ before, after: judged[index]! })),
@@ -470,7 +481,8 @@ const matchLines = async (
   ports: SettlementPorts,
   account: GatewayAccount,
   batch: { readonly batchId: string; readonly closedAt: string },
-  recorded: SettlementBatch,
+  /** Names of the lines that are recorded. */
+  recorded: ReadonlySet<string>,
   lines: readonly { number: number; line: SettlementRecord }[],
 ): Promise<RecordedLine[]> => {
   const find = async () => {
@@ -490,13 +502,13 @@ const matchLines = async (
     found = await find();
   }
 
-  const seen = new Set(recorded.lines.map(nameOfLine));
+  const seen = new Set<string>();
   const results = new Map<number, RecordedLine>();
   const byPayment = new Map<string, { number: number; line: SettlementRecord; transaction: RegisteredTransaction }[]>();
   for (const { number, line } of lines) {
     const transaction = found(line);
     const name = nameOfLine(line);
-    const repeated = seen.has(name);
+    const repeated = recorded.has(name) || seen.has(name);
     seen.add(name);
     // The processor's own fees belong to no payment.
     if (!transaction && !repeated && line.type === 'fee') results.set(number, toRecorded(number, line, 'MATCHED', null, null));

@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
 import { type EventStore, Unavailable } from '#eventstore';
-import { batchOf, changeException, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
+import { batchOf, changeException, linesOf, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
 import { findDrift } from '#audit';
 import { type PaymentGateway, type PaymentView, type SettlementRecord, staff, UnknownCursor } from '#payments';
 import { settle } from '../support/books.js';
@@ -41,7 +41,7 @@ const settledIn = async (id: string): Promise<string | null> => {
 };
 const account = async () => (await ports.register.accounts()).find((one) => one.merchantAccount === merchantAccount)!;
 const named = (batchId: string) => ({ gateway: 'simulator', merchantAccount, batchId });
-const recordedLines = async (batchId: string) => (await batchOf(ports.store, named(batchId))).lines;
+const recordedLines = async (batchId: string) => linesOf(await batchOf(ports.store, named(batchId)));
 const eventCount = () => desk.eventCount();
 const kindsOf = async (batchId: string) =>
   (await desk.exceptions())
@@ -401,7 +401,7 @@ describe('a file is refused before anything of it is recorded', () => {
     await expect(desk.importFile(file, other)).rejects.toThrow(
       `batch h2 is recorded on merchant account ${merchantAccount}; it is not recorded again on ${other}`,
     );
-    expect((await batchOf(ports.store, { ...named('h2'), merchantAccount: other })).lines).toEqual([]);
+    expect(linesOf(await batchOf(ports.store, { ...named('h2'), merchantAccount: other }))).toEqual([]);
     await desk.importFile(file);
     expect(await recordedLines('h2')).toHaveLength(250);
     // A batch id of another merchant account names another batch.
