@@ -103,8 +103,6 @@ const QUEUED_APPENDS = 4_096;
 const PAGE_EVENTS = 500;
 /** Marks at most this far apart are read in one page. One read costs about as much as 32 KiB of events. */
 const MARKS_APART_BYTES = 32n * 1024n;
-/** A page asks for this many events for each mark that is still to read. Events of other processes lie between the marks. */
-const EVENTS_PER_MARK = 2;
 /** Maximum number of reads of marks at the same time. */
 const PARALLEL_MARK_READS = 8;
 /** A subscription is paused when this many events wait for their reader, and resumed at half of that. */
@@ -697,13 +695,13 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Puts the id of each event at these positions into `idAt`. Each page begins at the first of these positions that is not read yet. Resolves with
-   * the first of these positions beyond the end of the log. null: there is none.
+   * Puts the id of each event at these positions into `idAt`. Each page begins at the first of these positions that is not read yet, and
+   * asks for as many events as positions are left. Resolves with the first of these positions beyond the end of the log. null: there is none.
    */
   private async readRun(positions: readonly Position[], idAt: Map<Position, string>): Promise<Position | null> {
     for (let next = 0; next < positions.length;) {
       const left = positions.length - next;
-      const page = await this.eventsFrom(positions[next]!, left === 1 ? 1 : Math.min(PAGE_EVENTS, left * EVENTS_PER_MARK)).catch(noneAt);
+      const page = await this.eventsFrom(positions[next]!, Math.min(PAGE_EVENTS, left)).catch(noneAt);
       if (page?.length === 0) return positions[next]!;
       for (const { position, id } of page ?? []) idAt.set(position, id);
       const last = page?.at(-1)!.position ?? '';

@@ -23,6 +23,11 @@ import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './
 
 /** The pause between two routine checks. */
 const CHECK_EVERY_MS = 1_000;
+/**
+ * How long the marks of other processes may be used before they are read again. Each process writes them once a second, so a longer pause between two
+ * readings would show a loss later, and a shorter one hardly sooner.
+ */
+const BOOK_FRESH_MS = 200;
 /** A check that found a fault is repeated once after this pause. */
 const REPEAT_MS = 100;
 /** A check that found a fault is not repeated if it took this long. In a cluster the store itself has repeated the read by then. */
@@ -72,8 +77,9 @@ export class OwnLog implements EventStore, LogGate {
   private confirmed: Mark | null = null;
   /** Events whose appends were acknowledged to this process since the last check, in the order of the answers. */
   private acknowledged: Mark[] = [];
-  /** `others`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
-  private others: readonly KnownMark[] = [];
+  /** `known`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
+  private known: Pick<Known, 'marks' | 'checkpoints'> = { marks: [], checkpoints: [] };
+  private readAt = Number.NEGATIVE_INFINITY;
   private found: ReadonlySet<string> = new Set();
   private wholeAt = Number.NEGATIVE_INFINITY;
   private headAt = Number.NEGATIVE_INFINITY;
@@ -144,7 +150,7 @@ export class OwnLog implements EventStore, LogGate {
   /** Checks the marks over a new session for appends. If it throws {@link StoreIncident}, the caller must not use the session. */
   async checkSession(missing: (marks: readonly Mark[]) => Promise<readonly Mark[]>): Promise<void> {
     const look = async () => {
-      const wanted = [...this.own(), ...this.others];
+      const wanted = [...this.own(), ...this.known.marks];
       return findingOf(wanted, await missing(wanted.map(({ mark }) => mark)));
     };
     if ((await look()) === null) return;
@@ -173,14 +179,17 @@ export class OwnLog implements EventStore, LogGate {
     const { store, book, clock } = this.options;
     const begun = clock.monotonic();
     await this.tell();
-    const before = this.incident;
-    const known = await book.read();
-    if (known.incident) this.enter(known.incident);
-    // A newer incident, which another check opened during the read, must stay.
-    else if (before && before === this.incident) await this.leaveIfClosed(before);
-    if (this.incident) return null;
-
-    this.others = known.marks;
+    if (this.incident || begun - this.readAt >= BOOK_FRESH_MS) {
+      const before = this.incident;
+      const known = await book.read();
+      if (known.incident) this.enter(known.incident);
+      // A newer incident, which another check opened during the read, must stay.
+      else if (before && before === this.incident) await this.leaveIfClosed(before);
+      if (this.incident) return null;
+      this.readAt = begun;
+      this.known = known;
+    }
+    const { known } = this;
     const told = this.acknowledged.slice();
     const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
     // `whole`: also check the identity and the end of the log. If the log has a confirmed mark, it is ours and was not cut. So with a confirmed mark,

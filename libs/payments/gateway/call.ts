@@ -48,9 +48,8 @@ export const holdingKey = <Ports extends CallPorts>(ports: Ports, holds: HoldsKe
   const { ownLog } = ports;
   let held = false;
   const verified = async (intent: Position | null): Promise<void> => {
-    held ||= await holds();
+    [held] = await Promise.all([held || holds(), ownLog.verified(intent)]);
     if (!held) throw new Unavailable('the key does not belong to this request any more');
-    await ownLog.verified(intent);
   };
   return {
     ...ports,
