@@ -28,6 +28,9 @@ export interface CutFigures {
   readonly noticedMs: Readonly<Record<string, number>>;
 }
 
+/** The bank holds its answer for this time, while the log is copied. */
+const COPY_MS = 3_000;
+
 export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutOptions): Promise<CutFigures> => {
   const right = await nodes.empty();
   const installation = await Installation.start({ node: right });
@@ -36,7 +39,7 @@ export const playCut = async (nodes: Nodes, { service, grown, incidentMs }: CutO
     for (let made = 0; made < 3; made++) await partner.create();
     const refunded = partner.creates[0]!;
     // The processor answers only after the copy is made.
-    await installation.bank.arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: nodes.copyMs });
+    await installation.bank.arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: COPY_MS });
     const holding = partner.create();
     const held = partner.creates.at(-1)!;
     // Wait until the bank has charged the payment. Then its intent is in the log.

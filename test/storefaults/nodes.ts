@@ -7,9 +7,9 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { cp, mkdtemp, rm } from 'node:fs/promises';
+import { copyFile, cp, mkdir, mkdtemp, readdir, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, dirname, join, relative } from 'node:path';
 import { type EventStore, INSTALLATION_STREAM, installationEvents, openEventStore, type Position } from '#eventstore';
 import { freePort } from '#platform';
 import { eventually } from '../support/eventually.js';
@@ -35,9 +35,8 @@ export interface Copy {
 export interface Nodes {
   readonly name: string;
   empty(): Promise<Node>;
-  /** Copies the log of a node. For this, a real node is stopped and started again at its port, within {@link copyMs}. */
+  /** Copies the log of a running node. */
   copy(node: Node): Promise<Copy>;
-  readonly copyMs: number;
   end(): Promise<void>;
 }
 
@@ -97,7 +96,6 @@ export const doubles = (): Nodes => {
   };
   return {
     name: 'the double',
-    copyMs: 2_000,
     empty: () => {
       const double = new KurrentDbDouble();
       // As with real servers, positions of one log are not valid in another one.
@@ -148,20 +146,17 @@ export const realNodes = (): Nodes => {
   };
   return {
     name: 'a real node',
-    // Less than the limit of a gateway call (20 s), since a call waits for the copy.
-    copyMs: 15_000,
     empty: async () => begin(await folderOf()),
     copy: async (one) => {
       const node = one as RealNode;
       const folder = await folderOf();
-      await endOf(node.server, 'SIGTERM');
-      await cp(node.folder, folder, { recursive: true });
-      node.server = launchNode(node.folder, 1, [node.port]);
-      await answering(urlOf(node.port));
+      await backUp(node.folder, folder);
       return {
         start: async () => {
           const mine = await folderOf();
           await cp(folder, mine, { recursive: true });
+          // A node that truncates its log at a start ends then.
+          await once(launchNode(mine, 1, [await freePort()]), 'exit');
           return begin(mine);
         },
       };
@@ -175,8 +170,25 @@ export const realNodes = (): Nodes => {
 
 interface RealNode extends Node {
   readonly folder: string;
-  server: ChildProcess;
+  readonly server: ChildProcess;
 }
+
+/** The order in which the manual of EventStoreDB copies the files of a running node. */
+const BACKUP_ORDER = [/\/index\/.*\.chk$/, /\/index\//, /\.chk$/, /./];
+
+const backUp = async (from: string, to: string): Promise<void> => {
+  const files = (await readdir(from, { recursive: true, withFileTypes: true }))
+    .filter((file) => file.isFile() && file.name !== 'truncate.chk')
+    .map((file) => join(file.parentPath, file.name));
+  const rank = (file: string) => BACKUP_ORDER.findIndex((pattern) => pattern.test(file));
+  for (const file of files.sort((one, other) => rank(one) - rank(other))) {
+    const copy = join(to, relative(from, file));
+    await mkdir(dirname(copy), { recursive: true });
+    await copyFile(file, copy);
+    // The node that starts with the copy truncates its log here.
+    if (basename(file) === 'chaser.chk') await copyFile(copy, join(dirname(copy), 'truncate.chk'));
+  }
+};
 
 const answering = async (url: string): Promise<void> => {
   await eventually(() => withLog(url, async (store) => (await store.head(), true)), { timeoutMs: STARTED_MS, everyMs: 500 });
