@@ -4,7 +4,7 @@ import { CommandBus, CqrsModule, QueryBus } from '@nestjs/cqrs';
 import { Module } from '@nestjs/common';
 import { apiKeyUseMigration, type AuthenticationDeps, directoryModel, type Directory } from '#accounts';
 import { AccountsModule, AUTHENTICATION, DIRECTORY } from '#accounts/module';
-import { auditKeyModel, driftMigration, headFolder, logSealMigration, type ProvePorts, sealedEnd, signedEnd } from '#audit';
+import { auditKeyModel, driftMigration, driftPassMigration, headFolder, logSealMigration, type ProvePorts, sealedEnd, signedEnd } from '#audit';
 import { AuditModule, SEAL, SEALER } from '#audit/module';
 import { type CheckoutPorts, checkoutUnfinishedModel } from '#checkout';
 import { CHECKOUT_PORTS, CheckoutModule } from '#checkout/module';
@@ -54,6 +54,7 @@ export const MIGRATIONS: readonly Migration[] = [
   ...webhookMigrations,
   logSealMigration,
   driftMigration,
+  driftPassMigration,
   dropReadModelsOf010,
 ];
 
@@ -98,7 +99,7 @@ export interface Services {
   /** Reactors: subscribers that are never rebuilt. */
   readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber; readonly keys: Subscriber };
   readonly webhooks: Webhooks;
-  readonly seal: ProvePorts;
+  readonly seal: ProvePorts & { readonly db: Pool };
   /** Readiness checks by name. A check throws if payments cannot use the part that it checks. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
   close(): Promise<void>;

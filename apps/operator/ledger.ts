@@ -1,13 +1,12 @@
 /** `payfold ledger`: balances of the books, and the journal as text for other tools. */
 import { type Command, Option } from 'commander';
 import { decimal, ServiceError, timestamp } from '#kernel';
-import type { JournalFormat, JournalPlace } from '#ledger';
+import type { JournalFormat } from '#ledger';
 import type { Services } from '../services.js';
 import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** How long to wait for the journal. At its first run it reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
-const PAGE_ENTRIES = 1_000;
 
 export const addLedger = (program: Command, { action }: Terminal): void => {
   const ledger = program.command('ledger').description('the double-entry books');
@@ -44,15 +43,10 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         if (from !== null && to !== null && from > to) throw new UsageError('--from lies after --to');
         const all = await services();
         const until = await journalCaughtUp(all);
-        const { JOURNAL_START, journalHeading, journalPage, journalText } = await import('#ledger');
+        const { JOURNAL_START, journalHeading, journalPages, journalText } = await import('#ledger');
         await print(journalHeading(format));
         const text = journalText(format);
-        for (let after: JournalPlace = JOURNAL_START; ;) {
-          const page = await journalPage(all.pool, after, { from, to, until }, PAGE_ENTRIES);
-          if (page.length === 0) break;
-          await print(page.map(text).join(''));
-          after = page.at(-1)!;
-        }
+        for await (const page of journalPages(all.pool, JOURNAL_START, { from, to, until })) await print(page.map(text).join(''));
         return { json: null, text: '', printed: true };
       }),
     );

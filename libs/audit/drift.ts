@@ -10,18 +10,17 @@ import { checkpointOf, type EventStore, type Position, readStreams, type Recorde
 import { canonicalJson, sumCents } from '#kernel';
 import { type Charged, isVisible, paymentListModel, paymentListRow, payment as decider, type Payment, paymentStream, paymentEvents } from '#payments';
 import { paymentRegisterModel } from '#settlement';
-import { ALL_AS_TEXT, collect, everyRow, type Migration, type Queryable } from '#platform';
+import { ALL_AS_TEXT, collect, everyRow, type Migration, type Pool, type Queryable } from '#platform';
+import { checkBooks } from './check-books.js';
 import {
-  balances,
   type Books,
-  bookSumCents,
+  entriesAt,
   entriesOfPayments,
   entryLine,
   ISO,
   journalModel,
   type JournalEntry,
   journalise,
-  journalPage,
   linesOfPayments,
   policyAt,
   type PolicyFrom,
@@ -441,6 +440,15 @@ export const paymentIdsAfter = async (db: Queryable, after: string | null, limit
   return rows.map((row) => row.payment_id);
 };
 
+const newestPaymentId = async (db: Queryable): Promise<string | null> => {
+  const { rows } = await db.query<{ payment_id: string }>(
+    `select payment_id from (
+       (select payment_id from journal_payment order by payment_id desc limit 1)
+       union (select payment_id from payment_list order by payment_id desc limit 1)) as known order by payment_id desc limit 1`,
+  );
+  return rows[0]?.payment_id ?? null;
+};
+
 /** Pages of payments in the order of their ids. While the caller compares one page, the next pages are read. */
 const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, void, void> {
   const reading: Promise<ReadPage>[] = [];
@@ -459,7 +467,7 @@ const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, 
 
 /** Compares all payments, all other journal entries, and the totals of the books. `streams`: number of payment streams in the log, if known. */
 export const findDrift = async (
-  ports: DriftPorts,
+  ports: DriftPorts & { readonly db: Pool },
   { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
 ): Promise<DriftReport> => {
   const differences: Difference[] = [];
@@ -487,7 +495,12 @@ export const findDrift = async (
       message: `the log holds ${streams} payments, list and journal know ${payments}`,
     });
   const others = await checkOtherEntries(ports, position);
-  differences.push(...others.differences, ...(await checkBooks(ports.db, position, entries + others.entries)));
+  differences.push(
+    ...others.differences,
+    ...(await checkBooks(ports.db, position, entries + others.entries, MAX_DIFFERENCES)).map(
+      (found) => ({ kind: 'books', paymentId: null, ...found }) as const,
+    ),
+  );
   return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries: entries + others.entries, differences };
 };
 
@@ -501,42 +514,13 @@ const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ di
   for await (const events of store.readAll(null, { until: until as Position, streamPrefixes: ['settlement-', 'exception-', 'adjustment-'] })) {
     const expected = events.flatMap((recorded) => journalise(recorded, null, policyAt(at.policies, recorded.position)).entries);
     entries += expected.length;
-    const stored: JournalEntry[] = [];
-    for (const { position } of events)
-      stored.push(...(await journalPage(db, { position, number: -1 }, { from: null, to: null, until: position }, 1_000)));
+    const stored = await entriesAt(
+      db,
+      events.map(({ position }) => position),
+    );
     compareEntries(expected, stored, (position, message) => differences.push({ kind: 'journal', paymentId: null, position, message }));
   }
   return { differences, entries };
-};
-
-/**
- * Checks the journal as a whole. All accounts sum to 0. Every entry balances. The number of entries is right. The day totals agree with the entries.
- */
-const checkBooks = async (db: Queryable, until: string, expectedEntries: number): Promise<Difference[]> => {
-  const differs = (message: string, position: string | null = null): Difference => ({ kind: 'books', paymentId: null, position, message });
-  const sum = bookSumCents(await balances(db, { asOf: null, effectiveTo: null }));
-  const { rows: unbalanced } = await db.query<{ entry_id: string; position: string }>(
-    `select entry_id, position from journal_entry
-     where cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0
-     order by position, number limit $1`,
-    [MAX_DIFFERENCES + 1],
-  );
-  const { rows: counted } = await db.query<{ count: string }>('select count(*) as count from journal_entry where position <= $1', [until]);
-  const { rows: totals } = await db.query<{ account: string }>(
-    `select account from (
-       select p.account, sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
-       from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents) group by p.account) as entries
-     full join (select account, sum(debit_cents) as debit, sum(credit_cents) as credit from journal_total group by account) as totals using (account)
-     where entries.debit is distinct from totals.debit or entries.credit is distinct from totals.credit`,
-  );
-  const count = Number(counted[0]!.count);
-  return [
-    ...(sum === 0 ? [] : [differs(`the books sum to ${sum} cents instead of 0`)]),
-    ...unbalanced.slice(0, MAX_DIFFERENCES).map((row) => differs(`entry ${row.entry_id} does not balance`, row.position)),
-    ...(unbalanced.length > MAX_DIFFERENCES ? [differs('more entries do not balance')] : []),
-    ...(count === expectedEntries ? [] : [differs(`the journal holds ${count} entries, the events post ${expectedEntries}`)]),
-    ...totals.map(({ account }) => differs(`the day totals of ${account} are not those of its entries`)),
-  ];
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -565,6 +549,11 @@ create table drift_difference (
 `,
 };
 
+export const driftPassMigration: Migration = {
+  name: '0105-drift-pass',
+  sql: 'alter table drift_sweep add column until uuid',
+};
+
 /** Number of payments in one round of the sweep. */
 const SWEPT_PAYMENTS = 800;
 /** Number of payments that are compared without a pause. A request may have to wait for these few milliseconds. */
@@ -573,18 +562,20 @@ const SWEPT_AT_ONCE = 40;
 const ROUND_SECONDS = 60;
 
 /**
- * Compares the next payments and stores their differences. Stored differences of these payments that no longer exist are deleted. After the last
- * payment, the sweep begins again with the first one. null: another worker does this round. `pause` is awaited between two groups of payments, so
- * that requests can run.
+ * Compares the next payments and stores their differences. Stored differences of these payments that no longer exist are deleted. A pass ends with
+ * the payment that was the newest one when the pass began; then the sweep begins again with the first payment. null: another worker does this round.
+ * `pause` is awaited between two groups of payments, so that requests can run.
  */
 export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
   const { db } = ports;
-  const { rows } = await db.query<{ after: string | null }>(
-    `update drift_sweep set busy_until = now() + $1::int * interval '1 second' where busy_until is null or busy_until < now() returning after`,
+  const { rows } = await db.query<{ after: string | null; until: string | null }>(
+    `update drift_sweep set busy_until = now() + $1::int * interval '1 second' where busy_until is null or busy_until < now() returning after, until`,
     [ROUND_SECONDS],
   );
   if (!rows[0]) return null;
-  const ids = await paymentIdsAfter(db, rows[0].after, SWEPT_PAYMENTS);
+  const { after } = rows[0];
+  const until = (after === null ? null : rows[0].until) ?? (await newestPaymentId(db));
+  const ids = (await paymentIdsAfter(db, after, SWEPT_PAYMENTS)).filter((id) => until !== null && id <= until);
   const differences: Difference[] = [];
   for (let from = 0; from < ids.length; from += SWEPT_AT_ONCE) {
     if (from > 0) await pause();
@@ -601,10 +592,10 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
       [paymentId, kind, position, message],
     );
   await db.query(
-    ids.length === 0
-      ? 'update drift_sweep set after = null, busy_until = null, payments = 0, completed_at = now()'
-      : 'update drift_sweep set after = $1, busy_until = null, payments = payments + $2',
-    ids.length === 0 ? [] : [ids.at(-1), ids.length],
+    ids.length < SWEPT_PAYMENTS
+      ? 'update drift_sweep set after = null, until = null, busy_until = null, payments = 0, completed_at = now()'
+      : 'update drift_sweep set after = $1, until = $2, busy_until = null, payments = payments + $3',
+    ids.length < SWEPT_PAYMENTS ? [] : [ids.at(-1), until, ids.length],
   );
   return differences;
 };

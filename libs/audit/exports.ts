@@ -9,7 +9,7 @@ import { ServiceError, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, statusOf, remaining } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { isDataException, type Pool } from '#platform';
-import { type Cell, journalModel } from '#ledger';
+import { balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay } from '#ledger';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
@@ -164,9 +164,106 @@ const batchesOf = ({ legs }: Charged): string => {
   return batches.join(' ');
 };
 
-const ACCOUNTED = `journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
-  where e.booked_at >= $1::timestamptz and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz`;
-const movement = (condition: string) => `coalesce(sum(-p.cents) filter (where ${condition}), 0)`;
+/**
+ * A report over sums of the books. It has few rows: at most one for each account and day. `key`: what the first columns are, which sort the rows and
+ * are unique together.
+ */
+const booksReport = (
+  title: string,
+  columns: readonly string[],
+  key: readonly ('day' | 'text')[],
+  rowsOf: (db: Pool, query: ReportQuery) => Promise<readonly (readonly Cell[])[]>,
+): Report => ({
+  title,
+  columns,
+  totals: columns.slice(key.length),
+  projection: journalModel,
+  pages: async function* ({ db }, query) {
+    const after = query.after === null ? null : keyOf(query.after, key.length);
+    if (after && key[0] === 'day' && !isDay(after[0]!)) throw notAPlace();
+    const place = after && after.join('\t');
+    const keyed = (await rowsOf(db, query)).map((row) => ({ row, name: row.slice(0, key.length).join('\t') }));
+    const left = keyed.filter(({ name }) => place === null || name > place).sort((one, other) => (one.name < other.name ? -1 : 1));
+    for (let from = 0; from < left.length; from += PAGE_ROWS) {
+      const page = left.slice(from, from + PAGE_ROWS);
+      yield { rows: page.map(({ row }) => row), after: afterOf(page.at(-1)!.row.slice(0, key.length).map(String)) };
+    }
+  },
+});
+
+/** True for a day that exists, YYYY-MM-DD. */
+const isDay = (text: string): boolean => /^\d{4}-\d\d-\d\d$/.test(text) && new Date(`${text}T00:00:00Z`).toJSON()?.startsWith(text) === true;
+
+/** The name of the portal in the name of its account. */
+const portalOf = (account: string): string => account.split(':')[2] ?? '';
+
+/** Rules of the books, by the column in which their movements count. */
+type Columns<Name extends string> = Readonly<Record<Name, readonly string[]>>;
+const FEE_COLUMNS: Columns<'charged' | 'voided' | 'refunded'> = { charged: ['R2'], voided: ['R3'], refunded: ['R8'] };
+const PAYABLE_COLUMNS: Columns<'charged' | 'returned' | 'disputed' | 'rejected' | 'funded' | 'adjusted'> = {
+  charged: ['R1'],
+  returned: ['R3', 'R7'],
+  disputed: ['R11', "R12'", "R12'''"],
+  rejected: ['R14'],
+  funded: ["R6'"],
+  adjusted: ['R16', 'R17'],
+};
+
+/** The credits less the debits of movements, by the columns of their rules, in the order of the columns. The last sum is of all other rules. */
+const byColumns = (moved: readonly Movement[], columns: Columns<string>): number[] => {
+  const rules = Object.values(columns);
+  const sums = [...rules.map(() => 0), 0];
+  for (const { rule, debitCents, creditCents } of moved) {
+    const column = rules.findIndex((ones) => ones.includes(rule));
+    sums[column < 0 ? rules.length : column]! += creditCents - debitCents;
+  }
+  return sums;
+};
+
+const groupedBy = <Row>(rows: readonly Row[], nameOf: (row: Row) => string): Map<string, Row[]> => {
+  const groups = new Map<string, Row[]>();
+  for (const row of rows) {
+    const group = groups.get(nameOf(row));
+    if (group) group.push(row);
+    else groups.set(nameOf(row), [row]);
+  }
+  return groups;
+};
+
+const sumOf = (cents: readonly number[]): number => sumCents(cents, (one) => one);
+
+const feeRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
+  const groups = groupedBy(await movementsByDay(db, query, 'revenue:%'), ({ day, account }) => `${day}\t${portalOf(account)}`);
+  return [...groups].map(([name, moved]) => {
+    const sums = byColumns(moved, FEE_COLUMNS);
+    return [...name.split('\t'), ...sums, sumOf(sums)];
+  });
+};
+
+const AGENCY_ACCOUNTS = 'liabilities:agency:%';
+
+const payableRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
+  const opening = query.from === null ? [] : await balancesBefore(db, query.from, query.asOf, AGENCY_ACCOUNTS);
+  const moved = groupedBy(await movements(db, query, AGENCY_ACCOUNTS), ({ account }) => portalOf(account));
+  const before = groupedBy(opening, ({ account }) => portalOf(account));
+  return [...new Set([...before.keys(), ...moved.keys()])].map((portal) => {
+    const begin = sumCents(before.get(portal) ?? [], ({ debitCents, creditCents }) => creditCents - debitCents);
+    const sums = byColumns(moved.get(portal) ?? [], PAYABLE_COLUMNS);
+    // No other rule moves these accounts. If one did, its cents would stand in the closing balance only.
+    return [portal, begin, ...sums.slice(0, -1), begin + sumOf(sums)];
+  });
+};
+
+const trialRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
+  const opening = query.from === null ? [] : await balancesBefore(db, query.from, query.asOf);
+  const before = new Map(opening.map(({ account, debitCents, creditCents }) => [account, debitCents - creditCents]));
+  const moved = groupedBy(await movements(db, query), ({ account }) => account);
+  return [...new Set([...before.keys(), ...moved.keys()])].map((account) => {
+    const [begin, ones] = [before.get(account) ?? 0, moved.get(account) ?? []];
+    const [debit, credit] = [sumCents(ones, ({ debitCents }) => debitCents), sumCents(ones, ({ creditCents }) => creditCents)];
+    return [account, begin, debit, credit, begin + debit - credit];
+  });
+};
 
 /** All events that staff or operators caused, in all streams. */
 const staffActions: Report = {
@@ -271,47 +368,17 @@ export const REPORTS = {
             attempt.completes,
           ]),
   ),
-  fees: sqlReport(
+  fees: booksReport(
     'Fee revenue by portal and day',
-    [
-      ['day', 'day', 'day'],
-      ['portal_id', 'text', 'portal_id'],
-      ['charged_cents', 'cents', 'charged'],
-      ['voided_cents', 'cents', 'voided'],
-      ['refunded_cents', 'cents', 'refunded'],
-      ['other_cents', 'cents', 'other'],
-      ['net_cents', 'cents', 'charged + voided + refunded + other'],
-    ],
-    [
-      ['day', 'date'],
-      ['portal_id', 'text'],
-    ],
-    `(select e.booked_at::date as day, split_part(p.account, ':', 3) as portal_id, ${movement(`rule = 'R2'`)} as charged, ${movement(`rule = 'R3'`)} as voided,
-        ${movement(`rule = 'R8'`)} as refunded, ${movement(`rule not in ('R2', 'R3', 'R8')`)} as other
-      from ${ACCOUNTED} and p.account like 'revenue:%' group by 1, 2) as fees`,
+    ['day', 'portal_id', 'charged_cents', 'voided_cents', 'refunded_cents', 'other_cents', 'net_cents'],
+    ['day', 'text'],
+    feeRows,
   ),
-  payable: sqlReport(
+  payable: booksReport(
     'Agency payable statement',
-    [
-      ['portal_id', 'text', 'portal_id'],
-      ['opening_cents', 'cents', 'opening'],
-      ['charged_cents', 'cents', 'charged'],
-      ['returned_cents', 'cents', 'returned'],
-      ['disputed_cents', 'cents', 'disputed'],
-      ['rejected_cents', 'cents', 'rejected'],
-      ['funded_cents', 'cents', 'funded'],
-      ['adjusted_cents', 'cents', 'adjusted'],
-      ['closing_cents', 'cents', 'opening + charged + returned + disputed + rejected + funded + adjusted'],
-    ],
-    [['portal_id', 'text']],
-    `(select portal_id, ${movement('e.booked_at < $1::timestamptz')} as opening,
-        ${movement(`within and rule = 'R1'`)} as charged, ${movement(`within and rule in ('R3', 'R7')`)} as returned,
-        ${movement(`within and rule in ('R11', 'R12''', 'R12''''')`)} as disputed, ${movement(`within and rule = 'R14'`)} as rejected,
-        ${movement(`within and rule = 'R6'''`)} as funded, ${movement(`within and rule in ('R16', 'R17')`)} as adjusted
-      from (select e.*, split_part(a.account, ':', 3) as portal_id, a.account, a.posted, e.booked_at >= $1::timestamptz as within
-            from journal_entry e cross join unnest(e.accounts, e.cents) as a (account, posted)
-            where a.account like 'liabilities:agency:%' and e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz) as e
-      cross join lateral (select e.posted as cents) as p group by portal_id) as statement`,
+    ['portal_id', 'opening_cents', 'charged_cents', 'returned_cents', 'disputed_cents', 'rejected_cents', 'funded_cents', 'adjusted_cents', 'closing_cents'], // prettier-ignore
+    ['text'],
+    payableRows,
   ),
   batches: sqlReport(
     'Batch report: expected, reported, funded',
@@ -377,22 +444,7 @@ export const REPORTS = {
     'payment_list where open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
     { projection: paymentListModel },
   ),
-  'trial-balance': sqlReport(
-    'Trial balance',
-    [
-      ['account', 'text', 'account'],
-      ['opening_cents', 'cents', 'opening'],
-      ['debit_cents', 'cents', 'debit'],
-      ['credit_cents', 'cents', 'credit'],
-      ['closing_cents', 'cents', 'opening + debit - credit'],
-    ],
-    [['account', 'text']],
-    `(select p.account, coalesce(sum(p.cents) filter (where booked_at < $1::timestamptz), 0) as opening,
-        coalesce(sum(greatest(p.cents, 0)) filter (where booked_at >= $1::timestamptz), 0) as debit,
-        coalesce(sum(greatest(-p.cents, 0)) filter (where booked_at >= $1::timestamptz), 0) as credit
-      from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
-      where e.booked_at < $2::timestamptz and e.recorded_at <= $3::timestamptz group by 1) as trial`,
-  ),
+  'trial-balance': booksReport('Trial balance', ['account', 'opening_cents', 'debit_cents', 'credit_cents', 'closing_cents'], ['text'], trialRows),
   attempts: sqlReport(
     'Idempotency keys and what became of them',
     [

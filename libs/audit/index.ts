@@ -15,6 +15,7 @@ export {
   driftFound,
   type DriftKind,
   driftMigration,
+  driftPassMigration,
   type DriftReport,
   findDrift,
   paymentIdsAfter,

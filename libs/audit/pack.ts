@@ -13,17 +13,7 @@ import { collect, type KeyRing, type Pool } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
 import { REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery } from './exports.js';
 import { headKeys } from './head.js';
-import {
-  csvLine,
-  JOURNAL_START,
-  type JournalFormat,
-  journalHeading,
-  journalPage,
-  type JournalPlace,
-  journalText,
-  ndjsonLines,
-  RULE_CHANGES,
-} from '#ledger';
+import { csvLine, JOURNAL_START, type JournalFormat, journalHeading, journalPages, journalText, ndjsonLines, RULE_CHANGES } from '#ledger';
 import { exceptionRows } from '#settlement';
 import { proveEvents } from './prove.js';
 import { newestHead, signLog } from './seal.js';
@@ -183,7 +173,6 @@ export interface Pack {
 
 /** Stream prefixes of accounts, portals, cases, staff and posting rules. Every pack holds all events of these streams, of any time. */
 const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
-const PAGE_ENTRIES = 2_000;
 
 /** Writes the evidence pack into a new folder. The sealer and the read models must have reached the log's head before. */
 export const writePack = async (ports: PackPorts, { from, to, out, version, verifier, onProgress }: PackRequest): Promise<Pack> => {
@@ -281,12 +270,9 @@ const journalPieces = async function* (
 ): AsyncGenerator<string, void, void> {
   yield journalHeading(format);
   const text = journalText(format);
-  for (let after: JournalPlace = JOURNAL_START; ;) {
-    const page = await journalPage(db, after, query, PAGE_ENTRIES);
-    if (page.length === 0) return;
+  for await (const page of journalPages(db, JOURNAL_START, query)) {
     said.rows += page.length;
     yield page.map(text).join('');
-    after = page.at(-1)!;
   }
 };
 

@@ -6,6 +6,7 @@
  */
 import { type Decider, ServiceError, sumCents, unreachable } from '#kernel';
 import { isAccount } from './chart.js';
+import { isMidnight } from './days.js';
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
 
@@ -81,6 +82,8 @@ export interface Periods {
   readonly closedTo: string | null;
   /** The closed period whose trial balance is not recorded yet. */
   readonly open: { readonly from: string | null; readonly to: string } | null;
+  /** The newest trial balance: the sums of all entries that are booked before its period's end. */
+  readonly closing: readonly AccountBalance[];
 }
 
 export type PeriodCommand =
@@ -93,11 +96,11 @@ const evolve = (periods: Periods, event: PeriodEvent): Periods => {
       const { from, to } = event.data;
       if (periods.open || periods.closedTo !== from || (from !== null && to <= from))
         throw new Error('impossible history: periods closed out of order');
-      return { closedTo: to, open: { from, to } };
+      return { ...periods, closedTo: to, open: { from, to } };
     }
     case 'TrialBalanceRecorded':
       if (periods.open?.to !== event.data.to) throw new Error('impossible history: a trial balance of no closing');
-      return { ...periods, open: null };
+      return { ...periods, open: null, closing: event.data.closing };
     default:
       return unreachable(event);
   }
@@ -110,11 +113,12 @@ const decide = (periods: Periods, command: PeriodCommand): readonly PeriodEvent[
   const { closedTo } = periods;
   if (to === closedTo) return [];
   if (closedTo !== null && to < closedTo) throw new ServiceError('INVALID_STATE', `The books are closed to ${closedTo} already.`);
+  if (!isMidnight(to)) throw new ServiceError('VALIDATION_ERROR', 'A period ends when a day begins, at 00:00 UTC.');
   if (to > at) throw new ServiceError('VALIDATION_ERROR', 'A period can be closed only when it is over.');
   return [{ type: 'PeriodClosed', at, data: { from: closedTo, to, by } }];
 };
 
-export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: { closedTo: null, open: null }, decide, evolve };
+export const periods: Decider<Periods, PeriodCommand, PeriodEvent> = { initial: { closedTo: null, open: null, closing: [] }, decide, evolve };
 
 /** The time at which an entry is booked: its effective time, or the end of the closed periods if that end is later. Closed periods never change. */
 export const bookedAt = (effectiveAt: string, closedTo: string | null): string =>

@@ -1,8 +1,8 @@
+export { type Balance, balances, balancesBefore, bookSumCents, type Movement, movements, movementsByDay, suspenseCents } from './books.js';
 export { RULE_CHANGES } from './events.js';
 export {
   applyJournal,
-  balances,
-  bookSumCents,
+  entriesAt,
   entriesOfPayments,
   entryLine,
   ISO,
@@ -11,6 +11,7 @@ export {
   journalise,
   journalModel,
   journalPage,
+  journalPages,
   journalPayments,
   type JournalPlace,
   linesOfPayments,
@@ -18,7 +19,6 @@ export {
   type PolicyFrom,
   readPolicies,
   rulePolicies,
-  suspenseCents,
 } from './journal.js';
 export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, verifyPeriods } from './periods.js';
 export { type Books, type Entry, firstRules, POSTING_RULES, type PostingRules, postPayment, postSettlement, type Rule } from './postings.js';

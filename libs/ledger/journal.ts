@@ -1,5 +1,6 @@
 /**
- * The journal: a read model of all entries that the posting rules make from the log, and of the account balances.
+ * The journal: a read model of all entries that the posting rules make from the log, of their sums by day and by account, and of the recorded trial
+ * balances.
  *
  * Each entry has three times: when it was recorded, when it took effect, and when it is booked. The last two differ only if the entry took effect in
  * a closed period.
@@ -11,7 +12,7 @@ import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEvents } from '#settlement';
 import { paymentIdOf, paymentEvents } from '#payments';
 import { type Queryable, uuidV5 } from '#platform';
-import { bookedAt } from './adjustment.js';
+import { type AccountBalance, bookedAt } from './adjustment.js';
 import { manualAdjustmentEvents, periodEvents, PERIODS, postingRuleEvents, RULE_CHANGES } from './events.js';
 import {
   type Books,
@@ -40,8 +41,12 @@ const TABLES = `
   create table journal_period (position text collate "C" not null primary key, closed_to timestamptz not null);
   create table journal_rule (position text collate "C" not null primary key, rule text not null, version int not null);
   create table journal_total (
-    account text not null, recorded_on date not null, effective_on date not null, debit_cents numeric not null, credit_cents numeric not null,
-    primary key (account, recorded_on, effective_on))`;
+    account text not null, rule text not null, recorded_on date not null, effective_on date not null, booked_on date not null,
+    debit_cents numeric not null, credit_cents numeric not null, primary key (account, rule, recorded_on, effective_on, booked_on));
+  create table journal_balance (account text not null primary key, debit_cents numeric not null, credit_cents numeric not null);
+  create table journal_closing (
+    closed_to timestamptz not null, account text not null, recorded_at timestamptz not null, debit_cents numeric not null, credit_cents numeric not null,
+    primary key (closed_to, account))`;
 // Rows are stored in log order, so times rise from block to block. For such rows a BRIN index is small and fast.
 const INDEXES = `
   alter table journal_entry add constraint journal_entry_pkey primary key (position, number);
@@ -49,17 +54,18 @@ const INDEXES = `
   create index journal_entry_payment on journal_entry (payment_id) where payment_id is not null;
   create index journal_entry_recorded on journal_entry using brin (recorded_at) with (pages_per_range = 16);
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
-  create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16)`;
+  create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16);
+  create index journal_total_booked on journal_total (booked_on)`;
 
 /** How long the projection may gather events. Reports do not show this delay: each report first brings the journal up to date. */
 const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
   name: 'journal',
-  shape: 1,
+  shape: 2,
   streamPrefixes: JOURNAL_STREAMS,
   gatherMs: GATHER_MS,
-  tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_rule', 'journal_total'],
+  tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_rule', 'journal_total', 'journal_balance', 'journal_closing'],
   createTables: TABLES,
   createIndexes: INDEXES,
   apply: (client, events) => applyJournal(client, events),
@@ -186,6 +192,7 @@ interface Fold {
   readonly payments: Map<string, Remembered>;
   readonly entries: JournalEntry[];
   readonly changes: PolicyChange[];
+  readonly closings: Closing[];
   policy: Policy;
 }
 
@@ -195,6 +202,19 @@ const policyChangeOf = (recorded: Recorded): PolicyChange | null => {
   if (stream !== PERIODS) return null;
   const event = periodEvents.read(recorded);
   return event.type === 'PeriodClosed' ? { position, closedTo: event.data.to } : null;
+};
+
+/** The sums of all entries that are booked before `to`. */
+interface Closing {
+  readonly to: string;
+  readonly recordedAt: string;
+  readonly sums: readonly AccountBalance[];
+}
+
+const closingOf = (recorded: Recorded): Closing | null => {
+  if (recorded.stream !== PERIODS) return null;
+  const event = periodEvents.read(recorded);
+  return event.type === 'TrialBalanceRecorded' ? { to: event.data.to, recordedAt: recorded.meta.recordedAt, sums: event.data.closing } : null;
 };
 
 const advance = (fold: Fold, recorded: Recorded, table: PostingRules): void => {
@@ -210,11 +230,13 @@ const advance = (fold: Fold, recorded: Recorded, table: PostingRules): void => {
     fold.changes.push(change);
     fold.policy = changed(fold.policy, change, table);
   }
+  const closing = closingOf(recorded);
+  if (closing) fold.closings.push(closing);
 };
 
 /** Writes the entries of events. A test passes another `table` to try a new version of a rule. */
 export const applyJournal = async (client: Queryable, events: readonly Recorded[], table: PostingRules = POSTING_RULES): Promise<void> => {
-  const fold: Fold = { payments: new Map(), entries: [], changes: [], policy: (await readPolicies(client, table)).at(-1)! };
+  const fold: Fold = { payments: new Map(), entries: [], changes: [], closings: [], policy: (await readPolicies(client, table)).at(-1)! };
   const known = [
     ...new Set(events.filter(({ revision, stream }) => revision > 0n && stream.startsWith('payment-')).map(({ stream }) => paymentIdOf(stream))),
   ];
@@ -229,6 +251,7 @@ export const applyJournal = async (client: Queryable, events: readonly Recorded[
   for (const recorded of events) advance(fold, recorded, table);
   await writeEntries(client, fold.entries);
   await writeTotals(client, fold.entries);
+  await writeClosings(client, fold.closings);
   await writePayments(client, fold.payments);
   for (const change of fold.changes)
     await ('rule' in change
@@ -272,49 +295,67 @@ const writeEntries = async (client: Queryable, entries: readonly JournalEntry[])
   });
 };
 
-interface Total {
+/** The sums of the entries that agree in the first five fields. */
+export interface Total {
   readonly account: string;
+  readonly rule: string;
   readonly recordedOn: string;
   readonly effectiveOn: string;
+  readonly bookedOn: string;
   debitCents: number;
   creditCents: number;
 }
 
-const addTotals = (totals: Map<string, Total>, entries: readonly JournalEntry[]): void => {
-  for (const { recordedAt, effectiveAt, postings } of entries)
+const addTotals = (entries: readonly JournalEntry[]): Total[] => {
+  const totals = new Map<string, Total>();
+  for (const { rule, recordedAt, effectiveAt, bookedAt: booked, postings } of entries)
     for (const { account, cents } of postings) {
-      const [recordedOn, effectiveOn] = [recordedAt.slice(0, 10), effectiveAt.slice(0, 10)];
-      const key = `${account} ${recordedOn} ${effectiveOn}`;
+      const [recordedOn, effectiveOn, bookedOn] = [recordedAt.slice(0, 10), effectiveAt.slice(0, 10), booked.slice(0, 10)];
+      const key = `${account} ${rule} ${recordedOn} ${effectiveOn} ${bookedOn}`;
       let total = totals.get(key);
-      if (!total) totals.set(key, (total = { account, recordedOn, effectiveOn, debitCents: 0, creditCents: 0 }));
+      if (!total) totals.set(key, (total = { account, rule, recordedOn, effectiveOn, bookedOn, debitCents: 0, creditCents: 0 }));
       if (cents > 0) total.debitCents += cents;
       else total.creditCents -= cents;
     }
+  return [...totals.values()];
 };
 
 const writeTotals = async (client: Queryable, entries: readonly JournalEntry[]): Promise<void> => {
-  const totals = new Map<string, Total>();
-  addTotals(totals, entries);
-  await writeTotalRows(client, [...totals.values()]);
-};
-
-const writeTotalRows = async (client: Queryable, rows: readonly Total[]): Promise<void> => {
-  if (rows.length === 0) return;
+  if (entries.length === 0) return;
+  const rows = addTotals(entries);
   await client.query({
     name: 'journal-total',
     text: `
-      insert into journal_total as t (account, recorded_on, effective_on, debit_cents, credit_cents)
-      select * from unnest($1::text[], $2::date[], $3::date[], $4::numeric[], $5::numeric[])
-      on conflict (account, recorded_on, effective_on) do update
+      with added as (
+        select * from unnest($1::text[], $2::text[], $3::date[], $4::date[], $5::date[], $6::numeric[], $7::numeric[])
+          as a (account, rule, recorded_on, effective_on, booked_on, debit_cents, credit_cents)),
+      summed as (
+        insert into journal_balance as b (account, debit_cents, credit_cents)
+        select account, sum(debit_cents), sum(credit_cents) from added group by account
+        on conflict (account) do update
+          set debit_cents = b.debit_cents + excluded.debit_cents, credit_cents = b.credit_cents + excluded.credit_cents)
+      insert into journal_total as t (account, rule, recorded_on, effective_on, booked_on, debit_cents, credit_cents) select * from added
+      on conflict (account, rule, recorded_on, effective_on, booked_on) do update
         set debit_cents = t.debit_cents + excluded.debit_cents, credit_cents = t.credit_cents + excluded.credit_cents`,
     values: [
       rows.map(({ account }) => account),
+      rows.map(({ rule }) => rule),
       rows.map(({ recordedOn }) => recordedOn),
       rows.map(({ effectiveOn }) => effectiveOn),
+      rows.map(({ bookedOn }) => bookedOn),
       rows.map(({ debitCents }) => debitCents),
       rows.map(({ creditCents }) => creditCents),
     ],
   });
+};
+
+const writeClosings = async (client: Queryable, closings: readonly Closing[]): Promise<void> => {
+  for (const { to, recordedAt, sums } of closings)
+    await client.query(
+      `insert into journal_closing (closed_to, recorded_at, account, debit_cents, credit_cents)
+       select $1::timestamptz, $2::timestamptz, s.* from unnest($3::text[], $4::numeric[], $5::numeric[]) as s (account, debit_cents, credit_cents)`,
+      [to, recordedAt, sums.map(({ account }) => account), sums.map(({ debitCents }) => debitCents), sums.map(({ creditCents }) => creditCents)],
+    );
 };
 
 const writePayments = async (client: Queryable, payments: ReadonlyMap<string, Remembered>): Promise<void> => {
@@ -331,59 +372,6 @@ const writePayments = async (client: Queryable, payments: ReadonlyMap<string, Re
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading.
-
-export interface Balance {
-  readonly account: string;
-  readonly debitCents: number;
-  readonly creditCents: number;
-  /** Debits less credits. */
-  readonly balanceCents: number;
-}
-
-export interface BalanceQuery {
-  /** Only entries that were recorded by this time (RFC 3339, inclusive). null: all entries. */
-  readonly asOf: string | null;
-  /** Only entries that took effect before this time (exclusive). null: no limit. */
-  readonly effectiveTo: string | null;
-}
-
-const MAX_SAFE = BigInt(Number.MAX_SAFE_INTEGER);
-
-/** Balances as of `asOf`, `effectiveTo`, or both. Whole days are read from the daily totals, and the last, incomplete day from its entries. */
-export const balances = async (db: Queryable, { asOf, effectiveTo }: BalanceQuery): Promise<Balance[]> => {
-  const knownDay = asOf?.slice(0, 10) ?? 'infinity';
-  const effectiveDay = effectiveTo?.slice(0, 10) ?? 'infinity';
-  const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
-    `select account, sum(debit) as debit, sum(credit) as credit from (
-       select account, debit_cents as debit, credit_cents as credit from journal_total where recorded_on < $1::date and effective_on < $2::date
-       union all
-       select p.account, greatest(p.cents, 0), greatest(-p.cents, 0)
-       from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
-       where (e.recorded_at >= $1::timestamptz or e.effective_at >= $2::timestamptz)
-         and e.recorded_at <= $3::timestamptz and e.effective_at < $4::timestamptz) as postings
-     group by account order by account collate "C"`,
-    [knownDay, effectiveDay, asOf ?? 'infinity', effectiveTo ?? 'infinity'],
-  );
-  return rows.map(({ account, debit, credit }) => balanceOf(account, debit, credit));
-};
-
-const balanceOf = (account: string, debit: string, credit: string): Balance => {
-  const [debitCents, creditCents] = [BigInt(debit), BigInt(credit)];
-  if (debitCents > MAX_SAFE || creditCents > MAX_SAFE) throw new Error(`${account}: a sum beyond what a number can say`);
-  return { account, debitCents: Number(debitCents), creditCents: Number(creditCents), balanceCents: Number(debitCents - creditCents) };
-};
-
-/** Money in suspense, in cents: the sum of the absolute balances of all merchant accounts. */
-export const suspenseCents = async (db: Queryable): Promise<number> => {
-  const { rows } = await db.query<{ cents: string }>(
-    `select coalesce(sum(abs(balance)), 0) as cents from (
-       select sum(debit_cents - credit_cents) as balance from journal_total where account like 'liabilities:suspense:%' group by account) as accounts`,
-  );
-  return Number(rows[0]!.cents);
-};
-
-/** Invariant 2. */
-export const bookSumCents = (rows: readonly Balance[]): number => rows.reduce((sum, { balanceCents }) => sum + balanceCents, 0);
 
 /** The place after the entry with this position and number. */
 export interface JournalPlace {
@@ -426,13 +414,65 @@ const entryOf = (row: EntryRow): JournalEntry => ({
   postings: row.accounts.map((account, index) => ({ account, cents: Number(row.cents[index]) })),
 });
 
-/** The next entries after a position, in log order. */
-export const journalPage = async (db: Queryable, after: JournalPlace, { from, to, until }: JournalQuery, limit: number): Promise<JournalEntry[]> => {
+/** Number of entries that are read at once. */
+const PAGE_ENTRIES = 2_000;
+
+/** Pages of entries after a place, in log order. A page is not empty. Only the part of the journal is read in which such entries lie. */
+export const journalPages = async function* (
+  db: Queryable,
+  after: JournalPlace,
+  { from, to, until }: JournalQuery,
+  limit = PAGE_ENTRIES,
+): AsyncGenerator<JournalEntry[], void, void> {
+  let [place, end] = [after, until];
+  const isBooked = (at: number) => (from === null || at >= Date.parse(from)) && (to === null || at < Date.parse(to));
+  if (from !== null || to !== null) {
+    const part = await partOf(db, from, to);
+    if (!part) return;
+    if (part.first > place.position) place = { position: part.first, number: -1 };
+    if (end === null || part.last < end) end = part.last;
+  }
+  for (;;) {
+    const { rows } = await db.query<EntryRow>({
+      name: 'journal-page',
+      text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and ($3::text is null or position <= $3) order by position, number limit $4::int`,
+      values: [place.position, place.number, end, limit],
+    });
+    // Nearly all entries of this part are booked in the period. A condition in the statement could make Postgres read another index for each page.
+    const booked = rows.map(entryOf).filter(({ bookedAt: at }) => isBooked(Date.parse(at)));
+    if (booked.length > 0) yield booked;
+    if (rows.length < limit) return;
+    place = rows.at(-1)!;
+  }
+};
+
+/** The positions between which all entries lie that are booked in a period. null: there is none. */
+const partOf = async (db: Queryable, from: string | null, to: string | null): Promise<{ readonly first: string; readonly last: string } | null> => {
+  // Without `count`, Postgres might search for the first position in the order of positions, from the start of the journal.
+  const { rows } = await db.query<{ first: string | null; last: string | null }>(
+    `select min(position) as first, max(position) as last, count(*) from journal_entry where booked_at >= $1::timestamptz and booked_at < $2::timestamptz`,
+    [from ?? '-infinity', to ?? 'infinity'],
+  );
+  const { first, last } = rows[0]!;
+  return first === null || last === null ? null : { first, last };
+};
+
+/** The next `limit` entries after a place, in log order. */
+export const journalPage = async (db: Queryable, after: JournalPlace, query: JournalQuery, limit: number): Promise<JournalEntry[]> => {
+  const found: JournalEntry[] = [];
+  for await (const page of journalPages(db, after, query, limit)) {
+    found.push(...page);
+    if (found.length >= limit) break;
+  }
+  return found.slice(0, limit);
+};
+
+/** All entries of the events at these positions, in log order. */
+export const entriesAt = async (db: Queryable, positions: readonly string[]): Promise<JournalEntry[]> => {
   const { rows } = await db.query<EntryRow>({
-    name: 'journal-page',
-    text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and booked_at >= $3::timestamptz and booked_at < $4::timestamptz
-             and ($5::text is null or position <= $5) order by position, number limit $6::int`,
-    values: [after.position, after.number, from ?? '-infinity', to ?? 'infinity', until, limit],
+    name: 'journal-at',
+    text: `${SELECT_ENTRY} where position = any($1::text[]) order by position, number`,
+    values: [positions],
   });
   return rows.map(entryOf);
 };

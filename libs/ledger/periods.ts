@@ -13,7 +13,7 @@ import { staff } from '#payments';
 import type { Queryable } from '#platform';
 import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent, type RuleVersions } from './adjustment.js';
 import { ADJUSTMENT_STREAM, periodEvents, PERIODS, PERIODS_ID, PERIODS_STREAM, POSTING_RULES_ID, POSTING_RULES_STREAM } from './events.js';
-import { JOURNAL_START, journalPage, type JournalPlace } from './journal.js';
+import { JOURNAL_START, type JournalEntry, journalPages, type JournalPlace } from './journal.js';
 import { POSTING_RULES, type PostingRules } from './postings.js';
 import { journalText } from './text.js';
 
@@ -28,14 +28,58 @@ export interface PeriodPorts {
 
 export type Balance = Extract<PeriodEvent, { type: 'TrialBalanceRecorded' }>['data'];
 
-const PAGE_ENTRIES = 2_000;
+/** The figures of one period: the sums before it and at its end, and a digest of its entries. Entries are added in the order of the log. */
+class PeriodFigures {
+  private readonly digest = createHash('sha256');
+  private readonly text = journalText('ndjson');
+  private readonly sums = new Map<string, { debitCents: number; creditCents: number }>();
+  private entries = 0;
+  private place: JournalPlace = JOURNAL_START;
+
+  constructor(
+    private readonly from: string | null,
+    private readonly to: string,
+    /** The sums of all entries that are booked before the period. */
+    private readonly opening: readonly AccountBalance[],
+  ) {
+    for (const { account, debitCents, creditCents } of opening) this.sums.set(account, { debitCents, creditCents });
+  }
+
+  /** Adds the entries that were not added yet, up to a position of the log. null: all entries. */
+  async addUntil(db: Queryable, until: string | null): Promise<void> {
+    for await (const page of journalPages(db, this.place, { from: this.from, to: this.to, until })) {
+      for (const entry of page) this.add(entry);
+      this.place = page.at(-1)!;
+    }
+  }
+
+  private add(entry: JournalEntry): void {
+    this.digest.update(this.text(entry));
+    this.entries += 1;
+    for (const { account, cents } of entry.postings) {
+      let sum = this.sums.get(account);
+      if (!sum) this.sums.set(account, (sum = { debitCents: 0, creditCents: 0 }));
+      if (cents > 0) sum.debitCents += cents;
+      else sum.creditCents -= cents;
+    }
+  }
+
+  /** `position`: that of the closing. */
+  balance(position: string): Balance {
+    const closing = [...this.sums].map(([account, sums]) => ({ account, ...sums })).sort((one, other) => (one.account < other.account ? -1 : 1));
+    return { to: this.to, position, opening: this.opening, closing, entries: this.entries, digest: this.digest.copy().digest('hex') };
+  }
+}
 
 /**
  * Closes the books up to `to`, and returns the trial balance. A repeated call completes the missing steps of an earlier one. Throws VALIDATION_ERROR
  * or INVALID_STATE.
+ *
+ * The figures are made before the closing is appended. So a closing whose figures cannot be made is not appended. After that, only the entries up to
+ * the place of the closing are added.
  */
 export const closePeriod = async (ports: PeriodPorts, to: string, by: string): Promise<Balance> => {
-  const { store, clock, ids } = ports;
+  const { store, db, clock, ids } = ports;
   const origin = staff(by, ids.uuid());
   const now = () => timestamp(clock.now());
   for (;;) {
@@ -43,12 +87,19 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
       const before = await load(store, PERIODS_STREAM, PERIODS_ID);
       // An earlier closing without a trial balance is completed first.
       const command = { type: 'ClosePeriod', at: now(), to: before.state.open?.to ?? to, by } as const;
+      PERIODS_STREAM.decider.decide(before.state, command);
+      const figures = new PeriodFigures(before.state.open ? before.state.open.from : before.state.closedTo, command.to, before.state.closing);
+      const head = await store.head();
+      if (!before.state.open && head !== null) {
+        await ports.journalReached(head);
+        await figures.addUntil(db, head);
+      }
       const closed = await execute(ports, PERIODS_STREAM, before, [command], origin);
-      const { open } = closed.state;
-      if (!open) return { state: closed.state, balance: null };
+      if (!closed.state.open) return { state: closed.state, balance: null };
       // The closing is the newest event of the stream until its trial balance is recorded. So `closed.position` is its position.
       await ports.journalReached(closed.position!);
-      const balance = await periodBalance(ports.db, open.from, open.to, closed.position!);
+      await figures.addUntil(db, closed.position);
+      const balance = figures.balance(closed.position!);
       await execute(ports, PERIODS_STREAM, closed, [{ type: 'RecordTrialBalance', at: now(), balance }], origin);
       return { state: closed.state, balance };
     }, busy);
@@ -68,39 +119,6 @@ const recordedBalances = async (store: EventStore): Promise<readonly Balance[]> 
   return balances;
 };
 
-/** Balances of the entries that are booked before `to`. Only events up to the position `until` count (null: all). */
-const balancesBefore = async (db: Queryable, to: string | null, until: string | null): Promise<AccountBalance[]> => {
-  if (to === null) return [];
-  const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
-    `select p.account, sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
-     from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
-     where e.booked_at < $1::timestamptz and ($2::text is null or e.position <= $2) group by p.account order by p.account collate "C"`,
-    [to, until],
-  );
-  return rows.map(({ account, debit, credit }) => ({ account, debitCents: Number(debit), creditCents: Number(credit) }));
-};
-
-const periodBalance = async (db: Queryable, from: string | null, to: string, position: string, until: string | null = position): Promise<Balance> => {
-  const digest = createHash('sha256');
-  const text = journalText('ndjson');
-  let entries = 0;
-  for (let after: JournalPlace = JOURNAL_START; ;) {
-    const page = await journalPage(db, after, { from, to, until }, PAGE_ENTRIES);
-    for (const entry of page) digest.update(text(entry));
-    entries += page.length;
-    if (page.length < PAGE_ENTRIES) break;
-    after = page.at(-1)!;
-  }
-  return {
-    to,
-    position,
-    opening: await balancesBefore(db, from, until),
-    closing: await balancesBefore(db, to, until),
-    entries,
-    digest: digest.digest('hex'),
-  };
-};
-
 /** One finding of a verification. */
 export interface Check {
   readonly name: string;
@@ -112,12 +130,16 @@ export interface Check {
 export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | 'db'>): Promise<Check> => {
   const recorded = await recordedBalances(store);
   const changed: string[] = [];
-  for (const [index, balance] of recorded.entries()) {
-    const now = await periodBalance(db, recorded[index - 1]?.to ?? null, balance.to, balance.position, null);
-    if (JSON.stringify({ ...now, position: balance.position }) !== JSON.stringify(balance))
+  let [from, opening]: [string | null, readonly AccountBalance[]] = [null, []];
+  for (const balance of recorded) {
+    const figures: PeriodFigures = new PeriodFigures(from, balance.to, opening);
+    await figures.addUntil(db, null);
+    const now: Balance = figures.balance(balance.position);
+    if (JSON.stringify(now) !== JSON.stringify(balance))
       changed.push(
         `the period to ${balance.to} holds ${now.entries} entries of digest ${now.digest} instead of ${balance.entries} of ${balance.digest}`,
       );
+    [from, opening] = [balance.to, now.closing];
   }
   return {
     name: 'periods',

@@ -22,7 +22,8 @@ import {
   writePack,
 } from '#audit';
 import { paymentListModel } from '#payments';
-import { adjustBooks, balances, closePeriod, JOURNAL_START, journalModel, journalPage, type PeriodPorts, verifyPeriods } from '#ledger';
+import type { Position } from '#eventstore';
+import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { serveMetrics } from '../../apps/lifecycle.js';
 import { createMetrics } from '../../apps/metrics.js';
@@ -388,16 +389,33 @@ describe('closed periods', () => {
     const { store, pool, clock, ids, readModels } = service.services;
     return { store, db: pool, clock, ids, journalReached: (position) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 }) };
   };
+  const periodsInLog = async () => {
+    const types: string[] = [];
+    for await (const { type } of service.services.store.read('adjustment-periods')) types.push(type);
+    return types;
+  };
   const monthAgo = (months: number) => {
     const now = new Date(service.clock.now());
     return new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth() - months, 1)).toISOString();
   };
   test('never change: a late fact is booked in the next one, with its own effective time', async () => {
     await caughtUp();
-    const end = new Date(service.clock.now()).toISOString();
+    const now = new Date(service.clock.now()).toISOString();
+    const end = `${now.slice(0, 10)}T00:00:00.000Z`;
+    await expect(closePeriod(ports(), end.replace('00:00:00.000', '00:00:00.001'), 'Dana')).rejects.toMatchObject({ code: 'VALIDATION_ERROR' });
+    // The figures cannot be made: nothing is closed.
+    const away = () => Promise.reject(new Error('the journal is away'));
+    await expect(closePeriod({ ...ports(), journalReached: away }, end, 'Dana')).rejects.toThrow('the journal is away');
+    expect(await periodsInLog()).toEqual([]);
+    // The closing is cut off after its first event: the next call completes it.
+    let calls = 0;
+    const cutOff = (position: Position) => (calls++ === 0 ? ports().journalReached(position) : away());
+    await expect(closePeriod({ ...ports(), journalReached: cutOff }, end, 'Dana')).rejects.toThrow('the journal is away');
+    expect(await periodsInLog()).toEqual(['PeriodClosed']);
     const closed = await closePeriod(ports(), end, 'Dana');
     expect(closed.entries).toBeGreaterThan(20);
     expect(await closePeriod(ports(), end, 'Dana')).toEqual(closed);
+    expect(await periodsInLog()).toEqual(['PeriodClosed', 'TrialBalanceRecorded']);
     const late = monthAgo(1);
     const adjustment = { adjustmentId: service.services.ids.uuid(), postings: [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }], effectiveAt: late, reason: 'found later', by: 'Dana' }; // prettier-ignore
     await adjustBooks(ports(), adjustment);
@@ -412,6 +430,40 @@ describe('closed periods', () => {
     expect((await findDrift(service.services.seal)).differences).toEqual([]);
     await expect(closePeriod(ports(), late, 'Dana')).rejects.toThrow('are closed to');
     await expect(closePeriod(ports(), TO, 'Dana')).rejects.toThrow('only when it is over');
+  });
+  test('sums by day, from any time to any time and as of any time, are those of the entries', async () => {
+    await caughtUp();
+    const { pool } = service.services;
+    const { rows: days } = await pool.query<{ at: Date }>('select distinct date_trunc($1, booked_at) as at from journal_entry', ['hour']);
+    const end = `${new Date(service.clock.now()).toISOString().slice(0, 10)}T00:00:00.000Z`;
+    const times = [null, end, ...days.map(({ at }) => at.toISOString()), ...days.map(({ at }) => `${at.toISOString().slice(0, 10)}T00:00:00.000Z`)];
+    const slow = async (from: string | null, to: string | null, asOf: string | null) => {
+      const { rows } = await pool.query<{ account: string; rule: string; debit: string; credit: string }>(
+        `select p.account, rule, sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
+         from journal_entry e cross join unnest(e.accounts, e.cents) as p (account, cents)
+         where booked_at >= $1 and booked_at < $2 and recorded_at <= $3 group by 1, 2`,
+        [from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity'],
+      );
+      return rows.map(({ account, rule, debit, credit }) => `${account} ${rule} ${debit} ${credit}`).sort();
+    };
+    const text = ({ account, rule, debitCents, creditCents }: Movement) => `${account} ${rule} ${debitCents} ${creditCents}`;
+    let compared = 0;
+    for (const from of times)
+      for (const to of times)
+        for (const asOf of [null, times.at(-1)!, times.at(2)!]) {
+          if (from !== null && to !== null && from > to) continue;
+          const expected = await slow(from, to, asOf);
+          expect([from, to, asOf, (await movements(pool, { from, to, asOf })).map(text).sort()]).toEqual([from, to, asOf, expected]);
+          const sums = new Map<string, number>();
+          for (const line of await slow(null, to, asOf)) {
+            const [account, , debit, credit] = line.split(' ');
+            sums.set(account!, (sums.get(account!) ?? 0) + Number(debit) - Number(credit));
+          }
+          const before = (await balancesBefore(pool, to, asOf)).map(({ account, debitCents, creditCents }) => [account, debitCents - creditCents]);
+          expect([to, asOf, Object.fromEntries(before)]).toEqual([to, asOf, Object.fromEntries(sums)]);
+          compared += expected.length;
+        }
+    expect(compared).toBeGreaterThan(100);
   });
   test('a cent that is moved in one afterwards is found', async () => {
     const { pool } = service.services;

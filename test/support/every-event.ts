@@ -253,5 +253,5 @@ const closeBooks = async (service: Service): Promise<void> => {
     { account: 'equity:adjustment', cents: -700 },
   ];
   await adjustBooks(ports, { adjustmentId: ids.uuid(), postings, effectiveAt: now, reason: 'interest of the bank', by: BY });
-  await closePeriod(ports, now, BY);
+  await closePeriod(ports, `${now.slice(0, 10)}T00:00:00.000Z`, BY);
 };

@@ -132,10 +132,11 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
   const today = UTC_DAY.exec(new Date().toISOString())![0];
   const dispute = ['--amount-cents', '4000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '13.1', '--reason', 'not received'];
   await payfold('disputes', 'open', '--payment', settled[1]!, ...dispute, '--opened-on', today, '--due-date', today);
-  const adjustment = ['--debit', 'assets:bank:operating', '--credit', 'equity:adjustment', '--amount-cents', '700'];
+  const yesterday = UTC_DAY.exec(new Date(Date.now() - 86_400_000).toISOString())![0];
+  const adjustment = ['--effective-at', yesterday, '--debit', 'assets:bank:operating', '--credit', 'equity:adjustment', '--amount-cents', '700'];
   await payfold('ledger', 'adjust', ...adjustment, '--reason', 'interest of the bank', '--by', BY);
   const to = new Date().toISOString();
-  const closed = JSON.stringify(await payfold('audit', 'close-period', '--to', to, '--by', BY));
+  const closed = JSON.stringify(await payfold('audit', 'close-period', '--to', today, '--by', BY));
   const digest = /digest ([0-9a-f]+)/.exec(closed)![1]!;
   await payfold('audit', 'pack', '--from', `${today}T00:00:00Z`, '--to', to, '--out', join(folder, 'pack'));
   await payfold('audit', 'prove', settled[0]!, '--out', join(folder, 'proof.json'));
