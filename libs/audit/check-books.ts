@@ -3,7 +3,7 @@
  *
  * The entries are read in pieces. The last piece is read in one snapshot with the sums, because the journal goes on.
  */
-import { type Balance, balances, bookSumCents, JOURNAL_START, type JournalPlace } from '#ledger';
+import { type Balance, balances, bookSumCents, JOURNAL_END, JOURNAL_START } from '#ledger';
 import { type Pool, type Queryable, transaction } from '#platform';
 
 export interface WrongBooks {
@@ -18,14 +18,14 @@ export interface WrongBooks {
  */
 export const checkBooks = async (db: Pool, until: string, expectedEntries: number, most: number): Promise<WrongBooks[]> => {
   const pieces = new SummedPieces(until, most);
-  let place = JOURNAL_START;
+  let place = JOURNAL_START.position;
   for (let next = await endOfPiece(db, place); next; next = await endOfPiece(db, place)) {
     await pieces.add(db, place, next);
     place = next;
   }
   const kept = await transaction(db, async (client) => {
     await client.query('set transaction isolation level repeatable read, read only');
-    await pieces.add(client, place, null);
+    await pieces.add(client, place, JOURNAL_END.position);
     return { totals: await totalsOf(client), balances: await balances(client, { asOf: null, effectiveTo: null }) };
   });
   const sum = bookSumCents(kept.balances);
@@ -42,13 +42,13 @@ export const checkBooks = async (db: Pool, until: string, expectedEntries: numbe
 /** Number of entries whose sums one statement makes. */
 const PIECE_ENTRIES = 20_000;
 
-/** The place of the last entry of a whole piece. null: fewer entries are left. */
-const endOfPiece = async (db: Queryable, after: JournalPlace): Promise<JournalPlace | null> => {
-  const { rows } = await db.query<{ position: string; number: number }>(
-    'select position, number from journal_entry where (position, number) > ($1, $2::int) order by position, number offset $3::int limit 1',
-    [after.position, after.number, PIECE_ENTRIES - 1],
+/** The position of the last entry of a whole piece. null: fewer entries are left. */
+const endOfPiece = async (db: Queryable, after: string): Promise<string | null> => {
+  const { rows } = await db.query<{ position: string }>(
+    'select position from journal_entry where position > $1 order by position, number offset $2::int limit 1',
+    [after, PIECE_ENTRIES - 1],
   );
-  return rows[0] ?? null;
+  return rows[0]?.position ?? null;
 };
 
 interface SumRow {
@@ -78,10 +78,10 @@ class SummedPieces {
     private readonly most: number,
   ) {}
 
-  /** Adds the entries after one place up to another. null: up to the end. */
-  async add(db: Queryable, after: JournalPlace, to: JournalPlace | null): Promise<void> {
-    const values = [after.position, after.number, to?.position ?? null, to?.number ?? null];
-    const piece = `from journal_entry where (position, number) > ($1, $2::int) and ($3::text is null or (position, number) <= ($3, $4::int))`;
+  /** Adds the entries after one position of the log up to another. */
+  async add(db: Queryable, after: string, to: string): Promise<void> {
+    const values = [after, to];
+    const piece = 'from journal_entry where position > $1 and position <= $2';
     const { rows: sums } = await db.query<SumRow>(
       `select p.account, rule, concat_ws(' ', recorded_at::date, effective_at::date, booked_at::date) as days, sum(greatest(p.cents, 0)) as debit,
               sum(greatest(-p.cents, 0)) as credit
@@ -93,7 +93,7 @@ class SummedPieces {
       const [d, c] = this.byDay.get(name) ?? [0, 0];
       this.byDay.set(name, [d + Number(debit), c + Number(credit)]);
     }
-    const { rows: counted } = await db.query<{ count: string }>(`select count(*) filter (where position <= $5) as count ${piece}`, [
+    const { rows: counted } = await db.query<{ count: string }>(`select count(*) filter (where position <= $3) as count ${piece}`, [
       ...values,
       this.until,
     ]);
@@ -101,7 +101,7 @@ class SummedPieces {
     const { rows: unbalanced } = await db.query<{ id: string; position: string }>(
       `select entry_id as id, position ${piece}
          and (cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0)
-       order by position, number limit $5::int`,
+       order by position, number limit $3::int`,
       [...values, this.most + 1],
     );
     this.unbalanced.push(...unbalanced.slice(0, this.most + 1 - this.unbalanced.length));

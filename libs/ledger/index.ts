@@ -6,6 +6,7 @@ export {
   entriesOfPayments,
   entryLine,
   ISO,
+  JOURNAL_END,
   JOURNAL_START,
   type JournalEntry,
   journalise,

@@ -47,14 +47,14 @@ const TABLES = `
   create table journal_closing (
     closed_to timestamptz not null, account text not null, recorded_at timestamptz not null, debit_cents numeric not null, credit_cents numeric not null,
     primary key (closed_to, account))`;
-// Rows are stored in log order, so times rise from block to block. For such rows a BRIN index is small and fast.
+// Rows are stored in log order, so times rise from block to block. For such rows a BRIN index is small and fast, once a range of blocks is summarised.
 const INDEXES = `
   alter table journal_entry add constraint journal_entry_pkey primary key (position, number);
   alter table journal_payment add constraint journal_payment_pkey primary key (payment_id);
   create index journal_entry_payment on journal_entry (payment_id) where payment_id is not null;
-  create index journal_entry_recorded on journal_entry using brin (recorded_at) with (pages_per_range = 16);
-  create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16);
-  create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16);
+  create index journal_entry_recorded on journal_entry using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
+  create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16, autosummarize = on);
+  create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16, autosummarize = on);
   create index journal_total_booked on journal_total (booked_on)`;
 
 /** How long the projection may gather events. Reports do not show this delay: each report first brings the journal up to date. */
@@ -379,6 +379,8 @@ export interface JournalPlace {
   readonly number: number;
 }
 export const JOURNAL_START: JournalPlace = { position: '', number: -1 };
+/** After every entry: positions are digits and colons. */
+export const JOURNAL_END: JournalPlace = { position: '~', number: 0 };
 
 export interface JournalQuery {
   /** Entries booked from `from` (inclusive) to `to` (exclusive), RFC 3339. null: no limit. */
@@ -424,18 +426,18 @@ export const journalPages = async function* (
   { from, to, until }: JournalQuery,
   limit = PAGE_ENTRIES,
 ): AsyncGenerator<JournalEntry[], void, void> {
-  let [place, end] = [after, until];
+  let [place, end] = [after, until ?? JOURNAL_END.position];
   const isBooked = (at: number) => (from === null || at >= Date.parse(from)) && (to === null || at < Date.parse(to));
   if (from !== null || to !== null) {
     const part = await partOf(db, from, to);
     if (!part) return;
     if (part.first > place.position) place = { position: part.first, number: -1 };
-    if (end === null || part.last < end) end = part.last;
+    if (part.last < end) end = part.last;
   }
   for (;;) {
     const { rows } = await db.query<EntryRow>({
       name: 'journal-page',
-      text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and ($3::text is null or position <= $3) order by position, number limit $4::int`,
+      text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and position <= $3 order by position, number limit $4::int`,
       values: [place.position, place.number, end, limit],
     });
     // Nearly all entries of this part are booked in the period. A condition in the statement could make Postgres read another index for each page.
