@@ -5,7 +5,7 @@
  * limit the rows by the report's own time column. Reports over the journal also take `asOf`.
  */
 import type { EventStore, Position, ReadModel } from '#eventstore';
-import { ServiceError, sumCents } from '#kernel';
+import { isDay, ServiceError, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, statusOf, remaining } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { isDataException, type Pool } from '#platform';
@@ -191,16 +191,13 @@ const booksReport = (
   },
 });
 
-/** True for a day that exists, YYYY-MM-DD. */
-const isDay = (text: string): boolean => /^\d{4}-\d\d-\d\d$/.test(text) && new Date(`${text}T00:00:00Z`).toJSON()?.startsWith(text) === true;
-
 /** The name of the portal in the name of its account. */
 const portalOf = (account: string): string => account.split(':')[2] ?? '';
 
 /** Rules of the books, by the column in which their movements count. */
-type Columns<Name extends string> = Readonly<Record<Name, readonly string[]>>;
-const FEE_COLUMNS: Columns<'charged' | 'voided' | 'refunded'> = { charged: ['R2'], voided: ['R3'], refunded: ['R8'] };
-const PAYABLE_COLUMNS: Columns<'charged' | 'returned' | 'disputed' | 'rejected' | 'funded' | 'adjusted'> = {
+type Columns = Readonly<Record<string, readonly string[]>>;
+const FEE_COLUMNS: Columns = { charged: ['R2'], voided: ['R3'], refunded: ['R8'] };
+const PAYABLE_COLUMNS: Columns = {
   charged: ['R1'],
   returned: ['R3', 'R7'],
   disputed: ['R11', "R12'", "R12'''"],
@@ -210,7 +207,7 @@ const PAYABLE_COLUMNS: Columns<'charged' | 'returned' | 'disputed' | 'rejected' 
 };
 
 /** The credits less the debits of movements, by the columns of their rules, in the order of the columns. The last sum is of all other rules. */
-const byColumns = (moved: readonly Movement[], columns: Columns<string>): number[] => {
+const byColumns = (moved: readonly Movement[], columns: Columns): number[] => {
   const rules = Object.values(columns);
   const sums = [...rules.map(() => 0), 0];
   for (const { rule, debitCents, creditCents } of moved) {

@@ -79,6 +79,7 @@ export class OwnLog implements EventStore, LogGate {
   private acknowledged: Mark[] = [];
   /** `known`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
   private known: Pick<Known, 'marks' | 'checkpoints'> = { marks: [], checkpoints: [] };
+  /** When `known` was read. */
   private readAt = Number.NEGATIVE_INFINITY;
   private found: ReadonlySet<string> = new Set();
   private wholeAt = Number.NEGATIVE_INFINITY;

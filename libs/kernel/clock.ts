@@ -82,3 +82,7 @@ export class Deadline {
     return this.end - this.clock.monotonic();
   }
 }
+
+/** True for a day that exists, YYYY-MM-DD. */
+export const isDay = (text: string): boolean =>
+  /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(Date.parse(text)) && new Date(Date.parse(text)).toISOString().startsWith(text);

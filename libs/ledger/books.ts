@@ -69,7 +69,7 @@ const effectiveBalances = async (db: Queryable, asOf: string | null, effectiveTo
        where (e.recorded_at >= $1::timestamptz or e.effective_at >= $2::timestamptz)
          and e.recorded_at <= $3::timestamptz and e.effective_at < $4::timestamptz) as postings
      group by account order by account collate "C"`,
-    [asOf?.slice(0, 10) ?? 'infinity', effectiveTo.slice(0, 10), asOf ?? 'infinity', effectiveTo],
+    [asOf === null ? 'infinity' : dayOf(asOf), dayOf(effectiveTo), asOf ?? 'infinity', effectiveTo],
   );
   return rows.map(sumsOf);
 };

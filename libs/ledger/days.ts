@@ -1,6 +1,6 @@
 /** UTC days. Pure. */
 
-export const DAY_MS = 86_400_000;
+const DAY_MS = 86_400_000;
 
 /** YYYY-MM-DD. `time`: RFC 3339 in UTC. */
 export const dayOf = (time: string): string => time.slice(0, 10);

@@ -13,6 +13,7 @@ import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEv
 import { paymentIdOf, paymentEvents } from '#payments';
 import { type Queryable, uuidV5 } from '#platform';
 import { type AccountBalance, bookedAt } from './adjustment.js';
+import { dayOf } from './days.js';
 import { manualAdjustmentEvents, periodEvents, PERIODS, postingRuleEvents, RULE_CHANGES } from './events.js';
 import {
   type Books,
@@ -296,7 +297,7 @@ const writeEntries = async (client: Queryable, entries: readonly JournalEntry[])
 };
 
 /** The sums of the entries that agree in the first five fields. */
-export interface Total {
+interface Total {
   readonly account: string;
   readonly rule: string;
   readonly recordedOn: string;
@@ -310,7 +311,7 @@ const addTotals = (entries: readonly JournalEntry[]): Total[] => {
   const totals = new Map<string, Total>();
   for (const { rule, recordedAt, effectiveAt, bookedAt: booked, postings } of entries)
     for (const { account, cents } of postings) {
-      const [recordedOn, effectiveOn, bookedOn] = [recordedAt.slice(0, 10), effectiveAt.slice(0, 10), booked.slice(0, 10)];
+      const [recordedOn, effectiveOn, bookedOn] = [dayOf(recordedAt), dayOf(effectiveAt), dayOf(booked)];
       const key = `${account} ${rule} ${recordedOn} ${effectiveOn} ${bookedOn}`;
       let total = totals.get(key);
       if (!total) totals.set(key, (total = { account, rule, recordedOn, effectiveOn, bookedOn, debitCents: 0, creditCents: 0 }));
@@ -427,7 +428,8 @@ export const journalPages = async function* (
   limit = PAGE_ENTRIES,
 ): AsyncGenerator<JournalEntry[], void, void> {
   let [place, end] = [after, until ?? JOURNAL_END.position];
-  const isBooked = (at: number) => (from === null || at >= Date.parse(from)) && (to === null || at < Date.parse(to));
+  const begin = from === null ? Number.NEGATIVE_INFINITY : Date.parse(from);
+  const finish = to === null ? Number.POSITIVE_INFINITY : Date.parse(to);
   if (from !== null || to !== null) {
     const part = await partOf(db, from, to);
     if (!part) return;
@@ -441,7 +443,10 @@ export const journalPages = async function* (
       values: [place.position, place.number, end, limit],
     });
     // Nearly all entries of this part are booked in the period. A condition in the statement could make Postgres read another index for each page.
-    const booked = rows.map(entryOf).filter(({ bookedAt: at }) => isBooked(Date.parse(at)));
+    const booked = rows.map(entryOf).filter((entry) => {
+      const at = Date.parse(entry.bookedAt);
+      return at >= begin && at < finish;
+    });
     if (booked.length > 0) yield booked;
     if (rows.length < limit) return;
     place = rows.at(-1)!;

@@ -131,6 +131,9 @@ export const emptyBatch: SettlementBatch = {
   correctedByFile: false,
 };
 
+/** Lines with the same name say something of the same transaction. */
+export const nameOfLine = ({ type, transactionId }: { type: string; transactionId: string }) => `${type} ${transactionId}`;
+
 /** All lines, in the order of their numbers. */
 export const linesOf = ({ pages }: SettlementBatch): readonly RecordedLine[] => pages.flat();
 

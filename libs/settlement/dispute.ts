@@ -1,5 +1,5 @@
 /** Commands of staff on disputes: open a dispute on a charged payment, and change its status and stage. Each change is one event (C30, C57). */
-import { Deadline, isUuid, ServiceError, timestamp } from '#kernel';
+import { Deadline, isDay, isUuid, ServiceError, timestamp } from '#kernel';
 import {
   type Charged,
   type Dispute,
@@ -64,8 +64,5 @@ const refuseWrongWords = (words: { status: string | null; stage: string | null; 
   if (reasonCode !== undefined) refuseStaffText('reasonCode', reasonCode, MAX_REASON_CODE_CHARACTERS);
   if (reason !== undefined) refuseStaffText('reason', reason);
 };
-
-const isDay = (text: string): boolean =>
-  /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(Date.parse(text)) && new Date(Date.parse(text)).toISOString().startsWith(text);
 
 const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);

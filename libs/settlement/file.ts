@@ -1,6 +1,6 @@
 /** Reads a processor's settlement file (CSV or NDJSON). Each fault is reported with its line number. */
 import { createReadStream } from 'node:fs';
-import { ServiceError } from '#kernel';
+import { isDay, ServiceError } from '#kernel';
 import { MAX_BATCH_LINES } from './record.js';
 import { type SettlementRecord } from '#payments';
 import { holdsCardNumber } from '#platform';
@@ -132,8 +132,6 @@ const parseCsv = (text: string, number: number): Row => {
 };
 
 const INSTANT = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:Z|[+-]\d{2}:\d{2})$/;
-const isDay = (text: string): boolean =>
-  /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(Date.parse(text)) && new Date(Date.parse(text)).toISOString().startsWith(text);
 
 const recordOf = (row: Row, number: number): { readonly record: SettlementRecord; readonly fundedOn: string | null } => {
   const refuse = (column: Column, why: string) => new RefusedFile(number, `${column} ${why}`);

@@ -11,7 +11,7 @@ import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
 import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
-import { linesOf } from './batch.js';
+import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
 import {
   type ExceptionCommand,
@@ -160,12 +160,12 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
   const wanted = asked === null ? [] : accounts.filter((one) => one.merchantAccount === asked);
   if (asked !== null && wanted.length !== 1) throw new RefusedFile(null, `merchant account ${asked} was never charged here`);
 
-  const names = new Set(lines.map(({ type, transactionId }) => `${type} ${transactionId}`));
+  const names = new Set(lines.map(nameOfLine));
   const begun = await register.accountsOfBatch(batchId);
   const same: GatewayAccount[] = [];
   for (const account of begun) {
     const recorded = await batchOf(store, { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId });
-    if (linesOf(recorded).some(({ type, transactionId }) => names.has(`${type} ${transactionId}`))) same.push(account);
+    if (linesOf(recorded).some((line) => names.has(nameOfLine(line)))) same.push(account);
   }
   const isWanted = (one: GatewayAccount) => one.gateway === wanted[0]?.gateway && one.merchantAccount === wanted[0].merchantAccount;
   if (wanted[0]) {

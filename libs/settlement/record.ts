@@ -30,6 +30,7 @@ import {
   judgeLine,
   type LineCorrection,
   linesOf,
+  nameOfLine,
   type RecordedLine,
   type SettlementBatch,
   type SettlementEvent,
@@ -526,8 +527,6 @@ const matchLines = async (
   );
   return lines.map(({ number }) => results.get(number)!);
 };
-
-const nameOfLine = ({ type, transactionId }: { type: string; transactionId: string }) => `${type} ${transactionId}`;
 
 const toRecorded = (
   number: number,

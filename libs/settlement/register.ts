@@ -35,7 +35,7 @@ const TABLES = `
 const INDEXES = `
   alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
   create index gateway_transaction_id on gateway_transaction (gateway, merchant_account, transaction_id) where transaction_id is not null;
-  create index gateway_transaction_waiting on gateway_transaction (moved_at) 
+  create index gateway_transaction_waiting on gateway_transaction (moved_at)
     where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents;
   create index gateway_transaction_payment on gateway_transaction (payment_id);
   create index settlement_batch_listed on settlement_batch (gateway, merchant_account, listed_position) where listed_position is not null;

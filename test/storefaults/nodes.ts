@@ -131,7 +131,12 @@ const endOf = async (server: ChildProcess, signal: NodeJS.Signals): Promise<void
 
 export const realNodes = (): Nodes => {
   const folders: string[] = [];
-  const running = new Set<RealNode>();
+  const servers: ChildProcess[] = [];
+  const launch = (folder: string, port: number) => {
+    const server = launchNode(folder, 1, [port]);
+    servers.push(server);
+    return server;
+  };
   const folderOf = async () => {
     const folder = await mkdtemp(join(tmpdir(), 'payfold-node-'));
     folders.push(folder);
@@ -139,8 +144,7 @@ export const realNodes = (): Nodes => {
   };
   const begin = async (folder: string): Promise<RealNode> => {
     const port = await freePort();
-    const node: RealNode = { port, folder, server: launchNode(folder, 1, [port]), stop: () => endOf(node.server, 'SIGKILL') };
-    running.add(node);
+    const node: RealNode = { port, folder, server: launch(folder, port), stop: () => endOf(node.server, 'SIGKILL') };
     await answering(urlOf(port));
     return node;
   };
@@ -156,13 +160,13 @@ export const realNodes = (): Nodes => {
           const mine = await folderOf();
           await cp(folder, mine, { recursive: true });
           // A node that truncates its log at a start ends then.
-          await once(launchNode(mine, 1, [await freePort()]), 'exit');
+          await once(launch(mine, await freePort()), 'exit');
           return begin(mine);
         },
       };
     },
     end: async () => {
-      for (const node of running) await endOf(node.server, 'SIGKILL');
+      for (const server of servers) await endOf(server, 'SIGKILL');
       for (const folder of folders) await rm(folder, { recursive: true, force: true });
     },
   };
