@@ -36,7 +36,7 @@ const takeOver = async (release: string) => {
   await loadRows(client, release);
   const simulator = await start('simulator', dataDir);
   const env: Environment = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url, PUBLIC_URL: PUBLIC, LOG_LEVEL: 'error' };
-  return { folder, expected, dataDir, client, env };
+  return { folder, expected, dataDir, client, env, simulator };
 };
 
 const payfold = async <T>(dataDir: DataDir, env: Environment, ...args: string[]): Promise<T> => {
@@ -47,7 +47,7 @@ const payfold = async <T>(dataDir: DataDir, env: Environment, ...args: string[])
 
 describe.each(RELEASES)('the data of release %s', (release) => {
   test('is taken over: every earlier answer, signature and closed period stays the same, and open work goes on', async () => {
-    const { folder, expected, dataDir, env, client } = await takeOver(release);
+    const { folder, expected, dataDir, env, client, simulator } = await takeOver(release);
     const api: RunningProcess = await start('api', dataDir, env);
     const post = async ({ path, key, body }: Answered) => {
       const headers = { authorization: `ApiKey ${expected.apiKey}`, 'content-type': 'application/json', 'idempotency-key': key };
@@ -60,13 +60,19 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     const early = await fetch(api.url + PAYMENTS, { headers: { authorization: `ApiKey ${expected.apiKey}` } });
     expect([early.status, early.headers.get('retry-after'), await early.json()]).toMatchObject([503, '2', { details: { code: 'INTERNAL_ERROR' } }]);
     expect(await post(expected.answered[0]!)).toMatchObject({ status: 503, text: expect.stringContaining('IDEMPOTENCY_UNAVAILABLE') });
-    await start('worker', dataDir, env);
-    await eventually(async () => (await fetch(`${api.url}/readyz`)).status === 200, { timeoutMs: 60_000 });
+    // The processor is away until the answers are compared. Otherwise recovery could end the open refund before that.
+    simulator.signal('SIGSTOP');
+    try {
+      await start('worker', dataDir, env);
+      await eventually(async () => (await fetch(`${api.url}/readyz`)).status === 200, { timeoutMs: 60_000 });
 
-    // Payments have the same answers as before, on their own and in the list.
-    for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
-    const list = await get(`${PAYMENTS}?limit=100`);
-    for (const text of Object.values(expected.payments)) expect(list).toContain(JSON.stringify((JSON.parse(text) as { data: object }).data));
+      // Payments have the same answers as before, on their own and in the list.
+      for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
+      const list = await get(`${PAYMENTS}?limit=100`);
+      for (const text of Object.values(expected.payments)) expect(list).toContain(JSON.stringify((JSON.parse(text) as { data: object }).data));
+    } finally {
+      simulator.signal('SIGCONT');
+    }
 
     // Old keys replay the same bytes. A create that ended in a 5xx stays reserved.
     for (const answered of expected.answered) {
