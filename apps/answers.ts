@@ -1,6 +1,6 @@
 /** Converts a result to the stored answer of a key, to the partner's answer, or to the view of the command line. */
 import type { AnswerEncoder, Answered } from '#payments';
-import { type Answer, errorAnswer, openAnswer, successAnswer } from '#platform/http';
+import { type Answer, errorAnswer, openAnswer, successAnswer } from '#platform';
 
 export const answerEncoder: AnswerEncoder = { success: successAnswer, failure: errorAnswer };
 

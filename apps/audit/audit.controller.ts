@@ -21,8 +21,8 @@ import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
 import { batchesAsOf, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
 import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
-import { collect } from '#platform';
-import { headerLines, sendAnswer, successAnswer, validationError } from '#platform/http';
+import { collect, successAnswer } from '#platform';
+import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
 import type { Services } from '../services.js';

@@ -2,7 +2,8 @@ import { describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { crockford, createLogger, hashedUuid, KeyRing, maskedLines, newKeyRing, systemIds, uuidV7 } from './index.js';
-import { errorAnswer, headerLines, idempotencyKeyOf, internalErrorAnswer, openAnswer, refuseOtherContentTypes, successAnswer } from './http/index.js';
+import { errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
+import { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './http/index.js';
 
 describe('ids', () => {
   test('UUID v7 sorts by its time, and says so in version and variant', () => {

@@ -21,7 +21,7 @@ import {
   paymentEvents,
 } from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
-import { errorAnswer, successAnswer } from '#platform/http';
+import { errorAnswer, successAnswer } from '#platform';
 import { auditLedger, auditNotifications } from './audits.js';
 import { type BankCharge, CARDS } from './bank.js';
 import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';

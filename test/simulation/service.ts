@@ -54,8 +54,7 @@ import {
   sweepKeys,
 } from '#payments';
 import { openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import { type DatabasePlace, KeyRing, type Logger } from '#platform';
-import { type Answer, errorAnswer, internalErrorAnswer, successAnswer } from '#platform/http';
+import { type Answer, type DatabasePlace, errorAnswer, internalErrorAnswer, KeyRing, type Logger, successAnswer } from '#platform';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
 import { OPEN_CLAIMS } from '../support/payments.js';
 import { playRound } from '../../apps/worker/worker.js';

@@ -1,7 +1,7 @@
 /** Answers as a partner gets them, and helpers that read them. */
 import { ServiceError } from '#kernel';
 import type { Answered } from '#payments';
-import { type Answer, errorAnswer } from '#platform/http';
+import { type Answer, errorAnswer } from '#platform';
 import { answerOf } from '../../apps/answers.js';
 
 /** The answer to a partner: the answer of the command, or the refusal that it threw. */

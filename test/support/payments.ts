@@ -42,8 +42,7 @@ import {
   isVisible,
 } from '#payments';
 import { createSimulatorGateway } from '#gateways';
-import { createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
-import type { Answer } from '#platform/http';
+import { type Answer, createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
 import { answerEncoder } from '../../apps/answers.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import type { Truth } from '../../apps/simulator/processor.js';

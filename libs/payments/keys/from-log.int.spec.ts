@@ -5,8 +5,7 @@ import { answerEncoder } from '../../../apps/answers.js';
 import { read } from '../../../test/support/answers.js';
 import { eventually } from '../../../test/support/eventually.js';
 import { away, CARDS, type Ground, type House, openGround, openHouse, OPEN_CLAIMS } from '../../../test/support/payments.js';
-import { transaction } from '#platform';
-import type { Answer } from '#platform/http';
+import { type Answer, transaction } from '#platform';
 import { type ComparedKeys, compareKeys, type KeysFromLogPorts, rebuildKeys } from './from-log.js';
 import { postgresKeyRows } from './postgres.js';
 

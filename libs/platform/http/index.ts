@@ -1,4 +1,3 @@
-export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './envelope.js';
 export { ErrorsFilter, sendAnswer } from './errors.filter.js';
 export { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from './fields.js';
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
