@@ -109,15 +109,27 @@ export interface MarkBookOptions {
   /** The role of the process. */
   readonly name: string;
   readonly pid: number;
-  readonly clock: Pick<Clock, 'now'>;
+  readonly clock: Pick<Clock, 'now' | 'monotonic'>;
 }
+
+/**
+ * Files of other processes are read at most this often. Each process also writes its marks to its row, and rows are read each time. Files only show
+ * what a restored database does not.
+ */
+const FILES_FRESH_MS = 200;
 
 export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
   const { pool, folder, installationId, processId, clock } = options;
   const name = `${options.name} on ${hostname()}, process ${options.pid}`;
+  let lastRead: { readonly at: number; readonly files: readonly FoundFile[] } | null = null;
+  const recentFiles = async () => {
+    const at = clock.monotonic();
+    if (!lastRead || at - lastRead.at >= FILES_FRESH_MS) lastRead = { at, files: await readFiles(options) };
+    return lastRead.files;
+  };
   return {
     read: async () => {
-      const [{ forgotten, ...rows }, files] = await Promise.all([readRows(pool, processId), readFiles(options)]);
+      const [{ forgotten, ...rows }, files] = await Promise.all([readRows(pool, processId), recentFiles()]);
       const marks = [...rows.marks, ...files.flatMap((file) => file.marks)];
       return { ...rows, marks: marks.filter(({ mark }) => !forgotten.has(mark.id)) };
     },

@@ -23,11 +23,6 @@ import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './
 
 /** The pause between two routine checks. */
 const CHECK_EVERY_MS = 1_000;
-/**
- * How long the marks of other processes may be used before they are read again. Each process writes them once a second, so a longer pause between two
- * readings would show a loss later, and a shorter one hardly sooner.
- */
-const BOOK_FRESH_MS = 200;
 /** A check that found a fault is repeated once after this pause. */
 const REPEAT_MS = 100;
 /** A check that found a fault is not repeated if it took this long. In a cluster the store itself has repeated the read by then. */
@@ -79,8 +74,6 @@ export class OwnLog implements EventStore, LogGate {
   private acknowledged: Mark[] = [];
   /** `known`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
   private known: Pick<Known, 'marks' | 'checkpoints'> = { marks: [], checkpoints: [] };
-  /** When `known` was read. */
-  private readAt = Number.NEGATIVE_INFINITY;
   private found: ReadonlySet<string> = new Set();
   private wholeAt = Number.NEGATIVE_INFINITY;
   private headAt = Number.NEGATIVE_INFINITY;
@@ -180,24 +173,21 @@ export class OwnLog implements EventStore, LogGate {
     const { store, book, clock } = this.options;
     const begun = clock.monotonic();
     await this.tell();
-    if (this.incident || begun - this.readAt >= BOOK_FRESH_MS) {
-      const before = this.incident;
-      const known = await book.read();
-      if (known.incident) this.enter(known.incident);
-      // A newer incident, which another check opened during the read, must stay.
-      else if (before && before === this.incident) await this.leaveIfClosed(before);
-      if (this.incident) return null;
-      this.readAt = begun;
-      this.known = known;
-    }
-    const { known } = this;
+    if (this.incident && !(await this.hasEnded(this.incident))) return null;
     const told = this.acknowledged.slice();
-    const wanted = [...this.own(), ...known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)))];
+    const own = this.own();
     // `whole`: also check the identity and the end of the log. If the log has a confirmed mark, it is ours and was not cut. So with a confirmed mark,
     // identity and end are checked less often. A mark that was only acknowledged proves nothing: another log may have acknowledged it.
-    const whole = !wanted.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
-    const [lost, other] = await Promise.all([store.missing(wanted.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
-    const finding = other ?? findingOf(wanted, lost) ?? (whole ? await this.outside(known.checkpoints) : null);
+    const whole = !own.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
+    // The book is read at each check. A virtual machine that was suspended cannot tell how old a copy of it is.
+    const [known, lost, other] = await Promise.all([book.read(), store.missing(own.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
+    if (known.incident) this.enter(known.incident);
+    if (this.incident) return null;
+    this.known = known;
+    const others = known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)));
+    const lostOfOthers = others.length > 0 ? await store.missing(others.map(({ mark }) => mark)) : [];
+    const wanted = [...own, ...others];
+    const finding = other ?? findingOf(wanted, [...lost, ...lostOfOthers]) ?? (whole ? await this.outside(known.checkpoints) : null);
     if (finding) return finding;
     if (whole) this.wholeAt = begun;
     this.found = new Set(known.marks.map(({ mark }) => nameOf(mark)));
@@ -271,6 +261,14 @@ export class OwnLog implements EventStore, LogGate {
     if (this.options.reportsIncident === false || clock.monotonic() - this.reportedAt < REPORT_EVERY_MS) return;
     this.reportedAt = clock.monotonic();
     log.error({ kind: incident.kind, since: incident.since, foundBy: incident.foundBy }, storeIncident(incident).message);
+  }
+
+  private async hasEnded(before: Incident): Promise<boolean> {
+    const { incident } = await this.options.book.read();
+    if (incident) this.enter(incident);
+    // A newer incident, which another check opened during the read, must stay.
+    else if (before === this.incident) await this.leaveIfClosed(before);
+    return this.incident === null;
   }
 
   /**
