@@ -8,6 +8,8 @@ import { type Config, ConfigError, createLogger, type Logger, maskedLines, readC
 
 /** At a stop, requests in flight may take this long. Their own deadline is 28 s. */
 const DRAIN_MS = 35_000;
+/** At a stop, loops and connections may take this long. A database that does not answer would hold each statement for its time limit. */
+const CLOSE_MS = 5_000;
 const FORCE_AFTER_MS = 50_000;
 /** The wait before a stop, in which a load balancer sees that the process is not ready. The sandbox has no load balancer. */
 const PRE_STOP_MS = { production: 5_000, sandbox: 0 } as const;
@@ -218,5 +220,13 @@ export const serveMetrics = (port: number, read: () => Promise<Registry>): Promi
     server.once('error', reject).listen(port, LOOPBACK, () => resolve(server));
   });
 
-/** Waits for `work`, but at most {@link DRAIN_MS}. */
-export const drained = (work: Promise<unknown>): Promise<unknown> => Promise.race([work, new Promise((wake) => setTimeout(wake, DRAIN_MS).unref())]);
+/** Waits for `work`, but at most `ms`. */
+const atMost = async (work: Promise<unknown>, ms: number): Promise<void> => {
+  await Promise.race([work, new Promise((wake) => setTimeout(wake, ms).unref())]);
+};
+
+/** Waits for requests in flight, but at most {@link DRAIN_MS}. */
+export const drained = (work: Promise<unknown>): Promise<void> => atMost(work, DRAIN_MS);
+
+/** Waits for loops and connections that end, but at most {@link CLOSE_MS}. What is left is abandoned, as with `kill -9`: the next process goes on. */
+export const closed = (work: Promise<unknown>): Promise<void> => atMost(work, CLOSE_MS);

@@ -1,6 +1,6 @@
 /** The role `api`: HTTP endpoints over the configured stores. */
 import { openKeys } from '#platform';
-import { drained, CLOSE_GRACE_MS, runRole } from '../lifecycle.js';
+import { closed, drained, CLOSE_GRACE_MS, runRole } from '../lifecycle.js';
 import { createMetrics } from '../metrics.js';
 import { openServices, requirePlaces } from '../services.js';
 import { createAudit } from '../audit/audit.js';
@@ -20,7 +20,7 @@ runRole('api', async (config, log, { stop }) => {
     stop: async () => {
       // Close both at the same time. While one drains, the other must take nothing new.
       await drained(Promise.all([api.close(CLOSE_GRACE_MS), audit.close(CLOSE_GRACE_MS)]));
-      await services.close();
+      await closed(services.close());
     },
   };
 });

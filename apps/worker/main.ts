@@ -1,7 +1,7 @@
 /** The role `worker`: runs the projections, the background loops and the webhook dispatcher. */
 import { Administration, createSandboxDefaults, directoryModel } from '#accounts';
 import { openKeys } from '#platform';
-import { type FirstAccount, runRole } from '../lifecycle.js';
+import { closed, type FirstAccount, runRole } from '../lifecycle.js';
 import { createMetrics } from '../metrics.js';
 import { openServices, requirePlaces, type Services } from '../services.js';
 import { startWorker } from './worker.js';
@@ -37,9 +37,6 @@ runRole('worker', async (config, log, { supervisor, stop }) => {
   return {
     metrics: createMetrics(services),
     firstAccount: () => firstAccount(services),
-    stop: async () => {
-      await worker.stop();
-      await services.close();
-    },
+    stop: () => closed(worker.stop().then(() => services.close())),
   };
 });

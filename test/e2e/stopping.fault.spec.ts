@@ -1,9 +1,11 @@
 /**
- * The event store is unavailable when a process gets a signal to stop: a service that is starting, a running service, or a command. Each must leave
+ * The event store or the database is unavailable when a process gets a signal to stop: a service that is starting, a running service, or a command. Each must leave
  * no process, and end within the grace period of an orchestrator (usually 30 s).
  */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createPool } from '#platform';
+import { Random } from '../../apps/demo/city.js';
+import { startProxy } from '../chaos/proxy.js';
 import { eventually } from '../support/eventually.js';
 import { KurrentDbDouble } from '../support/kurrentdb-double.js';
 import { freshDatabase } from '../support/postgres.js';
@@ -56,6 +58,16 @@ const endsWithin = async (ms: number, process: Pick<RunningProcess, 'signal' | '
   expect(systemProcesses().filter(({ args }) => args.includes(dataDir.data))).toEqual([]);
   return ended;
 };
+/** Creates a payment in the account that the service made. Returns the status. */
+const pay = async ({ url, stdout }: RunningProcess): Promise<number> => {
+  const { apiKey, portalId } = welcomeOf(stdout())!;
+  const answer = await fetch(`${url}${PAYMENTS}`, {
+    method: 'POST',
+    headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
+    body: JSON.stringify(paymentOf(portalId)),
+  });
+  return answer.status;
+};
 const roleOf = ({ args }: { readonly args: string }) => /apps\/(api|worker|simulator)\/main/.exec(args)?.[1] ?? null;
 
 describe.each<[what: string, port: () => number]>([
@@ -99,20 +111,11 @@ describe.each<[what: string, port: () => number]>([
     async () => {
       const double = await new KurrentDbDouble().start();
       const service = await start('standalone', dataDir, { KURRENTDB_URL: double.url() });
-      const { apiKey, portalId } = welcomeOf(service.stdout())!;
-      const pay = async (): Promise<number> => {
-        const answer = await fetch(`${service.url}${PAYMENTS}`, {
-          method: 'POST',
-          headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
-          body: JSON.stringify(paymentOf(portalId)),
-        });
-        return answer.status;
-      };
-      expect(await pay()).toBe(200);
+      expect(await pay(service)).toBe(200);
       double.kill();
       const gone = port() === REFUSING ? null : await silentServer(double.port);
       try {
-        expect(await pay()).toBeGreaterThanOrEqual(500);
+        expect(await pay(service)).toBeGreaterThanOrEqual(500);
         expect(await endsWithin(SERVICE_ENDS_MS, service)).toMatchObject({ code: 0 });
       } finally {
         await gone?.close();
@@ -128,6 +131,42 @@ describe.each<[what: string, port: () => number]>([
       await eventually(() => command.stderr().includes('KurrentDB does not answer yet'), { timeoutMs: 30_000 });
       expect(postmasterOf(dataDir.data)).not.toBeNull();
       expect(await endsWithin(START_ENDS_MS, command)).toMatchObject({ code: 143 });
+    },
+    TEST_MS,
+  );
+});
+
+describe('a database that accepts connections and does not answer', () => {
+  test(
+    'SIGTERM during the start ends it and its children',
+    async () => {
+      const begun = launch('standalone', dataDir, { DATABASE_URL: `postgres://payfold:very-secret@127.0.0.1:${silent.port}/payfold` });
+      await eventually(() => silent.accepted() > 0, { timeoutMs: 30_000 });
+      const ended = await endsWithin(START_ENDS_MS, begun);
+      expect(ended.stdout).toBe('');
+      expect(ended.stderr).not.toContain('very-secret');
+    },
+    TEST_MS,
+  );
+
+  test(
+    'SIGTERM of a running service ends it',
+    async () => {
+      const database = await freshDatabase();
+      const proxy = await startProxy(Number(new URL(database.url).port), new Random(1));
+      const behindProxy = new URL(database.url);
+      behindProxy.port = String(proxy.port);
+      try {
+        const service = await start('standalone', dataDir, { DATABASE_URL: behindProxy.toString() });
+        expect(await pay(service)).toBe(200);
+        proxy.poison({ kind: 'timeout' });
+        const unanswered = pay(service);
+        await endsWithin(SERVICE_ENDS_MS, service);
+        expect(await unanswered).toBeGreaterThanOrEqual(500);
+      } finally {
+        await proxy.close();
+        await database.drop();
+      }
     },
     TEST_MS,
   );
