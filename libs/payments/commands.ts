@@ -7,7 +7,7 @@ import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
-import type { PaymentListPorts, PaymentRow } from './list.js';
+import type { PaymentListPorts } from './list.js';
 import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
@@ -208,15 +208,13 @@ const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
 
 /**
  * The payment from its stream or from its row in the list: the one with the higher revision. The stream and the row may be lost, or belong to another
- * log.
+ * log. If one of them cannot be read, throws the error of an incident: the other alone may be older than an earlier answer (C48).
  */
 const furthest = async ({ ports, list }: PaymentServices, paymentId: string): Promise<{ readonly payment: Payment }> => {
-  const none: { payment: Payment; revision: bigint | null } = { payment: { phase: 'none' }, revision: null };
-  const [stream, [row = none]] = await Promise.all([
-    ports.streams.load(paymentId).catch(() => none),
-    list.rows.read([paymentId]).catch((): PaymentRow[] => []),
-  ]);
-  return (row.revision ?? -1n) > (stream.revision ?? -1n) ? row : stream;
+  const [stream, [row]] = await Promise.all([ports.streams.load(paymentId), list.rows.read([paymentId])]).catch(() => {
+    throw storeIncident();
+  });
+  return row && row.revision > (stream.revision ?? -1n) ? row : stream;
 };
 
 export interface FeeQuote {
