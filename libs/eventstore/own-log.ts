@@ -60,8 +60,12 @@ export interface LogGate {
    * the database.
    */
   verified(intent: Position | null): Promise<void>;
-  /** Proves that the events which were just read belong to this log. Call it before rows are made from them. Throws as {@link verified}. */
-  verifiedRead(): Promise<void>;
+  /**
+   * Proves that the events which were just read belong to this log. `last`: the last of them; null: only the end of the log was read. Call it before
+   * rows are made from them. False: the log does not hold `last`. Another log was in its place during the read, so read again. Throws as
+   * {@link verified}.
+   */
+  verifiedRead(last: Mark | null): Promise<boolean>;
   /** Throws {@link StoreIncident} while an incident is open. */
   refuse(): void;
 }
@@ -75,6 +79,8 @@ export class OwnLog implements EventStore, LogGate {
   /** `known`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
   private known: Pick<Known, 'marks' | 'checkpoints'> = { marks: [], checkpoints: [] };
   private found: ReadonlySet<string> = new Set();
+  /** Events that were read, whose readers wait for a check. */
+  private readonly reads = new Set<{ readonly mark: Mark; isHeld: boolean }>();
   private wholeAt = Number.NEGATIVE_INFINITY;
   private headAt = Number.NEGATIVE_INFINITY;
   private hasAppended = false;
@@ -131,10 +137,24 @@ export class OwnLog implements EventStore, LogGate {
     this.refuse();
   }
 
-  async verifiedRead(): Promise<void> {
+  async verifiedRead(last: Mark | null): Promise<boolean> {
     // On Postgres, events and rows are in one database and can only be restored together. So no check is needed.
-    if (this.options.appendsProve) return this.refuse();
-    return this.verified(null);
+    if (this.options.appendsProve) {
+      this.refuse();
+      return true;
+    }
+    if (last === null) {
+      await this.verified(null);
+      return true;
+    }
+    const read = { mark: last, isHeld: false };
+    this.reads.add(read);
+    try {
+      await this.verified(null);
+      return read.isHeld;
+    } finally {
+      this.reads.delete(read);
+    }
   }
 
   refuse(): void {
@@ -180,14 +200,17 @@ export class OwnLog implements EventStore, LogGate {
     // identity and end are checked less often. A mark that was only acknowledged proves nothing: another log may have acknowledged it.
     const whole = !own.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
     // The book is read at each check. A virtual machine that was suspended cannot tell how old a copy of it is.
-    const [known, lost, other] = await Promise.all([book.read(), store.missing(own.map(({ mark }) => mark)), whole ? this.otherLog() : null]);
+    const reads = [...this.reads];
+    const marks = [...own, ...reads].map(({ mark }) => mark);
+    const [known, missing, other] = await Promise.all([book.read(), store.missing(marks), whole ? this.otherLog() : null]);
+    for (const read of reads) read.isHeld = !missing.some((mark) => nameOf(mark) === nameOf(read.mark));
     if (known.incident) this.enter(known.incident);
     if (this.incident) return null;
     this.known = known;
     const others = known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)));
     const lostOfOthers = others.length > 0 ? await store.missing(others.map(({ mark }) => mark)) : [];
     const wanted = [...own, ...others];
-    const finding = other ?? findingOf(wanted, [...lost, ...lostOfOthers]) ?? (whole ? await this.outside(known.checkpoints) : null);
+    const finding = other ?? findingOf(wanted, [...missing, ...lostOfOthers]) ?? (whole ? await this.outside(known.checkpoints) : null);
     if (finding) return finding;
     if (whole) this.wholeAt = begun;
     this.found = new Set(known.marks.map(({ mark }) => nameOf(mark)));
@@ -338,7 +361,7 @@ export class OwnLog implements EventStore, LogGate {
 export const foundWhole: LogGate = {
   incident: null,
   verified: async () => undefined,
-  verifiedRead: async () => undefined,
+  verifiedRead: async () => true,
   refuse: () => undefined,
 };
 
@@ -361,9 +384,11 @@ const newest = (marks: readonly Mark[]): Mark | null =>
   marks.reduce<Mark | null>((last, mark) => (last && last.position >= mark.position ? last : mark), null);
 
 const findingOf = (wanted: readonly KnownMark[], missing: readonly Mark[]): Finding | null => {
-  const [first] = missing;
+  const names = new Set(missing.map(nameOf));
+  const lost = wanted.filter(({ mark }) => names.has(nameOf(mark)));
+  const [first] = lost;
   if (!first) return null;
-  const { where } = wanted.find(({ mark }) => nameOf(mark) === nameOf(first))!;
-  const others = missing.length > 1 ? ` and ${missing.length - 1} more` : '';
-  return { kind: 'lost_events', message: `it does not hold event ${first.id} at ${first.position}, ${where}${others}`, mark: first };
+  const { mark, where } = first;
+  const others = lost.length > 1 ? ` and ${lost.length - 1} more` : '';
+  return { kind: 'lost_events', message: `it does not hold event ${mark.id} at ${mark.position}, ${where}${others}`, mark };
 };

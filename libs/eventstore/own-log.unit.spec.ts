@@ -151,6 +151,20 @@ describe('a log that is not ours, or not whole', () => {
     await expect(b.verified(null)).rejects.toThrow(StoreIncident);
   });
 
+  test('events that another log has answered are named as such when the right log is back, and open no incident', async () => {
+    const own = await openLog();
+    const other = await earlierCopy(bare, 1);
+    await Promise.all([append(own), append(other)]);
+    const newestOf = async (log: EventStore): Promise<Mark> => (await log.eventAt((await log.head())!))!;
+    store.exchange(other);
+    const read = await newestOf(store);
+    store.exchange(bare);
+    expect(await own.verifiedRead(read)).toBe(false);
+    expect(await own.verifiedRead(await newestOf(store))).toBe(true);
+    expect(await own.verifiedRead(null)).toBe(true);
+    expect(own.incident).toBeNull();
+  });
+
   test('a start after the loss finds what dead processes knew', async () => {
     const dead = await openLog();
     const copy = await earlierCopy(bare, 1);

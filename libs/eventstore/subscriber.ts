@@ -138,7 +138,10 @@ export class ProjectionFailed extends Error {
   }
 }
 
-/** This worker no longer owns the checkpoint: another worker took over, or the checkpoint was reset or restored. */
+/**
+ * The worker must begin again at the checkpoint. Either it no longer owns the checkpoint: another worker took over, or the checkpoint was reset or
+ * restored. Or the events that it has read are not in the log.
+ */
 class Lost extends Error {}
 
 const isTransient = (error: unknown): boolean =>
@@ -430,6 +433,7 @@ class LogSubscriber<Tx> implements Subscriber {
         size = Math.min(this.batchEvents, size * 2);
         tries = attempts = 0;
       } catch (error) {
+        if (error instanceof Lost || error instanceof StoreIncident) throw error;
         if (error instanceof Moved) {
           place = await this.catchUpWith(place);
           rest = rest.filter(({ position }) => position > place.position);
@@ -437,8 +441,7 @@ class LogSubscriber<Tx> implements Subscriber {
           // Only a worker passes `stop`. `runUntil` passes null and retries itself.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);
-        } else if (error instanceof StoreIncident) throw error;
-        else if (batch.length > 1) size = Math.ceil(batch.length / 2);
+        } else if (batch.length > 1) size = Math.ceil(batch.length / 2);
         else if (++attempts >= POISON_ATTEMPTS) throw new ProjectionFailed(this.name, batch[0]!, causeOf(error));
       }
     }
@@ -455,8 +458,9 @@ class LogSubscriber<Tx> implements Subscriber {
   }
 
   private async commit(place: Place, events: readonly Recorded[], to: Position): Promise<Place> {
-    await this.options.ownLog?.verifiedRead();
     const last = events.at(-1) ?? null;
+    const { ownLog } = this.options;
+    if (ownLog && !(await ownLog.verifiedRead(last))) throw new Lost();
     await this.checkpoint.commit(place, to, this.lease, last && ((tx) => this.projection.apply(tx, events, this.options.log)), last);
     this.retrying = null;
     this.watch.passed(to);

@@ -83,7 +83,7 @@ const gated = (inner: LogGate, verified: LogGate['verified']): LogGate => ({
     return inner.incident;
   },
   verified,
-  verifiedRead: () => inner.verifiedRead(),
+  verifiedRead: (last) => inner.verifiedRead(last),
   refuse: () => inner.refuse(),
 });
 

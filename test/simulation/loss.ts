@@ -112,7 +112,7 @@ export class LossWatch {
         return inner.incident;
       },
       verified: (intent) => watched(() => inner.verified(intent)),
-      verifiedRead: () => inner.verifiedRead(),
+      verifiedRead: (last) => inner.verifiedRead(last),
       refuse: () => inner.refuse(),
     };
   }

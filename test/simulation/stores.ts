@@ -577,8 +577,10 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
   return {
     caughtUp: async () => {
       const pages = await collect(log.readAll(seen, { streamPrefixes: ['payment-', 'settlement-'] }));
-      if (pages.length > 0) await ownLog.verifiedRead();
-      for (const event of pages.flat()) {
+      const events = pages.flat();
+      const last = events.at(-1) ?? null;
+      if (last && !(await ownLog.verifiedRead(last))) return;
+      for (const event of events) {
         if (seen !== null && event.position <= seen) continue;
         apply(event);
         seen = event.position;

@@ -58,7 +58,7 @@ export const holdingKey = <Ports extends CallPorts>(ports: Ports, holds: HoldsKe
         return ownLog.incident;
       },
       verified,
-      verifiedRead: () => ownLog.verifiedRead(),
+      verifiedRead: (last) => ownLog.verifiedRead(last),
       refuse: () => ownLog.refuse(),
     },
   };
