@@ -84,6 +84,8 @@ export {
   applyPaymentList,
   DEFAULT_PAGE,
   listPayments,
+  type ListPlace,
+  listPlaces,
   type ListRequest,
   MAX_PAGE,
   openAttempts,

@@ -492,6 +492,8 @@ export interface ExceptionRow extends OpenedException {
 
 const DAY_MS = 86_400_000;
 
+const OPEN_STATUSES: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
+
 type StoredException = Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date };
 
 /** Exceptions of one status, oldest first. `status` null: all open ones. `now`: milliseconds since 1970. */
@@ -501,11 +503,11 @@ export const exceptionRows = async function* (
 ): AsyncGenerator<ExceptionRow, void, void> {
   const stored = everyRow<StoredException>(async (after, limit) => {
     const { rows } = await db.query<StoredException>(
-      `select *, opened_at::text as opened_at_text from settlement_case
-       where case when $1::text is null then status not in ('resolved', 'superseded') else status = $1 end
-         and ($2::timestamptz is null or (opened_at, exception_id) > ($2, $3::uuid))
-       order by opened_at, exception_id limit $4`,
-      [status, after?.opened_at_text, after?.exception_id, limit],
+      `select c.*, c.opened_at::text as opened_at_text from unnest($1::text[]) as s (status) cross join lateral (
+         select * from settlement_case where status = s.status
+           and ($2::timestamptz is null or (opened_at, exception_id) > ($2, $3::uuid)) order by opened_at, exception_id limit $4) as c
+       order by c.opened_at, c.exception_id limit $4`,
+      [status === null ? OPEN_STATUSES : [status], after?.opened_at_text, after?.exception_id, limit],
     );
     return rows;
   });
