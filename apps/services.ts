@@ -31,6 +31,7 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  staffWorkModel,
   velocityMigration,
 } from '#payments';
 import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
@@ -64,6 +65,7 @@ export const READ_MODELS: readonly ReadModel[] = [
   auditKeyModel,
   checkoutUnfinishedModel,
   paymentListModel,
+  staffWorkModel,
   paymentRegisterModel,
   exceptionModel,
   journalModel,

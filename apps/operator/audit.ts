@@ -262,10 +262,10 @@ interface ExportOptions {
 }
 
 const reportModels = async (): Promise<readonly ReadModel[]> => {
-  const { paymentListModel } = await import('#payments');
+  const { paymentListModel, staffWorkModel } = await import('#payments');
   const { exceptionModel, paymentRegisterModel } = await import('#settlement');
   const { journalModel } = await import('#ledger');
-  return [paymentListModel, paymentRegisterModel, journalModel, exceptionModel];
+  return [paymentListModel, paymentRegisterModel, journalModel, exceptionModel, staffWorkModel];
 };
 
 /** Brings the read models of reports up to the end of the log. Returns that position. */

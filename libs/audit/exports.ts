@@ -4,9 +4,9 @@
  * Each page has an `after`, the key of its last row. A query with this `after` begins with the next row. `from` (inclusive) and `to` (exclusive)
  * limit the rows by the report's own time column. Reports over the journal also take `asOf`.
  */
-import type { EventStore, Position, ReadModel } from '#eventstore';
+import type { EventStore, ReadModel } from '#eventstore';
 import { isDay, ServiceError, sumCents } from '#kernel';
-import { type Charged, isVisible, type Payment, paymentListModel, statusOf, remaining } from '#payments';
+import { type Charged, isVisible, type Payment, paymentListModel, remaining, staffWorkModel, statusOf } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { isDataException, type Pool } from '#platform';
 import { balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay } from '#ledger';
@@ -38,8 +38,7 @@ interface Report {
   /** Columns of cents whose sum is meaningful. */
   readonly totals: readonly string[];
   /**
-   * The report is complete up to the checkpoint of this read model. A report without a read model (keys, deliveries, the log itself) names the
-   * journal.
+   * The report is complete up to the checkpoint of this read model. A report without a read model (keys, deliveries) names the journal.
    */
   readonly projection: ReadModel;
   /** Only for auditors. */
@@ -63,36 +62,25 @@ const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
 const parsed = (kind: Kind, value: string | null): Cell =>
   value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
 
-/** Reads the rows of one statement page by page from a cursor. This process holds at most two pages. */
-const cursorPages = async function* <Row>(db: Pool, query: { text: string; values: unknown[] }): AsyncGenerator<Row[], void, void> {
-  const client = await db.connect();
-  let [broken, begun] = [true, false];
-  try {
-    await client.query('begin read only');
-    await client.query('set local statement_timeout = 0');
-    await client.query(`declare report no scroll cursor for ${query.text}`, query.values);
-    // Fetch the next page while the caller writes this one.
-    const fetch = () => {
-      const page = client.query({ text: `fetch ${PAGE_ROWS} from report`, rowMode: 'array' } as { text: string });
-      page.catch(() => undefined);
-      return page;
-    };
-    for (let next = fetch(); ;) {
-      const { rows } = await next;
-      if (rows.length === 0) break;
-      begun = true;
-      next = fetch();
-      yield rows as Row[];
-    }
-    await client.query('commit');
-    broken = false;
-  } catch (error) {
+/**
+ * Reads pages of rows, each by the key of the last row of the page before. No transaction stays open over a page. This process holds at most two
+ * pages.
+ */
+const pagesByKey = async function* <Row>(
+  place: readonly string[] | null,
+  keyOfRow: (row: Row) => readonly string[],
+  read: (place: readonly string[] | null) => Promise<readonly Row[]>,
+): AsyncGenerator<readonly Row[], void, void> {
+  const first = read(place).catch((error: unknown) => {
     // All other parameters were checked before. A part of `after` is not a valid date, id or text.
-    if (!begun && isDataException(error)) throw notAPlace();
-    throw error;
-  } finally {
-    // If a query failed or the caller stopped early, the transaction is still open. Closing the connection ends the transaction.
-    client.release(broken);
+    throw isDataException(error) ? notAPlace() : error;
+  });
+  for (let next: Promise<readonly Row[]> | null = first; next !== null;) {
+    const rows: readonly Row[] = await next;
+    // Read the next page while the caller writes this one.
+    next = rows.length < PAGE_ROWS ? null : read(keyOfRow(rows.at(-1)!));
+    next?.catch(() => undefined);
+    if (rows.length > 0) yield rows;
   }
 };
 
@@ -108,28 +96,49 @@ const keyOf = (after: string, length: number): readonly string[] => {
   throw notAPlace();
 };
 
-type Key = readonly [sql: string, type: 'text' | 'uuid' | 'date' | 'timestamptz'];
+type Key = readonly [column: string, type: 'text' | 'uuid' | 'date' | 'timestamptz' | 'bigint' | 'int'];
+
+interface Source {
+  /** The rows of a page come from this table, which is `t` in the columns. */
+  readonly table: string;
+  /** `$1` is from, `$2` is to, and `$3` is asOf. */
+  readonly where: string;
+  /** Joins that add columns to the rows of a page, and no rows. */
+  readonly joined?: string;
+}
 
 /**
- * A report from one SQL statement, sorted by the columns of `key`, which together are unique. In `source`, `$1` is from, `$2` is to, and `$3` is
- * asOf.
+ * SQL for a page of a table, in the order of its columns `key`. Only the first of them needs an index: rows that agree in it are read together and
+ * sorted afterwards. With an order by all of them, Postgres might sort the rest of the report for each page.
  */
-const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[], source: string, extra: Partial<Report> = {}): Report => ({
+const pageOf = (select: string, { table, where, joined = '' }: Source, key: readonly string[]): string =>
+  `select ${select} from (select * from ${table} where ${where} order by ${key[0]} fetch first ${PAGE_ROWS} rows with ties) as t ${joined}
+   order by ${key.map((name) => `t.${name}`).join(', ')}`;
+
+/** A report from one SQL statement for each page, sorted by the columns of `key`, which together are unique. */
+const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[], source: Source, extra: Partial<Report> = {}): Report => ({
   title,
   columns: columns.map(([name]) => name),
   totals: columns.filter(([name, kind]) => kind === 'cents' && name.endsWith('_cents')).map(([name]) => name),
   projection: journalModel,
   pages: async function* ({ db }, { from, to, asOf, after }) {
-    const select = [...columns.map(([, kind, sql]) => SPELLED[kind](sql)), ...key.map(([sql]) => `(${sql})::text`)].join(', ');
-    const place = after === null ? null : keyOf(after, key.length);
-    const beyond = key.map(([, type], index) => `($4::text[])[${index + 1}]::${type}`).join(', ');
-    const names = key.map(([sql]) => sql).join(', ');
-    const where = source.includes(' where ') && !source.endsWith(')') && !/ as \w+$/.test(source) ? 'and' : 'where';
-    const text = `select ${select} from ${source} ${where} ($4::text[] is null or (${names}) > (${beyond})) order by ${names}`;
-    for await (const rows of cursorPages<(string | null)[]>(db, { text, values: [from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', place] }))
+    const select = [...columns.map(([, kind, sql]) => SPELLED[kind](sql)), ...key.map(([name]) => `t.${name}::text`)].join(', ');
+    const beyond = key.map(([, type], index) => `($4::text[])[${index + 1}]::${type}`);
+    const names = key.map(([name]) => name);
+    const read = async (place: readonly string[] | null) => {
+      const later = place === null ? '$4::text[] is null' : `(${names.join(', ')}) > (${beyond.join(', ')})`;
+      const { rows } = await db.query<(string | null)[]>({
+        text: pageOf(select, { ...source, where: `${source.where} and ${later}` }, names),
+        values: [from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', place],
+        rowMode: 'array',
+      });
+      return rows;
+    };
+    const keyOfRow = (row: readonly (string | null)[]) => row.slice(columns.length) as string[];
+    for await (const rows of pagesByKey(after === null ? null : keyOf(after, key.length), keyOfRow, read))
       yield {
         rows: rows.map((row) => columns.map(([, kind], index) => parsed(kind, row[index]!))),
-        after: afterOf(rows.at(-1)!.slice(columns.length) as string[]),
+        after: afterOf(keyOfRow(rows.at(-1)!)),
       };
   },
   ...extra,
@@ -148,12 +157,26 @@ const paymentReport = (
   totals,
   projection: paymentListModel,
   pages: async function* ({ db }, { from, to, after }) {
-    // Sort by id: payment ids are indexed and ascend with the time of creation.
-    const [place] = after === null ? [null] : keyOf(after, 1);
-    const text = `select payment_id, state from payment_list where created_at >= $1::timestamptz and created_at < $2::timestamptz
-      and ($3::uuid is null or payment_id > $3) and ${where} order by payment_id`;
-    for await (const rows of cursorPages<[string, Payment]>(db, { text, values: [from ?? '-infinity', to ?? 'infinity', place] }))
-      yield { rows: rows.flatMap(([id, state]) => (isVisible(state) ? rowsOf(id, state) : [])), after: afterOf([rows.at(-1)![0]]) };
+    const read = async (place: readonly string[] | null) => {
+      // A page ends after so many payments, whether or not they have rows. So each statement is short.
+      const { rows } = await db.query<[created: string, id: string, state: Payment | null]>({
+        text: pageOf(
+          `created_at::text, payment_id, case when ${where} then state end`,
+          {
+            table: 'payment_list',
+            where: `created_at >= $1::timestamptz and created_at < $2::timestamptz
+              and ($3::text[] is null or (created_at, payment_id) > (($3::text[])[1]::timestamptz, ($3::text[])[2]::uuid))`,
+          },
+          ['created_at', 'payment_id'],
+        ),
+        values: [from ?? '-infinity', to ?? 'infinity', place],
+        rowMode: 'array',
+      });
+      return rows;
+    };
+    const keyOfRow = ([created, id]: readonly [string, string, Payment | null]) => [created, id];
+    for await (const rows of pagesByKey(after === null ? null : keyOf(after, 2), keyOfRow, read))
+      yield { rows: rows.flatMap(([, id, state]) => (state && isVisible(state) ? rowsOf(id, state) : [])), after: afterOf(keyOfRow(rows.at(-1)!)) };
   },
 });
 
@@ -262,32 +285,6 @@ const trialRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
   });
 };
 
-/** All events that staff or operators caused, in all streams. */
-const staffActions: Report = {
-  title: 'Staff actions: who did what, and why',
-  columns: ['recorded_at', 'actor_type', 'actor', 'event', 'stream', 'reason', 'event_id', 'position'],
-  totals: [],
-  projection: journalModel,
-  auditorsOnly: true,
-  pages: async function* ({ store }, { from, to, after }) {
-    if (after !== null && (!/^\d{20}(:\d{20})?$/.test(after) || after > ((await store.head()) ?? ''))) throw notAPlace();
-    for await (const events of store.readAll(after as Position | null)) {
-      const mine = events.filter(
-        ({ meta: { actor, recordedAt } }) =>
-          (actor.type === 'staff' || actor.type === 'operator') && (from === null || recordedAt >= from) && (to === null || recordedAt < to),
-      );
-      yield {
-        rows: mine.map(({ meta, type, stream, data, id, position }) => {
-          const { reason = null, evidence = null } = (data ?? {}) as { reason?: unknown; evidence?: unknown };
-          const why = typeof reason === 'string' ? reason : typeof evidence === 'string' ? evidence : null;
-          return [meta.recordedAt, meta.actor.type, meta.actor.id, type, stream, why, id, position];
-        }),
-        after: events.at(-1)!.position,
-      };
-    }
-  },
-};
-
 export const REPORTS = {
   payments: paymentReport(
     'Payments register',
@@ -337,8 +334,14 @@ export const REPORTS = {
       ['settled_batch_id', 'text', 'settled_batch_id'],
       ['rejected', 'bool', 'rejected'],
     ],
-    [['ref', 'text']],
-    'gateway_transaction where transaction_id is not null and moved_at >= $1::timestamptz and moved_at < $2::timestamptz and $3::timestamptz is not null',
+    [
+      ['moved_at', 'timestamptz'],
+      ['ref', 'text'],
+    ],
+    {
+      table: 'gateway_transaction',
+      where: 'transaction_id is not null and moved_at >= $1::timestamptz and moved_at < $2::timestamptz and $3::timestamptz is not null',
+    },
     { projection: paymentRegisterModel },
   ),
   reversals: paymentReport(
@@ -394,15 +397,20 @@ export const REPORTS = {
       ['exceptions', 'text', 'exceptions'],
     ],
     [
+      ['closed_at', 'timestamptz'],
       ['gateway', 'text'],
       ['merchant_account', 'text'],
       ['batch_id', 'text'],
     ],
-    `(select b.*, coalesce(x.differing, 0) as differing, coalesce(x.exceptions, 0) as exceptions from settlement_batch b
-      left join (select gateway, merchant_account, batch_id, count(*) as exceptions,
-          sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH', 'SOURCE_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end) as differing
-        from settlement_exception where not superseded group by 1, 2, 3) x using (gateway, merchant_account, batch_id)
-      where closed_at >= $1::timestamptz and closed_at < $2::timestamptz and recorded_at <= $3::timestamptz) as batches`,
+    {
+      table: 'settlement_batch',
+      where: 'closed_at >= $1::timestamptz and closed_at < $2::timestamptz and recorded_at <= $3::timestamptz',
+      joined: `cross join lateral (
+        select count(*) as exceptions,
+          coalesce(sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH', 'SOURCE_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end), 0) as differing
+        from settlement_exception x
+        where x.batch_id = t.batch_id and x.gateway = t.gateway and x.merchant_account = t.merchant_account and not x.superseded) as found`,
+    },
     { projection: paymentRegisterModel },
   ),
   disputes: sqlReport(
@@ -423,7 +431,10 @@ export const REPORTS = {
       ['due_date', 'date'],
       ['dispute_id', 'uuid'],
     ],
-    `dispute where opened_on < $2::timestamptz and (status <> 'recovered' or updated_at >= $1::timestamptz) and $3::timestamptz is not null`,
+    {
+      table: 'dispute',
+      where: `opened_on < $2::timestamptz and (status <> 'recovered' or updated_at >= $1::timestamptz) and $3::timestamptz is not null`,
+    },
     { projection: paymentRegisterModel },
   ),
   open: sqlReport(
@@ -438,7 +449,10 @@ export const REPORTS = {
       ['open_since', 'timestamptz'],
       ['payment_id', 'uuid'],
     ],
-    'payment_list where open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
+    {
+      table: 'payment_list',
+      where: 'open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
+    },
     { projection: paymentListModel },
   ),
   'trial-balance': booksReport('Trial balance', ['account', 'opening_cents', 'debit_cents', 'credit_cents', 'closing_cents'], ['text'], trialRows),
@@ -459,7 +473,10 @@ export const REPORTS = {
       ['attempt_id', 'uuid'],
       ['operation', 'text'],
     ],
-    'idempotency_key where created_at >= $1::timestamptz and created_at < $2::timestamptz and $3::timestamptz is not null',
+    {
+      table: 'idempotency_key',
+      where: 'created_at >= $1::timestamptz and created_at < $2::timestamptz and $3::timestamptz is not null',
+    },
     { auditorsOnly: true },
   ),
   webhooks: sqlReport(
@@ -470,22 +487,46 @@ export const REPORTS = {
       ['payment_id', 'text', 'e.payment_id'],
       ['endpoint_id', 'text', 'd.endpoint_id'],
       ['state', 'text', 'd.state'],
-      ['round', 'text', 'a.round'],
-      ['attempt', 'text', 'a.attempt'],
-      ['started_at', 'time', 'a.started_at'],
-      ['outcome', 'text', 'a.outcome'],
-      ['status_code', 'text', 'a.status_code'],
-      ['error_code', 'text', 'a.error_code'],
+      ['round', 'text', 't.round'],
+      ['attempt', 'text', 't.attempt'],
+      ['started_at', 'time', 't.started_at'],
+      ['outcome', 'text', 't.outcome'],
+      ['status_code', 'text', 't.status_code'],
+      ['error_code', 'text', 't.error_code'],
     ],
     [
-      ['a.started_at', 'timestamptz'],
-      ['d.event_id', 'text'],
-      ['d.endpoint_id', 'uuid'],
+      ['started_at', 'timestamptz'],
+      ['delivery_id', 'bigint'],
+      ['round', 'int'],
+      ['attempt', 'int'],
     ],
-    `webhook_delivery d join webhook_event e on e.id = d.event_id join webhook_attempt a on a.delivery_id = d.id
-     where a.started_at >= $1::timestamptz and a.started_at < $2::timestamptz and $3::timestamptz is not null`,
+    {
+      table: 'webhook_attempt',
+      where: 'started_at >= $1::timestamptz and started_at < $2::timestamptz and $3::timestamptz is not null',
+      // By key, whatever the planner takes the tables for.
+      joined: `cross join lateral (select * from webhook_delivery where id = t.delivery_id offset 0) as d
+        cross join lateral (select * from webhook_event where id = d.event_id offset 0) as e`,
+    },
   ),
-  'staff-actions': staffActions,
+  'staff-actions': sqlReport(
+    'Staff actions: who did what, and why',
+    [
+      ['recorded_at', 'time', 'recorded_at'],
+      ['actor_type', 'text', 'actor_type'],
+      ['actor', 'text', 'actor'],
+      ['event', 'text', 'event'],
+      ['stream', 'text', 'stream'],
+      ['reason', 'text', 'reason'],
+      ['event_id', 'text', 'event_id'],
+      ['position', 'text', 'position'],
+    ],
+    [
+      ['recorded_at', 'timestamptz'],
+      ['position', 'text'],
+    ],
+    { table: 'staff_action', where: 'recorded_at >= $1::timestamptz and recorded_at < $2::timestamptz and $3::timestamptz is not null' },
+    { projection: staffWorkModel, auditorsOnly: true },
+  ),
 } as const satisfies Record<string, Report>;
 
 export type ReportName = keyof typeof REPORTS;

@@ -6,6 +6,7 @@ import { type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
 import {
   isVisible,
+  listPlaces,
   payment as decider,
   type Payment,
   paymentStream,
@@ -133,7 +134,10 @@ export interface ListThenQuery {
   readonly limit: number;
 }
 
-/** Maximum number of rows that one page reads. Without it, a request for a rare status could read the whole list. */
+/**
+ * Maximum number of payments that one page reads. A status as of an earlier time is known only after a payment was folded. Without this limit, a
+ * request for a rare status could read the whole list.
+ */
 const MAX_LOOKED_AT = 5_000;
 const LOOK_AT = 250;
 
@@ -146,30 +150,28 @@ export const listAsOf = async (
   { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: ListThenQuery['after'] }> => {
   const payments: PaymentThen['payment'][] = [];
+  // Now, the rows know the status of each payment.
+  const ofStatus = asOf === null ? status : null;
+  const size = status === ofStatus ? limit : LOOK_AT;
+  // A payment never leaves the list and never moves in it. The present rows include all payments of that instant.
+  const end = Math.min(to === null ? Number.POSITIVE_INFINITY : Date.parse(to), asOf === null ? Number.POSITIVE_INFINITY : Date.parse(asOf) + 1);
+  const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
   let place = after;
   for (let looked = 0; looked < MAX_LOOKED_AT;) {
-    // A payment never leaves the list and never moves in it. The present rows include all payments of that instant.
-    const { rows } = await db.query<{ payment_id: string; created: string }>(
-      `select payment_id, to_char(created_at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as created from payment_list
-       where ($1::uuid is null or account_id = $1) and ($2::uuid is null or portal_id = $2) and created_at <= $3::timestamptz
-         and created_at >= $4::timestamptz and created_at < $5::timestamptz
-         and ($6::timestamptz is null or (created_at, payment_id) < ($6::timestamptz, $7::uuid))
-       order by created_at desc, payment_id desc limit $8`,
-      [accountId, portalId, asOf ?? 'infinity', from ?? '-infinity', to ?? 'infinity', place?.createdAt ?? null, place?.id ?? null, LOOK_AT],
-    );
+    const places = await listPlaces(db, accountId, filters, place, size);
     const streams = await readStreams(
       store,
-      rows.map((row) => paymentStream(row.payment_id)),
+      places.map(({ id }) => paymentStream(id)),
     );
-    for (const [index, row] of rows.entries()) {
+    for (const [index, one] of places.entries()) {
       const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
-      place = { createdAt: row.created, id: row.payment_id };
+      place = one;
       if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
-      payments.push({ ...paymentView(row.payment_id, payment), accountId: payment.terms.accountId });
+      payments.push({ ...paymentView(one.id, payment), accountId: payment.terms.accountId });
       if (payments.length === limit) return { payments, next: place };
     }
-    looked += rows.length;
-    if (rows.length < LOOK_AT) return { payments, next: null };
+    looked += places.length;
+    if (places.length < size) return { payments, next: null };
   }
   return { payments, next: place };
 };

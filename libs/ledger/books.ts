@@ -121,7 +121,7 @@ export const movementsByDay = async (db: Queryable, query: BookedQuery, accounts
 /**
  * SQL for the sums of the entries of a {@link BookedQuery}. Whole days come from the totals. The entries of three parts are read: of the first day
  * and of the last day, if the query begins or ends within them, and those of whole days that were recorded on the day of `asOf`. Each part has its
- * own range of an index.
+ * own range of an index. The first condition of a part is false if the part is empty. Then Postgres reads no index for it.
  */
 const BOOKED = `
   select account, rule, booked_on, debit_cents as debit, credit_cents as credit from journal_total
@@ -130,13 +130,16 @@ const BOOKED = `
   select p.account, e.rule, e.booked_at::date, greatest(p.cents, 0), greatest(-p.cents, 0)
   from (
     select rule, booked_at, accounts, cents from journal_entry
-    where booked_at >= $1::timestamptz and booked_at < least($3::timestamptz, $2::timestamptz) and recorded_at <= $5::timestamptz
+    where $1::timestamptz < $3::timestamptz and booked_at >= $1::timestamptz and booked_at < least($3::timestamptz, $2::timestamptz)
+      and recorded_at <= $5::timestamptz
     union all
     select rule, booked_at, accounts, cents from journal_entry
-    where booked_at >= greatest($4::timestamptz, $3::timestamptz) and booked_at < $2::timestamptz and recorded_at <= $5::timestamptz
+    where $4::timestamptz < $2::timestamptz and booked_at >= greatest($4::timestamptz, $3::timestamptz) and booked_at < $2::timestamptz
+      and recorded_at <= $5::timestamptz
     union all
     select rule, booked_at, accounts, cents from journal_entry
-    where recorded_at >= $6::timestamptz and recorded_at <= $5::timestamptz and booked_at >= $3::timestamptz and booked_at < $4::timestamptz
+    where $6::timestamptz < 'infinity' and recorded_at >= $6::timestamptz and recorded_at <= $5::timestamptz
+      and booked_at >= $3::timestamptz and booked_at < $4::timestamptz
   ) as e cross join unnest(e.accounts, e.cents) as p (account, cents)`;
 
 /** $1 to $6 of {@link BOOKED}: from, to, the first and the last of the whole days between them (exclusive), asOf and its day. */

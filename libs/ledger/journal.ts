@@ -44,6 +44,9 @@ const TABLES = `
   create table journal_total (
     account text not null, rule text not null, recorded_on date not null, effective_on date not null, booked_on date not null,
     debit_cents numeric not null, credit_cents numeric not null, primary key (account, rule, recorded_on, effective_on, booked_on));
+  create table journal_day (
+    booked_on date not null, recorded_on date not null, first_position text collate "C" not null, last_position text collate "C" not null,
+    primary key (booked_on, recorded_on));
   create table journal_balance (account text not null primary key, debit_cents numeric not null, credit_cents numeric not null);
   create table journal_closing (
     closed_to timestamptz not null, account text not null, recorded_at timestamptz not null, debit_cents numeric not null, credit_cents numeric not null,
@@ -63,10 +66,19 @@ const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
   name: 'journal',
-  shape: 2,
+  shape: 3,
   streamPrefixes: JOURNAL_STREAMS,
   gatherMs: GATHER_MS,
-  tables: ['journal_entry', 'journal_payment', 'journal_period', 'journal_rule', 'journal_total', 'journal_balance', 'journal_closing'],
+  tables: [
+    'journal_entry',
+    'journal_payment',
+    'journal_period',
+    'journal_rule',
+    'journal_total',
+    'journal_day',
+    'journal_balance',
+    'journal_closing',
+  ],
   createTables: TABLES,
   createIndexes: INDEXES,
   apply: (client, events) => applyJournal(client, events),
@@ -252,6 +264,7 @@ export const applyJournal = async (client: Queryable, events: readonly Recorded[
   for (const recorded of events) advance(fold, recorded, table);
   await writeEntries(client, fold.entries);
   await writeTotals(client, fold.entries);
+  await writeDays(client, fold.entries);
   await writeClosings(client, fold.closings);
   await writePayments(client, fold.payments);
   for (const change of fold.changes)
@@ -350,6 +363,32 @@ const writeTotals = async (client: Queryable, entries: readonly JournalEntry[]):
   });
 };
 
+/** Writes between which positions the entries lie that are booked on one day and recorded on one day. A late entry widens only its own row. */
+const writeDays = async (client: Queryable, entries: readonly JournalEntry[]): Promise<void> => {
+  if (entries.length === 0) return;
+  const days = new Map<string, { bookedOn: string; recordedOn: string; first: string; last: string }>();
+  for (const { bookedAt: booked, recordedAt, position } of entries) {
+    const [bookedOn, recordedOn] = [dayOf(booked), dayOf(recordedAt)];
+    const day = days.get(`${bookedOn} ${recordedOn}`);
+    if (day) day.last = position;
+    else days.set(`${bookedOn} ${recordedOn}`, { bookedOn, recordedOn, first: position, last: position });
+  }
+  const rows = [...days.values()];
+  await client.query({
+    name: 'journal-day',
+    text: `
+      insert into journal_day as d (booked_on, recorded_on, first_position, last_position)
+      select * from unnest($1::date[], $2::date[], $3::text[], $4::text[])
+      on conflict (booked_on, recorded_on) do update set last_position = excluded.last_position where d.last_position < excluded.last_position`,
+    values: [
+      rows.map(({ bookedOn }) => bookedOn),
+      rows.map(({ recordedOn }) => recordedOn),
+      rows.map(({ first }) => first),
+      rows.map(({ last }) => last),
+    ],
+  });
+};
+
 const writeClosings = async (client: Queryable, closings: readonly Closing[]): Promise<void> => {
   for (const { to, recordedAt, sums } of closings)
     await client.query(
@@ -420,48 +459,59 @@ const entryOf = (row: EntryRow): JournalEntry => ({
 /** Number of entries that are read at once. */
 const PAGE_ENTRIES = 2_000;
 
-/** Pages of entries after a place, in log order. A page is not empty. Only the part of the journal is read in which such entries lie. */
+/** Pages of entries after a place, in log order. A page is not empty. Only the parts of the journal are read in which such entries lie. */
 export const journalPages = async function* (
   db: Queryable,
   after: JournalPlace,
   { from, to, until }: JournalQuery,
   limit = PAGE_ENTRIES,
 ): AsyncGenerator<JournalEntry[], void, void> {
-  let [place, end] = [after, until ?? JOURNAL_END.position];
+  const end = until ?? JOURNAL_END.position;
   const begin = from === null ? Number.NEGATIVE_INFINITY : Date.parse(from);
   const finish = to === null ? Number.POSITIVE_INFINITY : Date.parse(to);
-  if (from !== null || to !== null) {
-    const part = await partOf(db, from, to);
-    if (!part) return;
-    if (part.first > place.position) place = { position: part.first, number: -1 };
-    if (part.last < end) end = part.last;
-  }
-  for (;;) {
-    const { rows } = await db.query<EntryRow>({
-      name: 'journal-page',
-      text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and position <= $3 order by position, number limit $4::int`,
-      values: [place.position, place.number, end, limit],
-    });
-    // Nearly all entries of this part are booked in the period. A condition in the statement could make Postgres read another index for each page.
-    const booked = rows.map(entryOf).filter((entry) => {
-      const at = Date.parse(entry.bookedAt);
-      return at >= begin && at < finish;
-    });
-    if (booked.length > 0) yield booked;
-    if (rows.length < limit) return;
-    place = rows.at(-1)!;
+  const parts = from === null && to === null ? [{ first: after.position, last: end }] : await partsOf(db, from, to);
+  for (const { first, last } of parts) {
+    if (first > end) return;
+    if (last < after.position) continue;
+    let place = first > after.position ? { position: first, number: -1 } : after;
+    for (;;) {
+      const { rows } = await db.query<EntryRow>({
+        name: 'journal-page',
+        text: `${SELECT_ENTRY} where (position, number) > ($1, $2::int) and position <= $3 order by position, number limit $4::int`,
+        values: [place.position, place.number, last < end ? last : end, limit],
+      });
+      // Nearly all entries of a part are booked in the period. A condition in the statement could make Postgres read another index for each page.
+      const booked = rows.map(entryOf).filter((entry) => {
+        const at = Date.parse(entry.bookedAt);
+        return at >= begin && at < finish;
+      });
+      if (booked.length > 0) yield booked;
+      if (rows.length < limit) break;
+      place = rows.at(-1)!;
+    }
   }
 };
 
-/** The positions between which all entries lie that are booked in a period. null: there is none. */
-const partOf = async (db: Queryable, from: string | null, to: string | null): Promise<{ readonly first: string; readonly last: string } | null> => {
-  // Without `count`, Postgres might search for the first position in the order of positions, from the start of the journal.
-  const { rows } = await db.query<{ first: string | null; last: string | null }>(
-    `select min(position) as first, max(position) as last, count(*) from journal_entry where booked_at >= $1::timestamptz and booked_at < $2::timestamptz`,
+/** A part of the journal, by the positions of its first and last entry. */
+interface JournalPart {
+  readonly first: string;
+  readonly last: string;
+}
+
+/** The parts of the journal in which all entries lie that are booked in a period, in log order. Parts do not overlap. */
+const partsOf = async (db: Queryable, from: string | null, to: string | null): Promise<readonly JournalPart[]> => {
+  const { rows } = await db.query<JournalPart>(
+    `select first_position as first, last_position as last from journal_day
+     where booked_on >= $1::timestamptz::date and booked_on < $2::timestamptz order by first_position`,
     [from ?? '-infinity', to ?? 'infinity'],
   );
-  const { first, last } = rows[0]!;
-  return first === null || last === null ? null : { first, last };
+  const parts: JournalPart[] = [];
+  for (const { first, last } of rows) {
+    const before = parts.at(-1);
+    if (before === undefined || first > before.last) parts.push({ first, last });
+    else if (last > before.last) parts[parts.length - 1] = { first: before.first, last };
+  }
+  return parts;
 };
 
 /** The next `limit` entries after a place, in log order. */

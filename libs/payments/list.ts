@@ -8,8 +8,9 @@ import { ServiceError } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
-import { isVisible, openOf, payment as decider, type Payment, statusOf } from './payment.js';
+import { isVisible, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
+import { WAITS_FOR_STAFF } from './staff-work.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
 
 export const DEFAULT_PAGE = 25;
@@ -21,11 +22,12 @@ const PAYMENT_LIST_TABLE = `
   create table payment_list (
     payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
     open_attempt_id uuid, open_since timestamptz, revision bigint not null, state json not null)`;
+// Each filter of a page finds its rows as one range for each status. A page without a status merges the ranges of all of them.
 const PAYMENT_LIST_INDEXES = `
   alter table payment_list add constraint payment_list_pkey primary key (payment_id);
-  create index payment_list_account on payment_list (account_id, created_at desc, payment_id desc);
-  create index payment_list_portal on payment_list (account_id, portal_id, created_at desc, payment_id desc);
+  create index payment_list_portal on payment_list (account_id, portal_id, status, created_at desc, payment_id desc);
   create index payment_list_status on payment_list (account_id, status, created_at desc, payment_id desc);
+  create index payment_list_created on payment_list (created_at);
   create index payment_list_open on payment_list (open_since) where open_since is not null`;
 
 export interface PaymentRow {
@@ -137,7 +139,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 1,
+  shape: 2,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],
@@ -191,26 +193,73 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
   },
 
   page: async (accountId, filters, after, limit) => {
-    const values: unknown[] = [accountId];
-    const bind = (value: unknown) => `$${values.push(value)}`;
-    const where = ['account_id = $1', ...conditionsOf(filters, bind)];
-    if (after !== null)
-      where.push(`(created_at, payment_id) < (${bind(new Date(after.createdAt).toISOString())}::timestamptz, ${bind(after.id)}::uuid)`);
+    const { text, values } = placesQuery(accountId, filters, after && { ...after, createdAt: new Date(after.createdAt).toISOString() }, limit);
     const { rows } = await db.query<{ payment_id: string; state: Payment }>(
-      `select payment_id, state from payment_list where ${where.join(' and ')} order by created_at desc, payment_id desc limit ${bind(limit)}`,
+      `select l.payment_id, l.state from (${text}) as page join payment_list l using (payment_id) order by page.created_at desc, page.payment_id desc`,
       values,
     );
     return rows.map((row) => ({ paymentId: row.payment_id, payment: row.state }));
   },
 });
 
+/** A payment in the order of the list. `createdAt`: RFC 3339. */
+export interface ListPlace {
+  readonly createdAt: string;
+  readonly id: string;
+}
+
+/**
+ * SQL for the newest places that match the filters: `payment_id` and `created_at`. It reads `limit` places of each status. `accountId` null: of every
+ * account.
+ */
+const placesQuery = (accountId: string | null, filters: ListFilters, after: ListPlace | null, limit: number): { text: string; values: unknown[] } => {
+  const values: unknown[] = [];
+  const bind = (value: unknown) => `$${values.push(value)}`;
+  const conditions = conditionsOf(filters, bind);
+  if (after !== null) conditions.push(`(created_at, payment_id) < (${bind(after.createdAt)}::timestamptz, ${bind(after.id)}::uuid)`);
+  const newest = `order by created_at desc, payment_id desc limit ${bind(limit)}`;
+  const places = (where: readonly string[]) =>
+    `select payment_id, created_at from payment_list where ${[...where, ...conditions].join(' and ') || 'true'} ${newest}`;
+  if (accountId === null && filters.portalId === null && filters.status === null) return { text: places([]), values };
+  const statuses = `unnest(${bind(filters.status === null ? PAYMENT_STATUSES : [filters.status])}::text[]) as s (status)`;
+  const accounts = accountId === null ? EVERY_ACCOUNT : `(select ${bind(accountId)}::uuid as account_id)`;
+  const ranges = `${accounts} as a cross join ${statuses} cross join lateral (${places(['account_id = a.account_id', 'status = s.status'])}) as range`;
+  return { text: `select range.payment_id, range.created_at from ${ranges} ${newest}`, values };
+};
+
+/** SQL for all accounts of the list. It reads one row of each account. */
+const EVERY_ACCOUNT = `(
+  with recursive known as (
+    (select account_id from payment_list order by account_id limit 1)
+    union all
+    select (select l.account_id from payment_list l where l.account_id > known.account_id order by l.account_id limit 1) from known
+    where known.account_id is not null)
+  select account_id from known where account_id is not null)`;
+
+/** The newest payments that match the filters. `accountId` null: of every account. `after`: the last place of the page before. */
+export const listPlaces = async (
+  db: Queryable,
+  accountId: string | null,
+  filters: ListFilters,
+  after: ListPlace | null,
+  limit: number,
+): Promise<readonly ListPlace[]> => {
+  const { text, values } = placesQuery(accountId, filters, after, limit);
+  const { rows } = await db.query<{ payment_id: string; created_at: Date }>(text, values);
+  return rows.map((row) => ({ createdAt: row.created_at.toISOString(), id: row.payment_id }));
+};
+
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.
 
-/** The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. */
+/**
+ * The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. Payments that wait for staff are
+ * not counted: {@link openStaffTasks} counts them.
+ */
 export const openAttempts = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
+    `select count(*) as count, extract(epoch from now() - min(p.open_since)) as oldest from payment_list p
+     where p.open_since is not null and not (${WAITS_FOR_STAFF})`,
   );
   return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
 };

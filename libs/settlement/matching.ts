@@ -232,16 +232,19 @@ export const openExceptions = async (
 /** Removes duplicates. `wrongInSuspense` finds a line once for each of its resolved exceptions. */
 const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [...new Map(found.map((one) => [one.exceptionId, one])).values()];
 
+const OPEN_STATUSES: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
+
 /** Supersedes exceptions whose cause is gone. If a person resolves one at the same time, the resolution wins. */
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ exception_id: string; reason: string }>(
     `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
      where d.superseded and c.status not in ('resolved', 'superseded')
      union all
-     select c.exception_id, 'it settled in batch ' || t.settled_batch_id from settlement_case c join gateway_transaction t on t.ref = c.ref
-     where c.kind = 'MISSING_AT_GATEWAY' and c.status not in ('resolved', 'superseded') and t.settled_batch_id is not null
+     select c.exception_id, 'it settled in batch ' || t.settled_batch_id from settlement_case c
+     cross join lateral (select settled_batch_id from gateway_transaction where ref = c.ref limit 1) as t
+     where c.kind = 'MISSING_AT_GATEWAY' and c.status = any($2::text[]) and t.settled_batch_id is not null
      limit $1`,
-    [DETECTED_PER_ROUND],
+    [DETECTED_PER_ROUND, OPEN_STATUSES],
   );
   for (const { exception_id: exceptionId, reason } of rows) {
     const command = { type: 'Supersede', at: timestamp(ports.payments.clock.now()), reason, by: 'settlement' } as const;
@@ -501,11 +504,11 @@ export const exceptionRows = async function* (
 ): AsyncGenerator<ExceptionRow, void, void> {
   const stored = everyRow<StoredException>(async (after, limit) => {
     const { rows } = await db.query<StoredException>(
-      `select *, opened_at::text as opened_at_text from settlement_case
-       where case when $1::text is null then status not in ('resolved', 'superseded') else status = $1 end
-         and ($2::timestamptz is null or (opened_at, exception_id) > ($2, $3::uuid))
-       order by opened_at, exception_id limit $4`,
-      [status, after?.opened_at_text, after?.exception_id, limit],
+      `select c.*, c.opened_at::text as opened_at_text from unnest($1::text[]) as s (status) cross join lateral (
+         select * from settlement_case where status = s.status
+           and ($2::timestamptz is null or (opened_at, exception_id) > ($2, $3::uuid)) order by opened_at, exception_id limit $4) as c
+       order by c.opened_at, c.exception_id limit $4`,
+      [status === null ? OPEN_STATUSES : [status], after?.opened_at_text, after?.exception_id, limit],
     );
     return rows;
   });

@@ -37,9 +37,12 @@ const INDEXES = `
   create index gateway_transaction_id on gateway_transaction (gateway, merchant_account, transaction_id) where transaction_id is not null;
   create index gateway_transaction_waiting on gateway_transaction (moved_at)
     where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents;
+  create index gateway_transaction_moved on gateway_transaction (moved_at) where moved_at is not null;
   create index gateway_transaction_payment on gateway_transaction (payment_id);
   create index settlement_batch_listed on settlement_batch (gateway, merchant_account, listed_position) where listed_position is not null;
+  create index settlement_batch_closed on settlement_batch (closed_at, gateway, merchant_account, batch_id);
   create index settlement_batch_funding on settlement_batch (funded_on) where not funded;
+  create index dispute_due on dispute (due_date, dispute_id);
   create index settlement_exception_payment on settlement_exception (payment_id);
   create index settlement_exception_batch on settlement_exception (batch_id, line);
   create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
@@ -49,7 +52,7 @@ const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 2,
+  shape: 3,
   streamPrefixes: ['payment-', 'settlement-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],

@@ -75,6 +75,13 @@ export const webhookAttemptBrinMigration: Migration = {
   sql: 'drop index concurrently if exists webhook_attempt_started',
 };
 
+/** The list of deliveries reads each state of each endpoint as one range. */
+export const webhookDeliveryListMigration: Migration = {
+  name: '0087-webhook-delivery-list',
+  run: 'concurrently',
+  sql: 'create index concurrently if not exists webhook_delivery_list on webhook_delivery (endpoint_id, state, id desc)',
+};
+
 export const DELIVERY_STATES = ['pending', 'in_flight', 'delivered', 'held', 'canceled'] as const;
 export type DeliveryState = (typeof DELIVERY_STATES)[number];
 
@@ -351,15 +358,24 @@ const withTimes = <T>(raw: object): T =>
 
 /** Deliveries that match the filter, newest first. */
 export const listDeliveries = async (db: Queryable, { state, accountId, endpointId, paymentId, limit }: DeliveryFilter): Promise<DeliveryRow[]> => {
+  const filter = [state ?? null, accountId ?? null, endpointId ?? null, paymentId ?? null, limit];
   const { rows } = await db.query<Raw<DeliveryRow>>(
-    `select ${ROW}
-     where ($1::text is null or d.state = $1) and ($2::uuid is null or v.account_id = $2) and ($3::uuid is null or d.endpoint_id = $3)
-       and ($4::uuid is null or v.payment_id = $4)
-     order by d.id desc limit $5`,
-    [state ?? null, accountId ?? null, endpointId ?? null, paymentId ?? null, limit],
+    paymentId === undefined
+      ? `select ${ROW} join (${NEWEST}) as newest on newest.id = d.id order by d.id desc`
+      : `select ${ROW} where v.payment_id = $4 and ($1::text is null or d.state = $1) and ($2::uuid is null or v.account_id = $2)
+           and ($3::uuid is null or d.endpoint_id = $3) order by d.id desc limit $5`,
+    paymentId === undefined ? [...filter.slice(0, 3), DELIVERY_STATES, limit] : filter,
   );
   return rows.map(toRow);
 };
+
+/** SQL for the ids of the newest deliveries of the state $1, the account $2 and the endpoint $3, if not null. $4: all states. An endpoint belongs to one account. */
+const NEWEST = `
+  select range.id from webhook_endpoint e
+  cross join unnest(case when $1::text is null then $4::text[] else array[$1] end) as s (state)
+  cross join lateral (select id from webhook_delivery where endpoint_id = e.id and state = s.state order by id desc limit $5) as range
+  where ($2::uuid is null or e.account_id = $2) and ($3::uuid is null or e.id = $3)
+  order by range.id desc limit $5`;
 
 /** One delivery with all its attempts, oldest first. null: there is none. */
 export const findDelivery = async (db: Queryable, deliveryId: string): Promise<(DeliveryRow & { readonly attemptLog: AttemptRow[] }) | null> => {

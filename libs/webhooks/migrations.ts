@@ -1,5 +1,5 @@
 import type { Migration } from '#platform';
-import { webhookAttemptBrinMigration, webhookAttemptTimeMigration, webhookDeliveryMigration } from './deliveries.js';
+import { webhookAttemptBrinMigration, webhookAttemptTimeMigration, webhookDeliveryListMigration, webhookDeliveryMigration } from './deliveries.js';
 import { webhookEndpointMigration } from './endpoint.js';
 import { webhookEventCreatedMigration, webhookEventMigration, webhookPurgeMigration } from './outbox.js';
 
@@ -12,4 +12,5 @@ export const webhookMigrations: readonly Migration[] = [
   webhookEventCreatedMigration,
   webhookAttemptTimeMigration,
   webhookAttemptBrinMigration,
+  webhookDeliveryListMigration,
 ];

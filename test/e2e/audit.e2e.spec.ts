@@ -250,7 +250,7 @@ describe('reports', () => {
     const { store, pool } = service.services;
     const whole = await report('payments');
     const first = whole.objects[4]!;
-    const after = Buffer.from(JSON.stringify([first.payment_id])).toString('base64url');
+    const after = Buffer.from(JSON.stringify([first.created_at, first.payment_id])).toString('base64url');
     expect((await report('payments', 'ndjson', after)).objects).toEqual(whole.objects.slice(5));
     const bad = reportText(
       { store, db: pool },

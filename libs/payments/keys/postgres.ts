@@ -67,6 +67,12 @@ export const idempotencyMigrations: readonly Migration[] = [
     // Marks a fingerprint that came from the log. It uses the last four digits of the card instead of the number.
     sql: 'alter table idempotency_key add column fp_from_log boolean not null default false',
   },
+  {
+    name: '0051-idempotency-created',
+    // The report of keys reads them by time.
+    run: 'concurrently',
+    sql: 'create index concurrently if not exists idempotency_key_created on idempotency_key (created_at)',
+  },
 ];
 
 export interface IdempotencyOptions {
