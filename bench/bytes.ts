@@ -44,7 +44,7 @@ export const printBytes = async (pool: Pool): Promise<Bytes> => {
   const sum = (some: readonly { each: number }[]) => some.reduce((total, { each }) => total + each, 0);
   const of = (names: readonly string[]) => all.filter(({ table }) => names.includes(table));
   console.log(`bytes of ${payments} payments, each`);
-  const line = (each: number, name: string, note = '') => console.log(`${each.toFixed(0).padStart(7)}  ${name.padEnd(52)}${note}`);
+  const line = (each: number, name: string, note = '') => console.log(`${each.toFixed(0).padStart(7)}  ${name.padEnd(84)}${note}`);
   for (const { each, schema, table, index, scans } of all.filter(({ each: bytes }) => bytes >= SHOWN_FROM))
     line(each, `${schema}.${table}${index === null ? '' : `  ${index}`}`, index === null ? '' : `${scans} scans`);
   line(sum(all.filter(({ each }) => each < SHOWN_FROM)), 'other tables and indexes');

@@ -90,14 +90,21 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
 
   const idleFrom = serviceMs(service);
   const idle = await countingPages(service.pool, () => sleep(1_000 * idleSeconds));
+  const idlePages = idle.pages / idle.seconds;
   const idleMs = (serviceMs(service) - idleFrom) / idleSeconds;
-  add('idle, each second', { cpuMs: idleMs, pages: idle.pages / idleSeconds, note: `${(idleMs / 10).toFixed(1)} % of a core` });
+  add('idle, each second', { cpuMs: idleMs, pages: idlePages, note: `${(idleMs / 10).toFixed(1)} % of a core` });
+
+  /** Pages of the work, less what the idle service reads in the same time. */
+  const counting = async <T>(work: () => Promise<T>) => {
+    const { result, pages, seconds: took } = await countingPages(service.pool, work);
+    return { result, pages: Math.max(0, pages - idlePages * took) };
+  };
 
   // Requests of partners.
   const measureLoad = async (name: string, request: (number: number) => string, to: URL = service.url, rate = RATE) => {
     const load = { host: to.hostname, port: Number(to.port), connections: CONNECTIONS, request };
     const cpu = serviceMs(service);
-    const { result, pages } = await countingPages(service.pool, () => openLoop(load, rate, seconds));
+    const { result, pages } = await counting(() => openLoop(load, rate, seconds));
     const bad = [...result.statuses].filter(([status]) => status !== 200).map(([status, count]) => `${count} × ${status}`);
     add(name, {
       ms: percentile(result.latencies, 0.5),
@@ -155,16 +162,15 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
   await measureLoad('refund', (number) => post(`${list}/${fresh[number % fresh.length]!}/refund`, { amountCents: 10 }));
   await measureLoad('quote', get(`/api/partner/v1/fees/quote?portalId=${service.portalId}&amountCents=12500`));
   await measureLoad('readiness', get('/readyz'));
-  await measureLoad('metrics', () => `GET /metrics HTTP/1.1\r\nhost: ${service.metricsUrl.host}\r\n\r\n`, service.metricsUrl, RATE / 4);
 
   // Reports and audit routes of one day.
-  const measureAudit = async (name: string, path: string) => {
+  const measureFetch = async (name: string, url: URL, headers: Record<string, string> = { authorization: `AuditKey ${auditKey}` }) => {
     const times: number[] = [];
     let note: string | null = null;
-    const { pages } = await countingPages(service.pool, async () => {
+    const { pages } = await counting(async () => {
       for (let time = 0; time < TIMES; time++) {
         const begun = performance.now();
-        const answer = await fetch(new URL(path, service.auditUrl), { headers: { authorization: `AuditKey ${auditKey}` } });
+        const answer = await fetch(url, { headers });
         const read = await answer.text().catch((error: unknown) => `broken off: ${String(error)}`);
         times.push(performance.now() - begun);
         if (answer.status !== 200 || read.startsWith('broken off')) note = `HTTP ${answer.status} ${read.slice(0, 120)}`;
@@ -173,7 +179,9 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
     times.sort((a, b) => a - b);
     add(name, { ms: times[Math.floor(TIMES / 2)]!, p99: times.at(-1)!, pages: pages / TIMES, note });
   };
+  const measureAudit = (name: string, path: string) => measureFetch(name, new URL(path, service.auditUrl));
   for (const report of Object.keys(REPORTS)) await measureAudit(`report ${report}, one day`, `/audit/v1/exports/${report}?from=${from}&to=${to}`);
+  await measureFetch('metrics', service.metricsUrl, {});
   const dated = sample[0]!.id;
   await measureAudit('audit: a payment as of a day', `/audit/v1/payments/${dated}?asOf=${to}`);
   await measureAudit('audit: timeline', `/audit/v1/payments/${dated}/timeline`);
@@ -189,7 +197,7 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
 
   // Commands.
   const measureCommand = async (name: string, ...args: readonly string[]) => {
-    const { result, pages } = await countingPages(service.pool, () => operate(service, ...args));
+    const { result, pages } = await counting(() => operate(service, ...args));
     const failed = result.exitCode === 0 ? null : `exit ${result.exitCode}: ${(result.stderr || result.stdout).slice(0, 200)}`;
     add(name, { ms: 1_000 * result.seconds, pages, mib: result.peakMib, note: failed });
     return result;

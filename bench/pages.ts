@@ -16,9 +16,14 @@ const pagesSoFar = async (pool: Pool): Promise<number> => {
   return Number(rows[0]!.pages);
 };
 
-/** Runs `work`. `pages` includes what the loops of the service read meanwhile. */
-export const countingPages = async <T>(pool: Pool, work: () => Promise<T>): Promise<{ readonly result: T; readonly pages: number }> => {
+/** Runs `work`. `pages` includes what the loops of the service read in these `seconds`. */
+export const countingPages = async <T>(
+  pool: Pool,
+  work: () => Promise<T>,
+): Promise<{ readonly result: T; readonly pages: number; readonly seconds: number }> => {
   const before = await pagesSoFar(pool);
+  const started = performance.now();
   const result = await work();
-  return { result, pages: (await pagesSoFar(pool)) - before };
+  const pages = (await pagesSoFar(pool)) - before;
+  return { result, pages, seconds: (performance.now() - started) / 1_000 };
 };

@@ -21,7 +21,6 @@ import { webhookOutbox } from '#webhooks';
 import { Partner } from '../apps/demo/partner.js';
 import { type Plan, Random, requestFor } from '../apps/demo/city.js';
 import { MIGRATIONS, READ_MODELS } from '../apps/services.js';
-import type { SimulatorControl } from '../apps/simulator/control.js';
 import { copiesOf, isCopied, keptIds, startOfDay, type StoredEvent } from './multiply.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -41,18 +40,22 @@ export interface HistoryPorts {
   /** The portals of the demo's three services. */
   readonly portals: readonly string[];
   readonly pool: Pool;
-  readonly bank: SimulatorControl;
-  /** Runs `payfold` with these arguments. */
-  readonly operate: (...args: readonly string[]) => Promise<{ readonly exitCode: number | null; readonly stderr: string }>;
+  /** Closes the open batches, and records them. */
+  readonly settle: () => Promise<unknown>;
+  /** Staff record a dispute of a payment. */
+  readonly dispute: (paymentId: string) => Promise<unknown>;
+  /** Staff refund a part of a payment. */
+  readonly refund: (paymentId: string) => Promise<unknown>;
 }
 
 /**
  * Makes payments as the demo does: declined, refunded and voided ones too. Then settles them. Then staff record `byStaff` disputes and as many
  * refunds, of which partners are notified. Resolves when everything has ended.
  */
-export const makeHistory = async ({ url, apiKey, portals, pool, bank, operate }: HistoryPorts, payments: number, byStaff: number): Promise<void> => {
+export const makeHistory = async (ports: HistoryPorts, payments: number, byStaff: number, seed = SEED): Promise<void> => {
+  const { url, apiKey, portals, pool } = ports;
   const partner = new Partner(`${url}/api/partner/v1`, apiKey, PATIENCE_MS);
-  const random = new Random(SEED);
+  const random = new Random(seed);
   const plans: Plan[] = [];
   for (let index = 0; plans.length < payments; index++) {
     const plan = requestFor(random, index, portals);
@@ -72,7 +75,7 @@ export const makeHistory = async ({ url, apiKey, portals, pool, bank, operate }:
   };
   // A charge without an outcome must be resolved before its batch closes.
   await until('select count(*) >= 1 as done from payment_list having bool_and(open_since is null)');
-  await bank.closeBatches();
+  await ports.settle();
   await until(
     `select not exists (select from gateway_transaction
        where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents) as done`,
@@ -80,25 +83,7 @@ export const makeHistory = async ({ url, apiKey, portals, pool, bank, operate }:
   const { rows } = await pool.query<{ id: string }>(`select payment_id as id from payment_list where status = 'succeeded' order by 1 limit $1`, [
     2 * byStaff,
   ]);
-  for (const [index, { id }] of rows.entries()) {
-    const terms = ['--amount-cents', '100', '--reason', 'recorded by staff'];
-    const dispute = [
-      '--status',
-      'in_dispute',
-      '--stage',
-      'chargeback',
-      '--reason-code',
-      '10.4',
-      '--opened-on',
-      '2026-11-02',
-      '--due-date',
-      '2026-12-02',
-    ];
-    const { exitCode, stderr } = await (index < byStaff
-      ? operate('disputes', 'open', '--payment', id, ...terms, ...dispute)
-      : operate('payments', 'refund', id, ...terms, '--by', 'bench'));
-    if (exitCode !== 0) throw new Error(stderr);
-  }
+  for (const [index, { id }] of rows.entries()) await (index < byStaff ? ports.dispute(id) : ports.refund(id));
 };
 
 export const eventsOf = async (pool: Queryable): Promise<StoredEvent[]> => {

@@ -43,6 +43,7 @@ const [payments, perDay, history] = [Number(values.payments), Number(values['per
 const [seconds, idleSeconds] = [Number(values.seconds), Number(values['idle-seconds'])];
 /** Disputes, and refunds by staff, of the history. */
 const BY_STAFF = 3;
+const DISPUTE = ['--amount-cents', '100', '--status', 'in_dispute', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud', '--opened-on', '2026-11-02', '--due-date', '2026-12-02']; // prettier-ignore
 const PROGRESS_EVERY_MS = 10_000;
 
 /** Facts of a store that a later run needs. */
@@ -78,12 +79,16 @@ const makeBase = async (dataDir: string, historyFile: string): Promise<Made> => 
     }
     const issued = await operate(service, 'audit', 'keys', 'issue', '--name', 'bench', '--role', 'auditor');
     const { auditKey } = JSON.parse(issued.stdout) as { auditKey: string };
-    const operating = { operate: (...args: readonly string[]) => operate(service, ...args) };
-    await makeHistory(
-      { url: service.url.origin, apiKey: service.apiKey, portals, pool: service.pool, bank: service.bank, ...operating },
-      history,
-      BY_STAFF,
-    );
+    const command = async (...args: readonly string[]) => {
+      const { exitCode, stderr } = await operate(service, ...args);
+      if (exitCode !== 0) throw new Error(`${args.join(' ')}: ${stderr}`);
+    };
+    const staffed = {
+      settle: () => command('settlement', 'close'),
+      dispute: (id: string) => command('disputes', 'open', '--payment', id, ...DISPUTE),
+      refund: (id: string) => command('payments', 'refund', id, '--amount-cents', '100', '--reason', 'meter misread', '--by', 'bench'),
+    };
+    await makeHistory({ url: service.url.origin, apiKey: service.apiKey, portals, pool: service.pool, ...staffed }, history, BY_STAFF);
     await caughtUp(service);
     const events = await eventsOf(service.pool);
     writeHistory(historyFile, events);
