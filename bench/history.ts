@@ -1,9 +1,6 @@
 /** Makes a history of any size and rebuilds the list from it, for the benchmarks with a large log. */
-import { spawn } from 'node:child_process';
-import { fileURLToPath } from 'node:url';
-import { type BenchService, rssMib } from './service.js';
-
-const OPERATOR = fileURLToPath(new URL('../apps/operator/main.js', import.meta.url));
+import { operate } from './operate.js';
+import type { BenchService } from './service.js';
 
 /** Copies the two events of the newest payment `count` times, with new ids and one millisecond apart. Then moves the head of the log. */
 export const multiply = async ({ pool }: BenchService, count: number): Promise<void> => {
@@ -35,25 +32,8 @@ export const caughtUp = async ({ pool }: BenchService): Promise<void> => {
 
 /** Runs `payfold projections rebuild` as a process and samples its memory. */
 export const rebuild = async (service: BenchService): Promise<{ seconds: number; events: number; peakMib: number }> => {
-  const started = performance.now();
-  const child = spawn(process.execPath, [OPERATOR, '--json', 'projections', 'rebuild', 'payment-list'], {
-    env: { ...process.env, DATA_DIR: service.dataDir, LOG_LEVEL: 'error' },
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
-  let output = '';
-  child.stdout.on('data', (chunk: Buffer) => (output += chunk.toString()));
-  let peakMib = 0;
-  const sampler = setInterval(
-    () =>
-      void rssMib(child.pid!).then(
-        (mib) => (peakMib = Math.max(peakMib, mib)),
-        () => undefined,
-      ),
-    250,
-  );
-  const code = await new Promise((done) => child.once('exit', done));
-  clearInterval(sampler);
-  if (code !== 0) throw new Error(`the rebuild failed: ${output}`);
-  const { events } = JSON.parse(output) as { events: number };
-  return { seconds: (performance.now() - started) / 1_000, events, peakMib };
+  const { exitCode, stdout, stderr, seconds, peakMib } = await operate(service, 'projections', 'rebuild', 'payment-list');
+  if (exitCode !== 0) throw new Error(`the rebuild failed: ${stdout}${stderr}`);
+  const { events } = JSON.parse(stdout) as { events: number };
+  return { seconds, events, peakMib };
 };

@@ -17,6 +17,8 @@ export type Part = (typeof PARTS)[number];
 
 export interface BenchService {
   readonly url: URL;
+  readonly auditUrl: URL;
+  readonly metricsUrl: URL;
   readonly pids: Readonly<Record<Part, number>>;
   readonly dataDir: string;
   readonly databaseUrl: string;
@@ -28,6 +30,9 @@ export interface BenchService {
   readonly portalId: string;
   readonly readySeconds: number;
   restart(): Promise<BenchService>;
+  /** Ends the processes, and keeps the data directory. */
+  close(): Promise<void>;
+  /** Ends the processes, and removes the data directory. */
   stop(): Promise<void>;
 }
 
@@ -68,6 +73,8 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
   };
   return {
     url: new URL(apiUrl),
+    auditUrl: new URL(`http://127.0.0.1:${env.AUDIT_PORT}`),
+    metricsUrl: new URL(`http://127.0.0.1:${env.METRICS_PORT}/metrics`),
     pids: pidsOf(child.pid!),
     dataDir,
     databaseUrl,
@@ -81,6 +88,7 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
       await end();
       return startService({ dataDir, apiKey, portalId });
     },
+    close: end,
     stop: async () => {
       await end();
       await rm(dataDir, { recursive: true, force: true });

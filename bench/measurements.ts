@@ -1,0 +1,220 @@
+/** The measurements of `bench -- year`: each request, report, closing, verification and idle loop that must not cost more in a larger store. */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { REPORTS } from '#audit';
+import { caughtUp } from './history.js';
+import { openLoop, percentile } from './load.js';
+import { operate } from './operate.js';
+import { countingPages } from './pages.js';
+import { type BenchService, createRequest, getRequest, PARTS, processorMs } from './service.js';
+import { startOfDay } from './multiply.js';
+
+/** What an operation costs. null: not measured. */
+export interface Figure {
+  readonly name: string;
+  /** Median of an operation in milliseconds. */
+  readonly ms: number | null;
+  readonly p99: number | null;
+  /** Processor time of all processes for an operation, in milliseconds. */
+  readonly cpuMs: number | null;
+  /** Pages that Postgres reads for an operation. */
+  readonly pages: number | null;
+  readonly mib: number | null;
+  readonly note: string | null;
+}
+const figure = (name: string, known: Partial<Figure>): Figure => ({
+  name,
+  ms: null,
+  p99: null,
+  cpuMs: null,
+  pages: null,
+  mib: null,
+  note: null,
+  ...known,
+});
+
+export interface Measured {
+  readonly payments: number;
+  readonly auditKey: string;
+  readonly portalId: string;
+  /** Milliseconds since 1970: the store ends at the midnight before. */
+  readonly now: number;
+  /** Seconds of each load. */
+  readonly seconds: number;
+  readonly idleSeconds: number;
+  readonly say: (line: string) => void;
+}
+
+const DAY_MS = 86_400_000;
+/** Requests per second of each load. The service is far from its limit, so the latency is that of the work itself. */
+const RATE = 20;
+const CREATES_RATE = 40;
+const CONNECTIONS = 8;
+const SAMPLED = 1_000;
+/** Payments that are refunded must be new: the processor knows nothing of multiplied ones. */
+const NEW_PAGES = 2;
+const TIMES = 3;
+const SETTLED_POLL_MS = 1_000;
+
+/** Processor time of the whole service so far. */
+const serviceMs = (service: BenchService): number => {
+  const parts = processorMs(service);
+  return PARTS.filter((part) => part !== 'load').reduce((sum, part) => sum + parts[part], 0);
+};
+
+/** After a start, the worker records what fell due in the multiplied days: funding of batches, keys of the last day. */
+const atRest = async (service: BenchService): Promise<void> => {
+  await caughtUp(service);
+  for (;;) {
+    const { rows } = await service.pool.query<{ rests: boolean }>(
+      `select not exists (select from settlement_batch where not funded and funded_on <= current_date)
+         and (select size from log_state) = (select position from es.head) as rests`,
+    );
+    if (rows[0]!.rests) break;
+    await sleep(SETTLED_POLL_MS);
+  }
+  await caughtUp(service);
+};
+
+export const measureYear = async (first: BenchService, options: Measured): Promise<{ service: BenchService; figures: readonly Figure[] }> => {
+  const { payments, auditKey, portalId, now, seconds, idleSeconds, say } = options;
+  const figures: Figure[] = [];
+  const add = (name: string, known: Partial<Figure>) => {
+    const one = figure(name, known);
+    figures.push(one);
+    say(`${name}: ${['ms', 'p99', 'cpuMs', 'pages', 'mib', 'note'].flatMap((key) => (one[key as 'ms'] === null ? [] : [`${key} ${typeof one[key as 'ms'] === 'number' ? one[key as 'ms']!.toFixed(1) : one.note}`])).join(', ')}`); // prettier-ignore
+  };
+  await atRest(first);
+  const service = await first.restart();
+  add('ready', { ms: 1_000 * service.readySeconds });
+  await atRest(service);
+
+  const idleFrom = serviceMs(service);
+  const idle = await countingPages(service.pool, () => sleep(1_000 * idleSeconds));
+  const idlePages = idle.pages / idle.seconds;
+  const idleMs = (serviceMs(service) - idleFrom) / idleSeconds;
+  add('idle, each second', { cpuMs: idleMs, pages: idlePages, note: `${(idleMs / 10).toFixed(1)} % of a core` });
+
+  /** Pages of the work, less what the idle service reads in the same time. */
+  const counting = async <T>(work: () => Promise<T>) => {
+    const { result, pages, seconds: took } = await countingPages(service.pool, work);
+    return { result, pages: Math.max(0, pages - idlePages * took) };
+  };
+
+  // Requests of partners.
+  const measureLoad = async (name: string, request: (number: number) => string, to: URL = service.url, rate = RATE) => {
+    const load = { host: to.hostname, port: Number(to.port), connections: CONNECTIONS, request };
+    const cpu = serviceMs(service);
+    const { result, pages } = await counting(() => openLoop(load, rate, seconds));
+    const bad = [...result.statuses].filter(([status]) => status !== 200).map(([status, count]) => `${count} × ${status}`);
+    add(name, {
+      ms: percentile(result.latencies, 0.5),
+      p99: percentile(result.latencies, 0.99),
+      cpuMs: (serviceMs(service) - cpu) / result.answered,
+      pages: pages / result.answered,
+      note: bad.length > 0 ? bad.join(', ') : null,
+    });
+  };
+  const list = '/api/partner/v1/payments';
+  const get = (path: string) => () => getRequest(service, path);
+  const fetched = async (path: string) =>
+    (
+      (await (await fetch(`${service.url.origin}${path}`, { headers: { authorization: `ApiKey ${service.apiKey}` } })).json()) as {
+        data: { payments: { id: string }[]; nextCursor: string | null };
+      }
+    ).data;
+  const { rows: sample } = await service.pool.query<{ id: string }>(
+    `select substr(stream_id, 9) as id from es.events where revision = 0 and stream_id like 'payment-%'
+       and position in (select 1 + floor(random() * (select position from es.head))::bigint from generate_series(1, $1::int))`,
+    [8 * SAMPLED],
+  );
+  const run = `year${Date.now()}`;
+  const walBefore = await walBytes(service);
+  await measureLoad('create', createRequest(service, run), service.url, CREATES_RATE);
+  await caughtUp(service);
+  const wal = (await walBytes(service)) - walBefore;
+  add('WAL of a create', { note: `${(wal / (CREATES_RATE * seconds)).toFixed(0)} bytes` });
+  await measureLoad('GET', (number) => getRequest(service, `${list}/${sample[number % sample.length]!.id}`));
+  const day = startOfDay(now) - DAY_MS;
+  const [from, to] = [day, day + DAY_MS].map((ms) => new Date(ms).toISOString()) as [string, string];
+  const { rows: portals } = await service.pool.query<{ portal_id: string }>('select portal_id from directory_portal');
+  const emptyPortal = portals.at(-1)!.portal_id;
+  await measureLoad('list, first page of 100', get(`${list}?limit=100`));
+  await measureLoad('list, status failed', get(`${list}?status=failed`));
+  await measureLoad('list, status without a match', get(`${list}?status=unknown`));
+  await measureLoad('list, portal', get(`${list}?portalId=${portalId}`));
+  await measureLoad('list, portal and status', get(`${list}?portalId=${portalId}&status=refunded`));
+  await measureLoad('list, portal and status without a match', get(`${list}?portalId=${emptyPortal}&status=unknown`));
+  await measureLoad('list, one day', get(`${list}?from=${from}&to=${to}`));
+  const oldest = (await service.pool.query<{ at: string }>('select min(created_at)::text as at from payment_list')).rows[0]!.at;
+  await measureLoad('list, the oldest', get(`${list}?to=${new Date(Date.parse(oldest) + 60_000).toISOString()}`));
+  const { nextCursor } = await fetched(`${list}?limit=100&to=${from}`);
+  if (nextCursor !== null) await measureLoad('list, by cursor', get(`${list}?limit=100&to=${from}&cursor=${nextCursor}`));
+  const fresh: string[] = [];
+  for (let cursor: string | null = null, page = 0; page < NEW_PAGES; page++) {
+    const { payments: found, nextCursor: next } = await fetched(`${list}?limit=100&portalId=${service.portalId}${cursor ? `&cursor=${cursor}` : ''}`);
+    fresh.push(...found.map(({ id }) => id));
+    if ((cursor = next) === null) break;
+  }
+  const post = (path: string, body: object) => {
+    const text = JSON.stringify(body);
+    return `POST ${path} HTTP/1.1\r\nhost: ${service.url.host}\r\nauthorization: ApiKey ${service.apiKey}\r\ncontent-type: application/json\r\ncontent-length: ${text.length}\r\n\r\n${text}`;
+  };
+  await measureLoad('refund', (number) => post(`${list}/${fresh[number % fresh.length]!}/refund`, { amountCents: 10 }));
+  await measureLoad('quote', get(`/api/partner/v1/fees/quote?portalId=${service.portalId}&amountCents=12500`));
+  await measureLoad('readiness', get('/readyz'));
+
+  // Reports and audit routes of one day.
+  const measureFetch = async (name: string, url: URL, headers: Record<string, string> = { authorization: `AuditKey ${auditKey}` }) => {
+    const times: number[] = [];
+    let note: string | null = null;
+    const { pages } = await counting(async () => {
+      for (let time = 0; time < TIMES; time++) {
+        const begun = performance.now();
+        const answer = await fetch(url, { headers });
+        const read = await answer.text().catch((error: unknown) => `broken off: ${String(error)}`);
+        times.push(performance.now() - begun);
+        if (answer.status !== 200 || read.startsWith('broken off')) note = `HTTP ${answer.status} ${read.slice(0, 120)}`;
+      }
+    });
+    times.sort((a, b) => a - b);
+    add(name, { ms: times[Math.floor(TIMES / 2)]!, p99: times.at(-1)!, pages: pages / TIMES, note });
+  };
+  const measureAudit = (name: string, path: string) => measureFetch(name, new URL(path, service.auditUrl));
+  for (const report of Object.keys(REPORTS)) await measureAudit(`report ${report}, one day`, `/audit/v1/exports/${report}?from=${from}&to=${to}`);
+  await measureFetch('metrics', service.metricsUrl, {});
+  const dated = sample[0]!.id;
+  await measureAudit('audit: a payment as of a day', `/audit/v1/payments/${dated}?asOf=${to}`);
+  await measureAudit('audit: timeline', `/audit/v1/payments/${dated}/timeline`);
+  await measureAudit('audit: payments', '/audit/v1/payments?limit=100');
+  await measureAudit('audit: payments, status failed', '/audit/v1/payments?limit=100&status=failed');
+  await measureAudit('audit: payments, status unknown', '/audit/v1/payments?limit=100&status=unknown');
+  await measureAudit('audit: balances', '/audit/v1/ledger/balances');
+  await measureAudit('audit: balances as of a day', `/audit/v1/ledger/balances?asOf=${to}`);
+  await measureAudit('audit: journal of one day, 1,000 entries', `/audit/v1/ledger/journal?from=${from}&to=${to}&limit=1000`);
+  await measureAudit('audit: drift', '/audit/v1/drift');
+  await measureAudit('audit: exceptions', '/audit/v1/exceptions');
+  await measureAudit('audit: batches', '/audit/v1/batches');
+
+  // Commands.
+  const measureCommand = async (name: string, ...args: readonly string[]) => {
+    const { result, pages } = await counting(() => operate(service, ...args));
+    const failed = result.exitCode === 0 ? null : `exit ${result.exitCode}: ${(result.stderr || result.stdout).slice(0, 200)}`;
+    add(name, { ms: 1_000 * result.seconds, pages, mib: result.peakMib, note: failed });
+    return result;
+  };
+  await measureCommand('command that does nothing', 'portals', 'list');
+  await measureCommand('payments tasks', 'payments', 'tasks');
+  // The closing of the day before makes the last day a period of its own. In a store of one day, nothing lies before.
+  await operate(service, 'audit', 'close-period', '--to', from);
+  await measureCommand('close a day', 'audit', 'close-period', '--to', to);
+  const help = await operate(service, 'audit', 'verify', '--help');
+  if (!help.stdout.includes('--from-head')) add('incremental verify', { note: 'not measured: this release has none' });
+  const full = help.stdout.includes('--full') ? ['--full'] : [];
+  const verified = await measureCommand('full verify', 'audit', 'verify', '--timeout-seconds', '3600', ...full);
+  const { size = 0 } = verified.exitCode === 0 ? (JSON.parse(verified.stdout) as { size?: number }) : {};
+  add('full verify, 1,000 events', { ms: (1_000_000 * verified.seconds) / size, note: `${(size / verified.seconds).toFixed(0)} events/s of ${size}, ${payments} payments` }); // prettier-ignore
+  return { service, figures };
+};
+
+const walBytes = async ({ pool }: BenchService): Promise<number> =>
+  Number((await pool.query<{ bytes: string }>(`select pg_current_wal_lsn() - '0/0' as bytes`)).rows[0]!.bytes);

@@ -1,0 +1,185 @@
+/**
+ * Measures what a year of payments costs: `npm run bench -- year --payments 1000000`.
+ *
+ * The store is made from a small real history (store.ts). Then everything is measured that must not grow with the store. Reports and closings are
+ * measured over its last UTC day, which has `--per-day` payments. At the end a full `payfold audit verify` reads every event.
+ *
+ * `--dir <folder>` keeps the store. The next run with the same folder goes on where an earlier one ended, and measures the same store again.
+ * `--only-make` ends when the store is made. A plot of all recorded sizes is written to `reports/year.svg`.
+ */
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { chmod, mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { NO_FEE } from '#accounts';
+import { startEmbeddedPostgres } from '#platform';
+import { SERVICES } from '../apps/demo/city.js';
+import { openContext } from '../apps/operator/context.js';
+import { printBytes } from './bytes.js';
+import { caughtUp } from './history.js';
+import { type Figure, measureYear } from './measurements.js';
+import { operate } from './operate.js';
+import { refuseWithoutFsync } from './pgbench.js';
+import { type Costs, writePlot } from './plot.js';
+import { type BenchService, startService } from './service.js';
+import { eventsOf, forgetDatabase, makeHistory, makeStore, readHistory, writeHistory } from './store.js';
+
+const { values } = parseArgs({
+  options: {
+    payments: { type: 'string', default: '100000' },
+    /** Payments of each day. */
+    'per-day': { type: 'string', default: '100000' },
+    /** Payments of the real history. */
+    history: { type: 'string', default: '2000' },
+    dir: { type: 'string' },
+    'only-make': { type: 'boolean', default: false },
+    /** Seconds of each measured load. */
+    seconds: { type: 'string', default: '10' },
+    'idle-seconds': { type: 'string', default: '60' },
+  },
+});
+const [payments, perDay, history] = [Number(values.payments), Number(values['per-day']), Number(values.history)];
+const [seconds, idleSeconds] = [Number(values.seconds), Number(values['idle-seconds'])];
+/** Disputes, and refunds by staff, of the history. */
+const BY_STAFF = 3;
+const DISPUTE = ['--amount-cents', '100', '--status', 'in_dispute', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud', '--opened-on', '2026-11-02', '--due-date', '2026-12-02']; // prettier-ignore
+const PROGRESS_EVERY_MS = 10_000;
+
+/** Facts of a store that a later run needs. */
+interface Made {
+  readonly apiKey: string;
+  readonly auditKey: string;
+  readonly portalId: string;
+  /** Milliseconds since 1970, when the history was made. */
+  readonly now: number;
+  readonly complete: boolean;
+}
+
+const started = performance.now();
+const say = (line: string) => console.log(`${((performance.now() - started) / 1_000).toFixed(0).padStart(5)} s  ${line}`);
+
+/** The small service whose history is multiplied: three portals as in the demo, and a key for auditors. */
+const makeBase = async (dataDir: string, historyFile: string): Promise<Made> => {
+  const service = await startService({ dataDir });
+  try {
+    await refuseWithoutFsync(service.pool);
+    const { rows } = await service.pool.query<{ account_id: string }>('select account_id from directory_account');
+    const accountId = rows[0]!.account_id;
+    const context = await openContext({ ...process.env, DATA_DIR: dataDir, LOG_LEVEL: 'error' });
+    const portals: string[] = [];
+    try {
+      for (const { name, fee } of SERVICES) {
+        const { state, position } = await context.administration.createPortal({ accountIds: [accountId], name, gateway: 'simulator', fee: { ...NO_FEE, ...fee } }); // prettier-ignore
+        portals.push(state.portalId);
+        await context.inForce(position);
+      }
+    } finally {
+      await context.close();
+    }
+    const issued = await operate(service, 'audit', 'keys', 'issue', '--name', 'bench', '--role', 'auditor');
+    const { auditKey } = JSON.parse(issued.stdout) as { auditKey: string };
+    const command = async (...args: readonly string[]) => {
+      const { exitCode, stderr } = await operate(service, ...args);
+      if (exitCode !== 0) throw new Error(`${args.join(' ')}: ${stderr}`);
+    };
+    const staffed = {
+      settle: () => command('settlement', 'close'),
+      dispute: (id: string) => command('disputes', 'open', '--payment', id, ...DISPUTE),
+      refund: (id: string) => command('payments', 'refund', id, '--amount-cents', '100', '--reason', 'meter misread', '--by', 'bench'),
+    };
+    await makeHistory({ url: service.url.origin, apiKey: service.apiKey, portals, pool: service.pool, ...staffed }, history, BY_STAFF);
+    await caughtUp(service);
+    const events = await eventsOf(service.pool);
+    writeHistory(historyFile, events);
+    say(`a real history of ${history} payments: ${events.length} events`);
+    return { apiKey: service.apiKey, auditKey, portalId: portals[0]!, now: Date.now(), complete: false };
+  } finally {
+    await service.close();
+  }
+};
+
+/** Makes the store in `directory`, or finds the one of an earlier run. */
+const made = async (directory: string): Promise<Made & { dataDir: string }> => {
+  const [dataDir, historyFile, madeFile] = ['data', 'history.ndjson', 'made.json'].map((name) => join(directory, name)) as [string, string, string];
+  const write = (one: Made) => {
+    writeFileSync(madeFile, JSON.stringify(one));
+    return one;
+  };
+  let found = existsSync(madeFile) ? (JSON.parse(readFileSync(madeFile, 'utf8')) as Made) : null;
+  if (!found) {
+    await rm(dataDir, { recursive: true, force: true });
+    await mkdir(dataDir, { recursive: true, mode: 0o711 });
+    found = await makeBase(dataDir, historyFile);
+    forgetDatabase(dataDir);
+    write(found);
+  }
+  if (!found.complete) {
+    let said = 0;
+    let step = '';
+    const onProgress = (name: string, done: number, total: number) => {
+      if (name === step && performance.now() - said < PROGRESS_EVERY_MS) return;
+      [said, step] = [performance.now(), name];
+      say(`${name}: ${done} of ${total} events`);
+    };
+    // The store is made again after a crash, so this Postgres need not wait for the disk.
+    const postgres = await startEmbeddedPostgres(join(dataDir, 'postgres'), { settings: { synchronous_commit: 'off', max_wal_size: '8GB' } });
+    try {
+      await makeStore(postgres.url, readHistory(historyFile)!, { payments, perDay, now: found.now }, onProgress);
+    } finally {
+      await postgres.stop();
+    }
+    found = write({ ...found, complete: true });
+    say('the store is made');
+  }
+  return { ...found, dataDir };
+};
+
+const directory = values.dir ?? (await mkdtemp(join(tmpdir(), 'payfold-year-')));
+await mkdir(directory, { recursive: true });
+// Postgres runs as another user if this process runs as root.
+await chmod(directory, 0o711);
+let service: BenchService | null = null;
+try {
+  const store = await made(directory);
+  if (!values['only-make']) {
+    service = await startService(store);
+    const figures = await measureYear(service, { ...store, payments, seconds, idleSeconds, say });
+    service = figures.service;
+    await printBytes(service.pool);
+    table(figures.figures);
+    // The plot reads this line from the report.
+    console.log(JSON.stringify({ size: payments, costs: costsOf(figures.figures) } satisfies Costs));
+    plotAll({ size: payments, costs: costsOf(figures.figures) });
+  }
+} finally {
+  await service?.close();
+  if (!values.dir) await rm(directory, { recursive: true, force: true });
+}
+
+function table(figures: readonly Figure[]): void {
+  const cell = (value: number | null, digits = 1) => (value === null ? '' : value.toFixed(digits)).padStart(11);
+  console.log(`${''.padEnd(44)}${['p50 ms', 'p99 ms', 'cpu ms', 'pages', 'MiB'].map((head) => head.padStart(11)).join('')}`);
+  for (const { name, ms, p99, cpuMs, pages, mib, note } of figures)
+    console.log(`${name.padEnd(44)}${cell(ms)}${cell(p99)}${cell(cpuMs, 2)}${cell(pages, 0)}${cell(mib, 0)}${note === null ? '' : `  ${note}`}`);
+}
+
+function costsOf(figures: readonly Figure[]): Record<string, number> {
+  return Object.fromEntries(figures.flatMap(({ name, ms }) => (ms === null ? [] : [[name, ms]])));
+}
+
+/** Draws the newest line of each size in the reports, and this run. Only names that every size has. */
+function plotAll(mine: Costs): void {
+  const bySize = new Map<number, Costs>();
+  const file = 'reports/bench.ndjson';
+  for (const line of existsSync(file) ? readFileSync(file, 'utf8').trimEnd().split('\n') : []) {
+    const { bench, printed } = JSON.parse(line) as { bench: string; printed?: string[] };
+    const recorded = bench === 'year' ? printed?.find((text) => text.startsWith('{"size"')) : undefined;
+    if (recorded) bySize.set((JSON.parse(recorded) as Costs).size, JSON.parse(recorded) as Costs);
+  }
+  bySize.set(mine.size, mine);
+  const all = [...bySize.values()].sort((a, b) => a.size - b.size);
+  const names = Object.keys(mine.costs).filter((name) => all.every(({ costs }) => name in costs));
+  const shown = all.map(({ size, costs }) => ({ size, costs: Object.fromEntries(names.map((name) => [name, costs[name]!])) }));
+  writePlot('reports/year.svg', 'Milliseconds by payments in the store', shown);
+}
