@@ -257,24 +257,29 @@ describe('drift', () => {
       expect(await pass('full')).toEqual({});
       const { client } = day.partner;
       await client.refund(day.payments.findLast(({ amountCents }) => amountCents === 1_500)!.id, {});
-      const changed = async (condition: string) => {
-        await sql('create table kept as table journal_total');
-        await sql(`update journal_total set debit_cents = debit_cents + 1 where account = (select min(account) from journal_total) and ${condition}`);
-        const levelled = async (name: PassName) => {
-          const head = (await service.services.store.head())!;
-          for (const projection of everySubscriber(service.services)) await projection.runUntil(head, { timeoutMs: 20_000 });
-          await signLog(service.services.seal);
-          return pass(name);
-        };
+      const head = (await service.services.store.head())!;
+      for (const projection of everySubscriber(service.services)) await projection.runUntil(head, { timeoutMs: 20_000 });
+      await signLog(service.services.seal);
+      const days = (await sql('select distinct recorded_on::text as day from journal_total order by day')).rows as { day: string }[];
+      expect(days.length).toBeGreaterThan(1);
+      const changed = async (table: string, condition: string) => {
+        await sql(`create table kept as table ${table}`);
+        await sql(`update ${table} set debit_cents = debit_cents + 1 where ctid = (select ctid from ${table} where ${condition} limit 1)`);
         try {
-          return { incremental: await levelled('incremental'), full: await levelled('full') };
+          return [await pass('incremental'), await pass('full')] as const;
         } finally {
-          await sql('begin; truncate journal_total; insert into journal_total table kept; drop table kept; commit');
+          await sql(`begin; truncate ${table}; insert into ${table} table kept; drop table kept; commit`);
         }
       };
-      const days = (await sql('select distinct recorded_on::text as day from journal_total order by day')).rows as { day: string }[];
-      const newest = await changed(`recorded_on = '${days.at(-1)!.day}'`);
-      for (const { books } of [newest.incremental, newest.full]) expect(books).toMatch(/the day totals of .* are not those of its entries/);
+      const named = expect.stringMatching(/the day totals of .* are not those of its entries/) as unknown;
+      const newest = await changed('journal_total', `recorded_on = '${days.at(-1)!.day}'`);
+      expect(newest).toEqual([{ books: named }, { books: named }]);
+      const oldest = await changed('journal_total', `recorded_on = '${days[0]!.day}'`);
+      expect(oldest).toEqual([{}, { books: named }]);
+      expect(await changed('journal_balance', 'true')).toEqual([
+        { books: expect.stringMatching(/the books sum to 1 cents instead of 0/) as unknown },
+        { books: expect.stringMatching(/the balance of \S+ is not the sum of its days/) as unknown },
+      ]);
       expect(await pass('incremental')).toEqual({});
       const { rows } = await sql('select checks from verify_pass where pass = $1', 'incremental');
       expect(JSON.stringify(rows)).toMatch(/events after the first \d+ are those that were sealed/);
