@@ -4,14 +4,18 @@ import { paymentListModel } from '#payments';
 import { journalModel } from '#ledger';
 import { rebuild } from '#eventstore';
 import {
+  beginPass,
   checkPayments,
   findDrift,
   listAsOf,
+  logState,
   type ListThenQuery,
+  passChecks,
   type PassName,
   paymentAsOf,
   paymentIdsAfter,
   runDuePasses,
+  runPass,
   signLog,
   sweepDrift,
   timeline,
@@ -291,6 +295,17 @@ describe('drift', () => {
     const moving = Promise.all(day.payments.slice(0, 6).map(({ id }) => client.refund(id, {})));
     for (let round = 0; round < 5; round++) expect((await checkPayments(ports(), ids)).differences).toEqual([]);
     await moving;
+    // A whole pass, and one from a signed head, while the service charges and refunds, and while its seal and its models go on.
+    const { head } = (await signLog(service.services.seal))!;
+    const going = day.payments.slice(6, 9).map(({ id }) => client.refund(id, {}).then(() => signLog(service.services.seal)));
+    for (const from of [null, head]) {
+      const { size, position } = await logState(service.services.pool);
+      const all = { ...ports(), headFolder: ports().folder };
+      const pass = await beginPass(all, from, { size, position });
+      for await (const _page of runPass(all, pass, { eventsAtOnce: 256, paymentsAtOnce: 5 })) await signLog(service.services.seal);
+      expect(passChecks(pass).filter(({ ok }) => !ok)).toEqual([]);
+    }
+    await Promise.all(going);
   });
 });
 
