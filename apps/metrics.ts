@@ -2,7 +2,7 @@
 import { unfinishedSessions } from '#checkout';
 import { openAttempts } from '#payments';
 import client, { type Registry } from 'prom-client';
-import { driftFigures, unsignedEvents } from '#audit';
+import { driftFigures, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
 import { deliveryFigures } from '#webhooks';
 import { countMaskedLines } from './lifecycle.js';
@@ -152,10 +152,10 @@ const addWebhookMetrics = ({ own, shared }: Pick<Metrics, 'own' | 'shared'>, { w
   });
 };
 
-const addLedgerMetrics = (shared: Registry, { reactors, pool }: Services): void => {
+const addLedgerMetrics = (shared: Registry, { reactors, pool, seal }: Services): void => {
   const registers = [shared];
   let look: ReturnType<typeof driftFigures> | null = null;
-  const figures = () => (look ??= driftFigures(pool).finally(() => (look = null)));
+  const figures = () => (look ??= driftFigures(seal).finally(() => (look = null)));
   new client.Gauge({
     name: 'payfold_drift_differences',
     help: 'Payments, by kind, that are shown otherwise than their events say; any is a fault, or tampering',
@@ -166,7 +166,7 @@ const addLedgerMetrics = (shared: Registry, { reactors, pool }: Services): void 
   });
   new client.Gauge({
     name: 'payfold_drift_last_run_seconds',
-    help: 'How long ago the continuous comparison last came to the end of all payments; absent before the first time',
+    help: 'How long ago a pass last came to the end of all payments; absent before the first time',
     registers,
     async collect() {
       const { lastRunSeconds } = await figures();
@@ -174,6 +174,29 @@ const addLedgerMetrics = (shared: Registry, { reactors, pool }: Services): void 
       else this.set(lastRunSeconds);
     },
   });
+  new client.Gauge({
+    name: 'payfold_drift_oldest_seconds',
+    help: 'Age of the oldest change of a payment that was not compared yet; 0 if there is none; absent before the first comparison',
+    registers,
+    async collect() {
+      const { oldestSeconds } = await figures();
+      if (oldestSeconds === null) this.remove();
+      else this.set(oldestSeconds);
+    },
+  });
+  const passes = (name: string, help: string, figure: (pass: Awaited<ReturnType<typeof passFigures>>[number]) => number) =>
+    new client.Gauge({
+      name,
+      help: `${help}; absent before the first pass`,
+      labelNames: ['pass'],
+      registers,
+      async collect() {
+        for (const pass of await passFigures(pool)) this.set({ pass: pass.pass }, figure(pass));
+      },
+    });
+  passes('payfold_verify_ok', '1 if the last verification pass found no fault', ({ failedChecks }) => (failedChecks === 0 ? 1 : 0));
+  passes('payfold_verify_last_run_seconds', 'How long ago a verification pass last ended', ({ lastRunSeconds }) => lastRunSeconds);
+  passes('payfold_verify_failed_checks', 'Checks that failed in the last verification pass', ({ failedChecks }) => failedChecks);
   new client.Gauge({
     name: 'payfold_seal_lag_seconds',
     help: 'Age of the oldest event that is not in the sealed log',

@@ -4,7 +4,18 @@ import { CommandBus, CqrsModule, QueryBus } from '@nestjs/cqrs';
 import { Module } from '@nestjs/common';
 import { apiKeyUseMigration, type AuthenticationDeps, directoryModel, type Directory } from '#accounts';
 import { AccountsModule, AUTHENTICATION, DIRECTORY } from '#accounts/module';
-import { auditKeyModel, driftMigration, driftPassMigration, headFolder, logSealMigration, type ProvePorts, sealedEnd, signedEnd } from '#audit';
+import {
+  auditKeyModel,
+  driftFollowMigration,
+  driftMigration,
+  driftPassMigration,
+  headFolder,
+  logSealMigration,
+  type ProvePorts,
+  sealedEnd,
+  signedEnd,
+  verifyPassMigration,
+} from '#audit';
 import { AuditModule, SEAL, SEALER } from '#audit/module';
 import { type CheckoutPorts, checkoutUnfinishedModel } from '#checkout';
 import { CHECKOUT_PORTS, CheckoutModule } from '#checkout/module';
@@ -56,6 +67,8 @@ export const MIGRATIONS: readonly Migration[] = [
   logSealMigration,
   driftMigration,
   driftPassMigration,
+  driftFollowMigration,
+  verifyPassMigration,
   dropReadModelsOf010,
 ];
 

@@ -5,7 +5,8 @@
  * - the journal's projection, compared with the list's;
  * - a full verification, compared with reading and hashing the same rows;
  * - an export, and its memory;
- * - the drift check.
+ * - the drift check;
+ * - a full verification pass: log, payments and books.
  *
  * Everything runs in one process with one Postgres. The history consists of copies of one real payment. `--as-of` ends after the first part, which
  * needs only the log.
@@ -27,7 +28,7 @@ import {
   resetCheckpoint,
   searchPathOf,
 } from '#eventstore';
-import { eventHash, findDrift, logSeal, paymentAsOf, reportText, verifyLog } from '#audit';
+import { beginPass, eventHash, findDrift, logSeal, passChecks, paymentAsOf, reportText, runPass, verifyLog } from '#audit';
 import { journalModel } from '#ledger';
 import { paymentListModel } from '#payments';
 import { paymentRegisterModel } from '#settlement';
@@ -158,12 +159,12 @@ try {
     let most = idle;
     const said = { rows: 0, totals: {}, after: null };
     let pieces = 0;
-    const cpu = process.cpuUsage();
+    const cpuExport = process.cpuUsage();
     const exporting = await timed(async () => {
       for await (const piece of reportText({ store, db: pool }, 'payments', 'csv', { from: null, to: null, asOf: null, after: null }, said))
         if (piece.length > 0 && pieces++ % 20 === 0) most = Math.max(most, await rssMib(process.pid));
     });
-    const busy = process.cpuUsage(cpu);
+    const busy = process.cpuUsage(cpuExport);
     console.log(
       `export of payments: ${said.rows} rows, ${(said.rows / exporting).toFixed(0)}/s (floor 50000), ${((said.rows * 1e6) / (busy.user + busy.system)).toFixed(0)} per second of our core; memory ${(most - idle).toFixed(0)} MiB above idle (ceiling 150)`,
     );
@@ -175,7 +176,21 @@ try {
     console.log(
       `drift over ${payments} payments: ${drift.toFixed(1)} s, ${(payments / drift).toFixed(0)} payments/s (floor 8333), ${((payments * 1e6) / (spent.user + spent.system)).toFixed(0)} per second of our core, ${differences} differences`,
     );
-    if (!ok || differences > 0) process.exitCode = 1;
+    const pass = await beginPass(ports, null, { size: events, position: head });
+    const idleBefore = await rssMib(process.pid);
+    let peak = idleBefore;
+    let pages = 0;
+    const cpuBefore = process.cpuUsage();
+    const whole = await timed(async () => {
+      for await (const _page of runPass(ports, pass, { eventsAtOnce: 16_384, paymentsAtOnce: 100 }))
+        if (pages++ % 20 === 0) peak = Math.max(peak, await rssMib(process.pid));
+    });
+    const cpu = process.cpuUsage(cpuBefore);
+    const failed = passChecks(pass).filter((check) => !check.ok);
+    console.log(
+      `full verification pass: ${(events / whole).toFixed(0)} events/s (floor 20000), ${((cpu.user + cpu.system) / 1_000 / events).toFixed(4)} ms of our processor an event; memory ${peak.toFixed(0)} MiB (ceiling 300); ${failed.length === 0 ? 'ok' : failed.map(({ name, detail }) => `${name}: ${detail}`).join('; ')}`,
+    );
+    if (!ok || differences > 0 || failed.length > 0) process.exitCode = 1;
   };
   if (!values['as-of']) await measureBooks();
 } finally {

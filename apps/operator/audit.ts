@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditRole, Difference, DriftKind, DriftReport, ReportName } from '#audit';
+import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
 import type { ReadModel } from '#eventstore';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
@@ -29,37 +29,52 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       wholeNumber,
       VERIFY_WAIT_SECONDS,
     )
+    .addOption(
+      new Option(
+        '--from-head <file>',
+        'verify only what came after a signed head, which you trust; checked with the key and the stored tiles',
+      ).conflicts('full'),
+    )
+    .option('--full', 'verify everything (default)')
     .action(
-      action(async ({ services }, { timeoutSeconds }: { timeoutSeconds: number }) => {
+      action(async ({ services }, { timeoutSeconds, fromHead }: { timeoutSeconds: number; fromHead?: string }) => {
+        const note = fromHead === undefined ? null : readHead(fromHead);
         const all = await services();
-        const { logState, verifyLog } = await import('#audit');
-        const { journalModel, verifyPeriods } = await import('#ledger');
+        const { beginPass, find, logState, passChecks, runPass, trustedHead, UntrustedHead } = await import('#audit');
+        const { journalModel, journalPayments } = await import('#ledger');
+        const ports = { ...all.seal, headFolder: all.seal.folder };
         const waitMs = timeoutSeconds * 1_000;
         const [sealing, behind] = await Promise.all([sealed(all, waitMs), notLevel(all, await reportModels(), waitMs)]);
-        const bar = progressBar('events', (await logState(all.pool)).size || null);
-        const log = await verifyLog({ ...all.seal, headFolder: all.seal.folder }, (events) => bar.update(events)).finally(() => bar.stop());
-        const { position, size, root } = log;
-        const drift = await driftOf(all, log.payments);
-        const journalBehind = behind.filter(({ name }) => name === journalModel.name);
-        const of = (name: string, kinds: readonly DriftKind[], good: string, notCompared: readonly NotLevel[]): Check => {
-          const found = drift.differences.filter(({ kind }) => kinds.includes(kind));
-          const more = found.length > SHOWN_DIFFERENCES ? ['more: see audit drift'] : [];
-          const findings = [...notCompared.map(({ reason }) => reason), ...found.slice(0, SHOWN_DIFFERENCES).map(inWords), ...more];
-          return { name, ok: findings.length === 0, detail: findings.length === 0 ? good : findings.join('; ') };
+        const from =
+          note === null
+            ? null
+            : await trustedHead(ports, note).catch((error: unknown) => {
+                throw error instanceof UntrustedHead ? new Error(`${fromHead}: ${error.message}`) : error;
+              });
+        const { size, position } = await logState(all.pool);
+        const pass = await beginPass(ports, from && { size: from.size, position: from.position }, { size, position });
+        for (const { name, reason } of behind)
+          if (name !== journalModel.name) find(pass.found.models, reason);
+          else for (const findings of [pass.found.journal, pass.found.books]) find(findings, reason);
+        let bar: ReturnType<typeof progressBar> | null = null;
+        let shown: string | null = null;
+        const totals = { events: size - (from?.size ?? 0), payments: from ? null : await journalPayments(all.pool) };
+        const onProgress = (what: 'events' | 'payments', done: number) => {
+          // An incremental pass compares payments while it reads events. Its bar shows the events.
+          if (from && what === 'payments') return;
+          if (shown !== what) {
+            bar?.stop();
+            bar = progressBar(what, totals[what]);
+            shown = what;
+          }
+          bar?.update(done);
         };
-        return reported({ position, size, root }, [
-          ...sealing,
-          ...log.checks,
-          of(
-            'read models',
-            ['list', 'settlement'],
-            `the list and the settlement of ${drift.payments} payments equal their replay`,
-            behind.filter(({ name }) => name !== journalModel.name),
-          ),
-          of('journal', ['journal', 'amounts'], `${drift.entries} entries equal their replay`, journalBehind),
-          of('books', ['books'], 'they sum to 0', journalBehind),
-          await verifyPeriods(all.seal),
-        ]);
+        try {
+          for await (const _page of runPass(ports, pass, { ...VERIFY_AT_ONCE, onProgress }));
+        } finally {
+          (bar as ReturnType<typeof progressBar> | null)?.stop();
+        }
+        return reported({ position: position === '' ? null : position, size, root: pass.root }, [...sealing, ...passChecks(pass)]);
       }),
     );
 
@@ -312,8 +327,8 @@ const driftOf = async (all: Services, streams: number | null): Promise<DriftRepo
   }
 };
 
-/** `audit verify` shows at most this many differences of each check. */
-const SHOWN_DIFFERENCES = 5;
+/** How much of the log, and how many payments, `audit verify` compares in one page. */
+const VERIFY_AT_ONCE = { eventsAtOnce: 16_384, paymentsAtOnce: 100 } as const;
 const inWords = ({ paymentId, position, message }: Difference): string =>
   `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;
 

@@ -5,7 +5,7 @@
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
-import { BrokenPromise, ForgedHead, signLog, sweepDrift } from '#audit';
+import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger } from '#platform';
 import { recordSettlements } from '#settlement';
@@ -19,9 +19,11 @@ const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 /** Time between two signed heads. A loss of events after the newest signed head is not visible in any head. */
 const HEAD_EVERY_MS = 60_000;
-/** Each round checks some hundred payments, with pauses between them. A million payments take a few hours and little CPU time. */
 const DRIFT_EVERY_MS = 5_000;
-const DRIFT_PAUSE_MS = 250;
+/** How often a worker looks whether a verification pass is due, or was left by a worker that died. */
+const VERIFY_EVERY_MS = 60_000;
+/** The sweep and the passes pause this long after 40 payments. So they compare some 150 payments a second, at little CPU time. */
+const COMPARE_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 
@@ -67,6 +69,7 @@ export const startWorker = (services: Services): Worker => {
     },
     { name: 'key purge', everyMs: PURGE_EVERY_MS, run: () => purgeKeys(payments, stop.signal) },
     { name: 'drift', everyMs: DRIFT_EVERY_MS, run: () => lookForDrift(services, stop.signal) },
+    { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
@@ -111,9 +114,36 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
   }
 };
 
-/** Compares payments in read models with their events, and logs each difference as a fault or as tampering. */
-const lookForDrift = async ({ seal: { store, db, now }, clock, log }: Services, stop: AbortSignal): Promise<void> => {
-  const found = await sweepDrift({ store, db, now }, () => clock.sleep(DRIFT_PAUSE_MS, stop));
-  for (const { paymentId, kind, position, message } of found ?? [])
+/** Pauses. False: the worker stops, or the store has an incident. */
+const pauseOrStop = async ({ clock, ownLog }: Services, stop: AbortSignal): Promise<boolean> => {
+  await clock.sleep(COMPARE_PAUSE_MS, stop);
+  return !stop.aborted && !ownLog.incident;
+};
+
+const reportDifferences = ({ log }: Services, differences: readonly Difference[]): void => {
+  for (const { paymentId, kind, position, message } of differences)
     log.error({ paymentId, kind, position, difference: message }, 'a payment is shown otherwise than its events say');
+};
+
+/** Compares the payments that changed with their events, and logs each difference as a fault or as tampering. */
+const lookForDrift = async (services: Services, stop: AbortSignal): Promise<void> => {
+  for (;;) {
+    const swept = await sweepDrift(services.seal, () => pauseOrStop(services, stop));
+    reportDifferences(services, swept?.differences ?? []);
+    if (!swept || swept.level || !(await pauseOrStop(services, stop))) return;
+  }
+};
+
+/** Runs the verification passes that are due. A check that fails is an alarm. */
+const verifyWhatIsDue = async (services: Services, stop: AbortSignal): Promise<void> => {
+  const { seal, clock, ids, log } = services;
+  await runDuePasses({
+    ...seal,
+    headFolder: seal.folder,
+    clock,
+    ids,
+    goOn: () => pauseOrStop(services, stop),
+    onDifferences: (differences) => reportDifferences(services, differences),
+    onFailed: (pass, { name, detail }) => log.error({ pass, check: name, finding: detail }, 'a verification pass has found a fault'),
+  });
 };

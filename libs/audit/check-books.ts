@@ -1,9 +1,10 @@
 /**
- * Checks the journal as a whole: its entries, and the sums that it keeps beside them.
+ * Checks the journal as a whole: the number of its entries, that each balances, and the sums that it keeps beside them.
  *
- * The entries are read in pieces. The last piece is read in one snapshot with the sums, because the journal goes on.
+ * The sums of a day are compared with the entries that were recorded on that day. The entries are read in pieces. The last piece of a day is read in
+ * one snapshot with the day's sums, because the journal goes on. The balances of all accounts are compared with the sums of all days.
  */
-import { type Balance, balances, bookSumCents, JOURNAL_END, JOURNAL_START } from '#ledger';
+import { bookSumCents, balances, JOURNAL_END } from '#ledger';
 import { type Pool, type Queryable, transaction } from '#platform';
 
 export interface WrongBooks {
@@ -12,124 +13,217 @@ export interface WrongBooks {
   readonly position: string | null;
 }
 
-/**
- * Checks that all accounts sum to 0, that every entry balances, that the number of entries up to the log position `until` is right, and that the sums
- * by day and by account are those of the entries. Names at most `most` entries that do not balance.
- */
-export const checkBooks = async (db: Pool, until: string, expectedEntries: number, most: number): Promise<WrongBooks[]> => {
-  const pieces = new SummedPieces(until, most);
-  let place = JOURNAL_START.position;
-  for (let next = await endOfPiece(db, place); next; next = await endOfPiece(db, place)) {
-    await pieces.add(db, place, next);
-    place = next;
+export interface BooksQuery {
+  /** Entries after this position of the log are counted, and the days from its day on are compared. '': all. */
+  readonly after: string;
+  /** Entries up to this position are counted. */
+  readonly until: string;
+  /** Number of entries that follow from the events between these positions. */
+  readonly expected: number;
+  /** False: the balances of accounts are not compared with the sums of all days. */
+  readonly full: boolean;
+  /** The last place of an earlier check, which goes on after it. */
+  readonly place?: BooksPlace;
+}
+
+/** The progress of a check: entries counted up to a position, then the days that were compared. */
+export interface BooksPlace {
+  readonly counted: { readonly position: string; readonly entries: number };
+  /** The last day that was compared. null: not all entries are counted yet. '': no day was compared yet. {@link ALL_DAYS}: nothing is left. */
+  readonly day: string | null;
+}
+
+export interface BooksPage {
+  /** null: a day is half compared, and a later check begins again at this day. */
+  readonly place: BooksPlace | null;
+  readonly wrong: readonly WrongBooks[];
+}
+
+/** Greater than every day. */
+const ALL_DAYS = '~';
+/** At most this many entries of one day that do not balance are named. */
+const NAMED_ENTRIES = 100;
+/** Number of entries that one statement counts or sums. */
+const PIECE_ENTRIES = 20_000;
+/** Entries of two processes may lie in the log in another order than their times. */
+const CLOCKS_DIFFER = '10 minutes';
+
+const wrongSum = (message: string): WrongBooks => ({ message, position: null });
+
+/** Yields a page after each piece of entries. */
+export const checkBooks = async function* (db: Pool, query: BooksQuery): AsyncGenerator<BooksPage, void, void> {
+  const { after, until, expected, full } = query;
+  let place: BooksPlace = query.place ?? { counted: { position: after, entries: 0 }, day: null };
+  while (place.day === null) {
+    const { position, entries } = place.counted;
+    const next = (await endOfPiece(db, position, until)) ?? until;
+    const { rows } = await db.query<{ count: string }>('select count(*) as count from journal_entry where position > $1 and position <= $2', [
+      position,
+      next,
+    ]);
+    const counted = { position: next, entries: entries + Number(rows[0]!.count) };
+    const isLast = next >= until;
+    place = { counted, day: isLast ? '' : null };
+    const right = !isLast || counted.entries === expected;
+    yield { place, wrong: right ? [] : [wrongSum(countMessage(after, counted.entries, expected))] };
   }
-  const kept = await transaction(db, async (client) => {
-    await client.query('set transaction isolation level repeatable read, read only');
-    await pieces.add(client, place, JOURNAL_END.position);
-    return { totals: await totalsOf(client), balances: await balances(client, { asOf: null, effectiveTo: null }) };
-  });
-  const sum = bookSumCents(kept.balances);
-  const wrong = (message: string): WrongBooks => ({ message, position: null });
-  return [
-    ...(sum === 0 ? [] : [wrong(`the books sum to ${sum} cents instead of 0`)]),
-    ...pieces.unbalanced.slice(0, most).map(({ id, position }) => ({ message: `entry ${id} does not balance`, position })),
-    ...(pieces.unbalanced.length > most ? [wrong('more entries do not balance')] : []),
-    ...(pieces.count === expectedEntries ? [] : [wrong(`the journal holds ${pieces.count} entries, the events post ${expectedEntries}`)]),
-    ...pieces.differing(kept.totals, kept.balances).map(wrong),
-  ];
+  for (const day of await daysToCompare(db, after, full)) {
+    if (day <= place.day!) continue;
+    const sums = new DaySums(db, day, full);
+    for await (const _ of sums.pieces()) yield { place: null, wrong: [] };
+    place = { ...place, day };
+    yield { place, wrong: sums.wrong };
+  }
+  if (place.day === ALL_DAYS) return;
+  const sum = bookSumCents(await balances(db, { asOf: null, effectiveTo: null }));
+  yield {
+    place: { ...place, day: ALL_DAYS },
+    wrong: [...(sum === 0 ? [] : [wrongSum(`the books sum to ${sum} cents instead of 0`)]), ...(full ? (await wrongBalances(db)).map(wrongSum) : [])],
+  };
 };
 
-/** Number of entries whose sums one statement makes. */
-const PIECE_ENTRIES = 20_000;
+const countMessage = (after: string, found: number, expected: number): string =>
+  after === ''
+    ? `the journal holds ${found} entries, the events post ${expected}`
+    : `the journal holds ${found} entries after position ${after}, the events post ${expected}`;
 
-/** The position of the last entry of a whole piece. null: fewer entries are left. */
-const endOfPiece = async (db: Queryable, after: string): Promise<string | null> => {
+/** The position of the last entry of a whole piece, up to `until`. null: fewer entries are left. */
+const endOfPiece = async (db: Queryable, after: string, until: string): Promise<string | null> => {
   const { rows } = await db.query<{ position: string }>(
-    'select position from journal_entry where position > $1 order by position, number offset $2::int limit 1',
-    [after, PIECE_ENTRIES - 1],
+    'select position from journal_entry where position > $1 and position <= $2 order by position, number offset $3::int limit 1',
+    [after, until, PIECE_ENTRIES - 1],
   );
   return rows[0]?.position ?? null;
+};
+
+/** Days on which entries were recorded, ascending. All days of the sums; or the days since the first entry after `after`. */
+const daysToCompare = async (db: Queryable, after: string, full: boolean): Promise<string[]> => {
+  const { rows } = full
+    ? await db.query<{ day: string }>('select distinct recorded_on::text as day from journal_total order by day')
+    : await db.query<{ day: string }>(
+        `select day::date::text as day from generate_series(
+           (select (recorded_at - interval '${CLOCKS_DIFFER}')::date from journal_entry where position > $1 order by position, number limit 1),
+           (select (recorded_at + interval '${CLOCKS_DIFFER}')::date from journal_entry order by position desc, number desc limit 1), '1 day') as day`,
+        [after],
+      );
+  return rows.map(({ day }) => day);
+};
+
+/** The accounts whose balance is not the sum of all days. One statement sees both as they were at one moment. */
+const wrongBalances = async (db: Queryable): Promise<string[]> => {
+  const { rows } = await db.query<{ account: string }>(
+    `select account from (select account, sum(debit_cents) as debit, sum(credit_cents) as credit from journal_total group by account) t
+     full join journal_balance b using (account)
+     where (coalesce(debit, 0), coalesce(credit, 0)) is distinct from (coalesce(debit_cents, 0), coalesce(credit_cents, 0)) order by account`,
+  );
+  return rows.map(({ account }) => `the balance of ${account} is not the sum of its days`);
 };
 
 interface SumRow {
   readonly account: string;
   readonly rule: string;
-  /** The days on which the entries were recorded, took effect, and are booked. */
+  /** The days on which the entries took effect, and are booked. */
   readonly days: string;
+  readonly booked: string;
   readonly debit: string;
   readonly credit: string;
 }
 
-const totalsOf = async (db: Queryable): Promise<readonly SumRow[]> => {
-  const { rows } = await db.query<SumRow>(
-    `select account, rule, concat_ws(' ', recorded_on, effective_on, booked_on) as days, debit_cents as debit, credit_cents as credit from journal_total`,
-  );
-  return rows;
-};
-
-/** The sums of entries, piece by piece. Memory grows with the number of sums that the journal keeps, not with its entries. */
-class SummedPieces {
-  count = 0;
-  readonly unbalanced: { id: string; position: string }[] = [];
-  private readonly byDay = new Map<string, [debit: number, credit: number]>();
+/** The sums of the entries that were recorded on one day. Memory grows with the number of sums of the day, not with its entries. */
+class DaySums {
+  readonly wrong: WrongBooks[] = [];
+  private readonly sums = new Map<string, { debit: number; credit: number; readonly booked: string }>();
 
   constructor(
-    private readonly until: string,
-    private readonly most: number,
+    private readonly db: Pool,
+    private readonly day: string,
+    private readonly full: boolean,
   ) {}
 
-  /** Adds the entries after one position of the log up to another. */
-  async add(db: Queryable, after: string, to: string): Promise<void> {
-    const values = [after, to];
-    const piece = 'from journal_entry where position > $1 and position <= $2';
+  /** Yields after each piece but the last one. After that, `wrong` is complete. */
+  async *pieces(): AsyncGenerator<void, void, void> {
+    const { db, day } = this;
+    const { first, last } = await this.part();
+    let place = first;
+    for (let next = await endOfPiece(db, place, last); next; next = await endOfPiece(db, place, last)) {
+      await this.add(db, place, next);
+      place = next;
+      yield;
+    }
+    const kept = await transaction(db, async (client) => {
+      await client.query('set transaction isolation level repeatable read, read only');
+      await this.add(client, place, last);
+      const { rows } = await client.query<SumRow>(
+        `select account, rule, concat_ws(' ', recorded_on, effective_on, booked_on) as days, booked_on::text as booked, debit_cents as debit, credit_cents as credit
+         from journal_total where recorded_on = $1::date and ($2::date[] is null or booked_on = any($2::date[]))`,
+        [day, this.full ? null : [...new Set([...this.sums.values()].map(({ booked }) => booked))]],
+      );
+      return rows;
+    });
+    this.compare(kept);
+  }
+
+  /** The positions between which the day's entries lie. `first` is exclusive. */
+  private async part(): Promise<{ first: string; last: string }> {
+    // Each statement reads an hour, so that none takes long. The range of times has its own index.
+    let [first, last]: [string | null, string] = [null, ''];
+    for (let hour = 0; hour < 24; hour++) {
+      const { rows } = await this.db.query<{ first: string | null; last: string | null; goes_on: boolean }>(
+        `select min(position) as first, max(position) as last, count(*), $1::date >= current_date - 1 as goes_on from journal_entry
+         where recorded_at >= ($1::date + $2::int * interval '1 hour')::timestamptz
+           and recorded_at < ($1::date + ($2::int + 1) * interval '1 hour')::timestamptz`,
+        [this.day, hour],
+      );
+      const [found] = rows;
+      if (found?.first && (first === null || found.first < first)) ({ first } = found);
+      if (found?.last && found.last > last) ({ last } = found);
+      // Entries of this day may still be added.
+      if (found?.goes_on) last = JOURNAL_END.position;
+    }
+    if (first === null) return { first: '', last: '' };
+    const { rows } = await this.db.query<{ before: string | null }>('select max(position) as before from journal_entry where position < $1', [first]);
+    return { first: rows[0]?.before ?? '', last };
+  }
+
+  /** Adds the day's entries after one position of the log up to another. */
+  private async add(db: Queryable, after: string, to: string): Promise<void> {
+    // As an expression, the condition on the day cannot make Postgres read the index of times for each piece.
+    const values = [after, to, this.day];
+    const piece = 'from journal_entry where position > $1 and position <= $2 and (recorded_at::date) = $3::date';
     const { rows: sums } = await db.query<SumRow>(
-      `select p.account, rule, concat_ws(' ', recorded_at::date, effective_at::date, booked_at::date) as days, sum(greatest(p.cents, 0)) as debit,
-              sum(greatest(-p.cents, 0)) as credit
-       from (select * ${piece}) as e cross join unnest(e.accounts, e.cents) as p (account, cents) group by 1, 2, 3`,
+      `select p.account, rule, concat_ws(' ', recorded_at::date, effective_at::date, booked_at::date) as days, booked_at::date::text as booked,
+              sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
+       from (select * ${piece}) as e cross join unnest(e.accounts, e.cents) as p (account, cents) group by 1, 2, 3, 4`,
       values,
     );
-    for (const { account, rule, days, debit, credit } of sums) {
+    for (const { account, rule, days, booked, debit, credit } of sums) {
       const name = `${account} ${rule} ${days}`;
-      const [d, c] = this.byDay.get(name) ?? [0, 0];
-      this.byDay.set(name, [d + Number(debit), c + Number(credit)]);
+      const sum = this.sums.get(name) ?? { debit: 0, credit: 0, booked };
+      this.sums.set(name, { booked, debit: sum.debit + Number(debit), credit: sum.credit + Number(credit) });
     }
-    const { rows: counted } = await db.query<{ count: string }>(`select count(*) filter (where position <= $3) as count ${piece}`, [
-      ...values,
-      this.until,
-    ]);
-    this.count += Number(counted[0]!.count);
     const { rows: unbalanced } = await db.query<{ id: string; position: string }>(
       `select entry_id as id, position ${piece}
          and (cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0)
-       order by position, number limit $3::int`,
-      [...values, this.most + 1],
+       order by position, number limit ${NAMED_ENTRIES}`,
+      values,
     );
-    this.unbalanced.push(...unbalanced.slice(0, this.most + 1 - this.unbalanced.length));
+    for (const { id, position } of unbalanced) this.wrong.push({ message: `entry ${id} does not balance`, position });
   }
 
   /** A line for each account whose kept sums are not those of its entries. */
-  differing(totals: readonly SumRow[], kept: readonly Balance[]): string[] {
+  private compare(kept: readonly SumRow[]): void {
     const wrong = new Map<string, string>();
-    const left = new Map(this.byDay);
-    for (const { account, rule, days, debit, credit } of totals) {
+    const left = new Map(this.sums);
+    for (const { account, rule, days, debit, credit } of kept) {
       const name = `${account} ${rule} ${days}`;
-      const [d, c] = left.get(name) ?? [0, 0];
+      const sum = left.get(name);
       left.delete(name);
-      if (d !== Number(debit) || c !== Number(credit))
-        wrong.set(account, `the day totals of ${account} are not those of its entries (${rule}, ${days})`);
+      if (sum?.debit !== Number(debit) || sum.credit !== Number(credit)) wrong.set(account, `${rule}, ${days}`);
     }
-    const sums = new Map<string, [number, number]>();
-    for (const [name, [debit, credit]] of this.byDay) {
-      const account = name.split(' ', 1)[0]!;
-      if (left.has(name)) wrong.set(account, `the day totals of ${account} are not those of its entries (${name.slice(account.length + 1)})`);
-      const [d, c] = sums.get(account) ?? [0, 0];
-      sums.set(account, [d + debit, c + credit]);
+    for (const name of left.keys()) {
+      const [account, rule, ...days] = name.split(' ') as [string, string, ...string[]];
+      wrong.set(account, `${rule}, ${days.join(' ')}`);
     }
-    const balances = new Map(kept.map(({ account, debitCents, creditCents }) => [account, [debitCents, creditCents] as const]));
-    for (const account of new Set([...sums.keys(), ...balances.keys()])) {
-      const [[d, c], [debit, credit]] = [sums.get(account) ?? [0, 0], balances.get(account) ?? [0, 0]];
-      if (d !== debit || c !== credit) wrong.set(account, `the balance of ${account} is not the sum of its entries`);
-    }
-    return [...wrong.values()];
+    for (const [account, which] of wrong) this.wrong.push(wrongSum(`the day totals of ${account} are not those of its entries (${which})`));
   }
 }

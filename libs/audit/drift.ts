@@ -6,9 +6,19 @@
  * events is a difference only if the read model's checkpoint has passed them.
  */
 import { createHash } from 'node:crypto';
-import { checkpointOf, type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
+import { checkpointOf, type EventStore, NotInTheLog, type Position, readStreams, type Recorded } from '#eventstore';
 import { canonicalJson, sumCents } from '#kernel';
-import { type Charged, isVisible, paymentListModel, paymentListRow, payment as decider, type Payment, paymentStream, paymentEvents } from '#payments';
+import {
+  type Charged,
+  isVisible,
+  paymentListModel,
+  paymentIdOf,
+  paymentListRow,
+  payment as decider,
+  type Payment,
+  paymentStream,
+  paymentEvents,
+} from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { ALL_AS_TEXT, collect, everyRow, type Migration, type Pool, type Queryable } from '#platform';
 import { checkBooks } from './check-books.js';
@@ -70,14 +80,14 @@ const PAGES_AHEAD = 3;
  */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
-interface Checkpoints {
+export interface Checkpoints {
   readonly list: string;
   readonly journal: string;
   readonly register: string;
   readonly policies: readonly PolicyFrom[];
 }
 
-const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> => {
+export const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> => {
   const { rows } = await db.query<{ name: string; position: string }>(
     'select name, position from projection_checkpoint where name = any($1::text[])',
     [[paymentListModel, journalModel, paymentRegisterModel].map(checkpointOf)],
@@ -381,15 +391,28 @@ interface Checked {
   readonly differences: Difference[];
   /** One line for each payment (id, revision, state), in the order of the given ids. */
   readonly texts: string[];
-  /** Number of journal entries that follow from the payments' events up to `until`. */
+  /** Number of journal entries that follow from the payments' events in the counted part of the log. */
   readonly entries: number;
+  /** Number of payments without an event between `since` and `after` of the counted part. */
+  readonly first: number;
 }
 
-/** Compares the payments `ids`. `until`: log position up to which `entries` counts. */
-export const checkPayments = async (ports: DriftPorts, ids: readonly string[], until = ''): Promise<Checked> =>
-  checkRead(ports, await read(ports, ids), until);
+/**
+ * The part of the log whose entries are counted: after one position, up to another ('': none). If a larger part that begins at `since` is read piece
+ * by piece, a payment counts in the piece with its first event.
+ */
+export interface CountedPart {
+  readonly since: string;
+  readonly after: string;
+  readonly until: string;
+}
+const upTo = (until: string): CountedPart => ({ since: '', after: '', until });
 
-interface ReadPage {
+/** Compares the payments `ids`. */
+export const checkPayments = async (ports: DriftPorts, ids: readonly string[], counted: CountedPart = upTo('')): Promise<Checked> =>
+  checkRead(ports, await read(ports, ids), counted);
+
+export interface ReadPage {
   readonly ids: readonly string[];
   readonly at: Checkpoints;
   readonly told: ReadonlyMap<string, Told>;
@@ -405,17 +428,19 @@ const read = async (ports: DriftPorts, ids: readonly string[]): Promise<ReadPage
   return { ids, at, told, streams: await readStreams(store, ids.map(paymentStream), { skipUnreadable: true }) };
 };
 
-const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: ReadPage, until: string): Promise<Checked> => {
+export const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: ReadPage, counted: CountedPart): Promise<Checked> => {
+  const { since, after, until } = counted;
   const texts: string[] = [];
   const doubtful: string[] = [];
-  let entries = 0;
+  let [entries, first] = [0, 0];
   for (const [index, id] of ids.entries()) {
     const replayed = replay(id, streams[index]!, at);
     if (!agrees(replayed, told.get(id)!)) doubtful.push(id);
     texts.push(`${id} ${replayed.revision} ${replayed.row?.at(-1) ?? JSON.stringify(replayed.payment)}\n`);
-    for (const { position } of replayed.entries) if (position <= until) entries += 1;
+    for (const { position } of replayed.entries) if (position > after && position <= until) entries += 1;
+    if (!streams[index]!.some(({ position }) => position > since && position <= after)) first += 1;
   }
-  return { differences: await lookClosely(ports, doubtful), texts, entries };
+  return { differences: await lookClosely(ports, doubtful), texts, entries, first };
 };
 
 const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<Difference[]> => {
@@ -440,7 +465,7 @@ export const paymentIdsAfter = async (db: Queryable, after: string | null, limit
   return rows.map((row) => row.payment_id);
 };
 
-const newestPaymentId = async (db: Queryable): Promise<string | null> => {
+export const newestPaymentId = async (db: Queryable): Promise<string | null> => {
   const { rows } = await db.query<{ payment_id: string }>(
     `select payment_id from (
        (select payment_id from journal_payment order by payment_id desc limit 1)
@@ -449,11 +474,19 @@ const newestPaymentId = async (db: Queryable): Promise<string | null> => {
   return rows[0]?.payment_id ?? null;
 };
 
-/** Pages of payments in the order of their ids. While the caller compares one page, the next pages are read. */
-const readPages = async function* (ports: DriftPorts): AsyncGenerator<ReadPage, void, void> {
+/**
+ * Pages of payments in the order of their ids, after one id up to another. While the caller compares one page, the next pages are read. A page holds
+ * at most `limit` payments.
+ */
+export const readPages = async function* (
+  ports: DriftPorts,
+  after: string | null,
+  until: string | null,
+  limit = PAGE_PAYMENTS,
+): AsyncGenerator<ReadPage, void, void> {
   const reading: Promise<ReadPage>[] = [];
-  for (let after: string | null = null; ;) {
-    const ids = await paymentIdsAfter(ports.db, after);
+  while (until !== null) {
+    const ids = (await paymentIdsAfter(ports.db, after, limit)).filter((id) => id <= until);
     if (ids.length === 0) break;
     const page = read(ports, ids);
     // The caller gets the error when it awaits this page. Until then, this handler prevents an unhandled rejection.
@@ -475,8 +508,8 @@ export const findDrift = async (
   const digest = createHash('sha256');
   const { journal: position } = await readCheckpoints(ports);
   let [payments, entries] = [0, 0];
-  for await (const page of readPages(ports)) {
-    const checked = await checkRead(ports, page, position);
+  for await (const page of readPages(ports, null, await newestPaymentId(ports.db))) {
+    const checked = await checkRead(ports, page, upTo(position));
     digest.update(checked.texts.join(''));
     for (const difference of checked.differences)
       if (differences.length < MAX_DIFFERENCES) differences.push(difference);
@@ -494,37 +527,42 @@ export const findDrift = async (
       position: null,
       message: `the log holds ${streams} payments, list and journal know ${payments}`,
     });
-  const others = await checkOtherEntries(ports, position);
-  differences.push(
-    ...others.differences,
-    ...(await checkBooks(ports.db, position, entries + others.entries, MAX_DIFFERENCES)).map(
-      (found) => ({ kind: 'books', paymentId: null, ...found }) as const,
-    ),
-  );
-  return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries: entries + others.entries, differences };
+  for await (const others of checkOtherEntries(ports, '', position)) {
+    differences.push(...others.differences);
+    entries += others.entries;
+  }
+  for await (const { wrong } of checkBooks(ports.db, { after: '', until: position, expected: entries, full: true }))
+    differences.push(...wrong.map((found) => ({ kind: 'books', paymentId: null, ...found }) as const));
+  return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries, differences };
 };
 
-/** Compares the entries of settlement, exceptions and adjustments with their events up to the log position `until`. */
-const checkOtherEntries = async (ports: DriftPorts, until: string): Promise<{ differences: Difference[]; entries: number }> => {
+interface OtherEntries {
+  readonly position: Position;
+  readonly differences: Difference[];
+  /** Number of entries that follow from the events of this page. */
+  readonly entries: number;
+}
+
+/** Compares the entries of settlement, exceptions and adjustments with their events, after one position up to another, page by page. */
+export const checkOtherEntries = async function* (ports: DriftPorts, after: string, until: string): AsyncGenerator<OtherEntries, void, void> {
   const { store, db } = ports;
-  const differences: Difference[] = [];
-  let entries = 0;
-  if (until === '') return { differences, entries };
-  const at = await readCheckpoints(ports);
-  for await (const events of store.readAll(null, { until: until as Position, streamPrefixes: ['settlement-', 'exception-', 'adjustment-'] })) {
-    const expected = events.flatMap((recorded) => journalise(recorded, null, policyAt(at.policies, recorded.position)).entries);
-    entries += expected.length;
+  if (after >= until) return;
+  const { policies } = await readCheckpoints(ports);
+  const streamPrefixes = ['settlement-', 'exception-', 'adjustment-'];
+  for await (const events of store.readAll((after || null) as Position | null, { until: until as Position, streamPrefixes })) {
+    const expected = events.flatMap((recorded) => journalise(recorded, null, policyAt(policies, recorded.position)).entries);
     const stored = await entriesAt(
       db,
       events.map(({ position }) => position),
     );
+    const differences: Difference[] = [];
     compareEntries(expected, stored, (position, message) => differences.push({ kind: 'journal', paymentId: null, position, message }));
+    yield { position: events.at(-1)!.position, differences, entries: expected.length };
   }
-  return { differences, entries };
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The sweep compares all payments again and again, in rounds at low priority. Any worker can take the next round.
+// The sweep follows the log at low priority and compares the payments that changed. Any worker can take the next round.
 
 export const driftMigration: Migration = {
   name: '0102-drift',
@@ -554,33 +592,93 @@ export const driftPassMigration: Migration = {
   sql: 'alter table drift_sweep add column until uuid',
 };
 
-/** Number of payments in one round of the sweep. */
-const SWEPT_PAYMENTS = 800;
+/** `position`: the sweep has looked at the payments of all events up to here. null: it has not begun. */
+export const driftFollowMigration: Migration = {
+  name: '0106-drift-follow',
+  sql: `
+alter table drift_sweep add column position text collate "C";
+alter table drift_difference add column looked_at timestamptz not null default now();
+`,
+};
+
+/** After this number of events, a round of the sweep ends. */
+const SWEPT_EVENTS = 2_000;
 /** Number of payments that are compared without a pause. A request may have to wait for these few milliseconds. */
-const SWEPT_AT_ONCE = 40;
-/** If a worker dies during its round, another worker can begin a round after this time. */
+export const SWEPT_AT_ONCE = 40;
+/** If a worker dies during its round, another worker can begin a round after this time without progress. */
 const ROUND_SECONDS = 60;
+/** A payment that differs is compared again after this time, until it is right. */
+const LOOK_AGAIN_SECONDS = 60;
+
+export interface Swept {
+  readonly differences: readonly Difference[];
+  /** True if the sweep has looked at all payments that changed. */
+  readonly level: boolean;
+}
 
 /**
- * Compares the next payments and stores their differences. Stored differences of these payments that no longer exist are deleted. A pass ends with
- * the payment that was the newest one when the pass began; then the sweep begins again with the first payment. null: another worker does this round.
- * `pause` is awaited between two groups of payments, so that requests can run.
+ * One round of the sweep. Compares the payments of the next events of the log, and payments that differed before. The end of the round is fixed when
+ * it begins: no event that list, journal or register have not applied. null: another worker does this round, or a read model is being built.
+ * `goOn` is awaited between two groups of payments, so that requests can run. If it returns false, the round ends early.
+ *
+ * At its first round, the sweep begins at the present end of the log. A full verification compares the payments before it.
  */
-export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> = async () => undefined): Promise<readonly Difference[] | null> => {
-  const { db } = ports;
-  const { rows } = await db.query<{ after: string | null; until: string | null }>(
-    `update drift_sweep set busy_until = now() + $1::int * interval '1 second' where busy_until is null or busy_until < now() returning after, until`,
-    [ROUND_SECONDS],
+export const sweepDrift = async (ports: DriftPorts, goOn: () => Promise<boolean> = () => Promise.resolve(true)): Promise<Swept | null> => {
+  const { store, db } = ports;
+  const { list, journal, register } = await readCheckpoints(ports);
+  const applied = [list, journal, register].sort()[0]!;
+  const known = await knownDifferences(db);
+  if (known.length === 0 && (await db.query('select from drift_sweep where position >= $1', [applied])).rowCount === 1)
+    return { differences: [], level: true };
+  const { rows } = await db.query<{ position: string }>(
+    `update drift_sweep set busy_until = now() + $1::int * interval '1 second', position = coalesce(position, $2)
+     where (busy_until is null or busy_until < now()) and $2 <> '' returning position`,
+    [ROUND_SECONDS, applied],
   );
   if (!rows[0]) return null;
-  const { after } = rows[0];
-  const until = (after === null ? null : rows[0].until) ?? (await newestPaymentId(db));
-  const ids = (await paymentIdsAfter(db, after, SWEPT_PAYMENTS)).filter((id) => until !== null && id <= until);
   const differences: Difference[] = [];
-  for (let from = 0; from < ids.length; from += SWEPT_AT_ONCE) {
-    if (from > 0) await pause();
-    differences.push(...(await checkPayments(ports, ids.slice(from, from + SWEPT_AT_ONCE))).differences);
-  }
+  const compare = async (ids: readonly string[]): Promise<boolean> => {
+    for (let from = 0; from < ids.length; from += SWEPT_AT_ONCE) {
+      const group = ids.slice(from, from + SWEPT_AT_ONCE);
+      const { differences: found } = await checkPayments(ports, group);
+      await keepDifferences(db, group, found);
+      differences.push(...found);
+      if (!(await goOn())) return false;
+    }
+    return true;
+  };
+  const move = (to: string, busySeconds: number) =>
+    db.query(`update drift_sweep set position = $1, busy_until = now() + $2::int * interval '1 second'`, [to, busySeconds]);
+  let { position } = rows[0];
+  let [left, goes] = [SWEPT_EVENTS, await compare(known)];
+  if (goes && position < applied)
+    for await (const events of store.readAll((position || null) as Position | null, {
+      until: applied as Position,
+      streamPrefixes: ['payment-'],
+    })) {
+      goes = await compare([...new Set(events.map(({ stream }) => paymentIdOf(stream)))]);
+      if (!goes) break;
+      position = events.at(-1)!.position;
+      left -= events.length;
+      await move(position, ROUND_SECONDS);
+      if (left <= 0) break;
+    }
+  const level = goes && left > 0;
+  await move(level && applied > position ? applied : position, 0);
+  return { differences, level };
+};
+
+/** Payments that differed, and that were not looked at for a while. */
+const knownDifferences = async (db: Queryable): Promise<string[]> => {
+  const { rows } = await db.query<{ payment_id: string }>(
+    `select payment_id from drift_difference where looked_at < now() - $1::int * interval '1 second' group by payment_id order by min(looked_at) limit $2`,
+    [LOOK_AGAIN_SECONDS, SWEPT_AT_ONCE],
+  );
+  return rows.map((row) => row.payment_id);
+};
+
+/** Stores the differences of payments that were just compared. Stored differences of these payments that no longer exist are deleted. */
+export const keepDifferences = async (db: Queryable, ids: readonly string[], differences: readonly Difference[]): Promise<void> => {
   await db.query('delete from drift_difference where payment_id = any($1::uuid[]) and not (payment_id::text || kind = any($2::text[]))', [
     ids,
     differences.map(({ paymentId, kind }) => `${paymentId}${kind}`),
@@ -588,16 +686,9 @@ export const sweepDrift = async (ports: DriftPorts, pause: () => Promise<void> =
   for (const { paymentId, kind, position, message } of differences)
     await db.query(
       `insert into drift_difference (payment_id, kind, position, message) values ($1, $2, $3, $4)
-       on conflict (payment_id, kind) do update set position = excluded.position, message = excluded.message`,
+       on conflict (payment_id, kind) do update set position = excluded.position, message = excluded.message, looked_at = now()`,
       [paymentId, kind, position, message],
     );
-  await db.query(
-    ids.length < SWEPT_PAYMENTS
-      ? 'update drift_sweep set after = null, until = null, busy_until = null, payments = 0, completed_at = now()'
-      : 'update drift_sweep set after = $1, until = $2, busy_until = null, payments = payments + $3',
-    ids.length < SWEPT_PAYMENTS ? [] : [ids.at(-1), until, ids.length],
-  );
-  return differences;
 };
 
 /** The stored differences, and the progress of the sweep. */
@@ -634,11 +725,28 @@ interface FoundDifference {
   readonly found_at_text: string;
 }
 
-/** For metrics. `lastRunSeconds`: seconds since the sweep last compared all payments. null: it has not done so yet. */
-export const driftFigures = async (db: Queryable): Promise<{ readonly differences: number; readonly lastRunSeconds: number | null }> => {
-  const { rows } = await db.query<{ differences: string; seconds: string | null }>(
-    `select (select count(*) from drift_difference) as differences, (select extract(epoch from now() - completed_at) from drift_sweep) as seconds`,
+export interface DriftFigures {
+  readonly differences: number;
+  /** Seconds since all payments were last compared. null: that was never done. */
+  readonly lastRunSeconds: number | null;
+  /** Age of the oldest event of a payment that the sweep has not looked at. 0: there is none. null: the sweep has not begun, or its place is not in the log. */
+  readonly oldestSeconds: number | null;
+}
+
+/** For metrics. */
+export const driftFigures = async ({ store, db, now }: DriftPorts): Promise<DriftFigures> => {
+  const { rows } = await db.query<{ differences: string; seconds: string | null; position: string | null }>(
+    `select (select count(*) from drift_difference) as differences, extract(epoch from now() - completed_at) as seconds, position from drift_sweep`,
   );
-  const { differences, seconds } = rows[0]!;
-  return { differences: Number(differences), lastRunSeconds: seconds === null ? null : Number(seconds) };
+  const { differences, seconds, position } = rows[0]!;
+  let oldestSeconds = position === null ? null : 0;
+  try {
+    if (position !== null)
+      for await (const [oldest] of store.readAll((position || null) as Position | null, { max: 1, streamPrefixes: ['payment-'] }))
+        if (oldest) oldestSeconds = Math.max(0, now() - oldest.storedAt.getTime()) / 1_000;
+  } catch (error) {
+    if (!(error instanceof NotInTheLog)) throw error;
+    oldestSeconds = null;
+  }
+  return { differences: Number(differences), lastRunSeconds: seconds === null ? null : Number(seconds), oldestSeconds };
 };

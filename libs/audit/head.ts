@@ -20,7 +20,7 @@ import {
   writeFileSync,
   writeSync,
 } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import type { KeyRing } from '#platform';
 
 export interface Head {
@@ -148,6 +148,18 @@ export const headFiles = (folder: string): string[] =>
         .sort()
         .map((name) => join(folder, name))
     : [];
+
+/**
+ * All head files in a folder, oldest day first. One day's folder is listed at a time, since a year has half a million head files. Files whose names
+ * tell a size up to `after` are left out.
+ */
+export const headFilesAfter = function* (folder: string, after: number): Generator<string, void, void> {
+  if (!existsSync(folder)) return;
+  for (const day of readdirSync(folder).sort()) {
+    const files = day.endsWith(EXTENSION) ? [join(folder, day)] : headFiles(join(folder, day));
+    for (const file of files) if (after === 0 || !(Number(basename(file, EXTENSION)) <= after)) yield file;
+  }
+};
 
 /** The newest head file. Looks into the newest day's folder first, since a year has half a million head files. */
 export const newestHeadFile = (folder: string): string | null => {

@@ -12,8 +12,8 @@ export {
   checkPayments,
   type Difference,
   driftFigures,
+  driftFollowMigration,
   driftFound,
-  type DriftKind,
   driftMigration,
   driftPassMigration,
   type DriftReport,
@@ -24,6 +24,7 @@ export {
 export { isReport, type ReportName, reportOf, REPORTS } from './exports.js';
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile } from './head.js';
 export { eventHash } from './merkle.js';
+export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
 export { exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
 export { listAsOf, type ListThenQuery, paymentAsOf, timeline } from './replay.js';
@@ -41,4 +42,5 @@ export {
   signLog,
   unsignedEvents,
 } from './seal.js';
-export { verifyLog } from './verify.js';
+export { nextPass, passFigures, type PassName, runDuePasses, verifiedHeadFile, verifyPassMigration } from './scheduled-passes.js';
+export { find, trustedHead, UntrustedHead, verifyLog } from './verify.js';

@@ -137,6 +137,17 @@ export class GrowingTree {
   /** Perfect subtrees from left to right, largest first. */
   private subtrees: { readonly height: number; readonly hash: Buffer }[] = [];
 
+  /** The tree of the first `size` leaves, from stored tiles. */
+  static async of(tiles: FetchTile, size: number): Promise<GrowingTree> {
+    const tree = new GrowingTree();
+    while (tree.size < size) {
+      const height = Math.floor(Math.log2(size - tree.size));
+      tree.subtrees.push({ height, hash: await node(tiles, height, tree.size / 2 ** height) });
+      tree.size += 2 ** height;
+    }
+    return tree;
+  }
+
   add(leaf: Buffer): void {
     this.push(0, leaf);
   }

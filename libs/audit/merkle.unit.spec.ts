@@ -107,6 +107,18 @@ describe('trees of any size, over tiles', () => {
     return tree.root();
   };
   const SIZE = fc.oneof(fc.integer({ min: 1, max: 1_200 }), fc.constantFrom(255, 256, 257, 65_535, 65_536, 65_537, MOST));
+  test('a tree that begins with stored tiles grows like one that had all leaves', async () => {
+    await fc.assert(
+      fc.asyncProperty(SIZE, fc.nat(600), async (from, more) => {
+        const [begin, end] = [Math.max(0, from - more), from];
+        const tree = await GrowingTree.of(tiles, begin);
+        for (const one of hashes.slice(begin, end)) tree.add(one);
+        expect(tree.size).toBe(end);
+        expect(tree.root().equals(rootBy(end))).toBe(true);
+      }),
+      { numRuns: 20 },
+    );
+  });
   test('the verifier accepts each proof, and none with a bit flipped, a hash missing or one too many', async () => {
     await fc.assert(
       fc.asyncProperty(SIZE, fc.nat(MOST), fc.nat(MOST), fc.nat(1_000), async (size, at, before, bit) => {

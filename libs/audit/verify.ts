@@ -3,13 +3,17 @@
  * it, and each signed head with the tree of that size.
  *
  * The result names the first event that was changed, removed, inserted or swapped, and each tile or head that differs.
+ *
+ * The size of the tree is fixed when a verification begins, and nothing beyond that size is compared. So the service may go on. A verification can
+ * begin at a trusted size, and it can stop and go on after each part.
  */
 import { type EventStore, LogGap, NotInTheLog, type Position, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';
-import type { KeyRing, Queryable } from '#platform';
-import { headFiles, headKeys, openHead, readHeadFile } from './head.js';
-import { eventHash, GrowingTree, HASH_BYTES, TILE_HASHES, tileRoot } from './merkle.js';
-import { logState } from './seal.js';
+import { paymentIdOf } from '#payments';
+import { everyRow, type KeyRing, type Queryable } from '#platform';
+import { type Head, headFilesAfter, headKeys, openHead, readHeadFile } from './head.js';
+import { eventHash, GrowingTree, HASH_BYTES, rememberingTiles, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
+import { logState, storedTiles } from './seal.js';
 
 export interface LogVerified {
   readonly position: string | null;
@@ -33,19 +37,236 @@ const NAMED_FINDINGS = 5;
 /** Number of events and sealed leaves that are compared, from the first difference on, to find its cause. */
 const NEIGHBOURS = 64;
 const TILES_PER_READ = 64;
+/** A tree with a node above this level would hold more events than a number can count. */
+const MAX_LEVEL = 7;
+/** Number of events of one part when the whole log is verified at once. */
+const PART_EVENTS = 64 * TILE_HASHES;
 
-class Findings {
-  private readonly named: string[] = [];
-  private count = 0;
-  add(text: string): void {
-    if (this.count++ < NAMED_FINDINGS) this.named.push(text);
+/** The findings of one check. A plain object, because a verification that goes on later stores it as JSON. */
+export interface Findings {
+  readonly named: string[];
+  count: number;
+}
+export const noFindings = (): Findings => ({ named: [], count: 0 });
+export const find = (findings: Findings, text: string): void => {
+  if (findings.count++ < NAMED_FINDINGS) findings.named.push(text);
+};
+export const checkOf = (name: string, { named, count }: Findings, good: string): Check => ({
+  name,
+  ok: count === 0,
+  detail: count === 0 ? good : named.join('; ') + (count > named.length ? `; and ${count - named.length} more` : ''),
+});
+
+/** A place in the sealed log: the number of events up to it, and the position of the last of them ('': none). */
+export interface LogPlace {
+  readonly size: number;
+  readonly position: string;
+}
+export const LOG_START: LogPlace = { size: 0, position: '' };
+
+/** The progress of a verification of the log, as plain JSON. */
+export interface LogProgress {
+  /** Nothing up to here is compared. */
+  readonly from: LogPlace;
+  /** Nothing after this place is compared. */
+  readonly end: LogPlace;
+  reached: LogPlace;
+  /** True if there is nothing more to read. */
+  over: boolean;
+  /** Number of payment streams that begin between `from` and `reached`. */
+  payments: number;
+  /** Number of signed heads that were compared. */
+  heads: number;
+  /** The last head that agreed. */
+  agreed: { readonly size: number; readonly at: string } | null;
+  readonly found: { readonly events: Findings; readonly tiles: Findings; readonly heads: Findings };
+}
+
+export const logProgress = (from: LogPlace, end: LogPlace): LogProgress => ({
+  from,
+  end,
+  reached: from,
+  over: false,
+  payments: 0,
+  heads: 0,
+  agreed: null,
+  found: { events: noFindings(), tiles: noFindings(), heads: noFindings() },
+});
+
+export const logChecks = ({ from, reached, heads, found }: LogProgress): Check[] => [
+  checkOf(
+    'events',
+    found.events,
+    `${reached.size - from.size} events ${from.size > 0 ? `after the first ${from.size} ` : ''}are those that were sealed`,
+  ),
+  checkOf('tiles', found.tiles, 'the tree is whole'),
+  checkOf('heads', found.heads, `${heads} signed heads agree`),
+];
+
+/** Thrown if a verification cannot begin at a head. */
+export class UntrustedHead extends Error {}
+
+/**
+ * The head from which a verification may begin. Throws {@link UntrustedHead} if no key of this log signed it, if the log is shorter, or if the stored
+ * tiles have another root at that size.
+ */
+export const trustedHead = async ({ db, keys }: Pick<VerifyPorts, 'db' | 'keys'>, note: string): Promise<Head> => {
+  const { origin, size } = await logState(db);
+  let head: Head;
+  try {
+    head = openHead(note, headKeys(origin, keys));
+  } catch (error) {
+    throw new UntrustedHead(`this head cannot be trusted: ${(error as Error).message}`);
   }
-  check(name: string, good: string): Check {
-    const more = this.count - this.named.length;
-    return { name, ok: this.count === 0, detail: this.count === 0 ? good : this.named.join('; ') + (more > 0 ? `; and ${more} more` : '') };
+  if (head.size > size) throw new UntrustedHead(`this head was signed over ${head.size} events; only ${size} are sealed now`);
+  const root = await rootOf(storedTiles(db), head.size).catch((error: unknown) => {
+    throw new UntrustedHead(`the stored tiles do not hold the ${head.size} events of this head: ${(error as Error).message}`);
+  });
+  if (!root.equals(head.root)) throw new UntrustedHead(`the stored tiles are not those over which this head was signed at ${head.at}`);
+  return head;
+};
+
+/** Verifies the whole sealed log. */
+export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
+  const { size, position } = await logState(ports.db);
+  const progress = logProgress(LOG_START, { size, position });
+  const verification = new LogVerification(ports, progress);
+  while (!progress.over) {
+    await verification.next(PART_EVENTS);
+    onProgress?.(progress.reached.size);
   }
-  get any(): boolean {
-    return this.count > 0;
+  const root = (await verification.root()).toString('base64');
+  return { position: position === '' ? null : position, size, root, payments: progress.payments, checks: logChecks(progress) };
+};
+
+interface Leaf {
+  /** null: the leaf lies before the part that is verified. */
+  readonly event: Recorded | null;
+  readonly hash: Buffer;
+}
+
+/** Verifies the log in parts. Memory does not grow with the log. */
+export class LogVerification {
+  private readonly roots: StoredTiles;
+  private readonly signed: SignedHeads;
+  private tree: GrowingTree | null = null;
+  /** Leaves of the present tile. They are added to the tree when the tile is full, or when the log ends. */
+  private batch: Leaf[] = [];
+
+  constructor(
+    private readonly ports: VerifyPorts,
+    private readonly progress: LogProgress,
+  ) {
+    this.roots = new StoredTiles(ports.db, progress.found.tiles);
+    this.signed = new SignedHeads(ports, progress.reached.size, progress.found.heads);
+  }
+
+  /** Verifies the next part of about `maxEvents` events. Returns the payments of these events. */
+  async next(maxEvents: number): Promise<string[]> {
+    const { ports, progress } = this;
+    const { end, found } = progress;
+    const { store } = ports;
+    const before = progress.reached;
+    const wanted = Math.max(TILE_HASHES, maxEvents) + before.size;
+    // A part ends where a tile ends, or with the log.
+    const to = wanted >= end.size ? end.size : wanted - (wanted % TILE_HASHES);
+    const tree = await this.begin();
+    const changed = new Set<string>();
+    let [count, last] = [before.size, before.position];
+    if (before.size === 0) await this.compareHeads(0);
+    try {
+      if (to > count)
+        reading: for await (const read of store.readAll((last || null) as Position | null, { until: end.position as Position })) {
+          for (const event of read) {
+            if (count === to) break reading;
+            this.batch.push({ event, hash: eventHash(event) });
+            count += 1;
+            last = event.position;
+            if (event.stream.startsWith('payment-')) {
+              changed.add(paymentIdOf(event.stream));
+              if (event.revision === 0n) progress.payments += 1;
+            }
+            if (this.signed.mayHold(count)) await this.compareHeads(count);
+            if (this.batch.length === TILE_HASHES) await this.flush(count);
+          }
+          if (count === to) break;
+        }
+    } catch (error) {
+      if (error instanceof LogGap) find(found.events, `the event at position ${error.missing} was removed (of ${end.size} that are sealed)`);
+      else if (error instanceof NotInTheLog) find(found.events, error.message);
+      else throw error;
+    }
+    progress.reached = { size: count, position: last };
+    progress.over = count === end.size || count < to;
+    if (!progress.over) return [...changed];
+    await this.flush(count);
+    if (count === end.size) await this.roots.end(end.size);
+    else if (found.events.count === 0)
+      find(found.events, `the log ends after ${count} events (position ${last || 'none'}); ${end.size} were sealed, up to position ${end.position}`);
+    await this.nameHeadsBeyond(tree.size);
+    return [...changed];
+  }
+
+  /** Root over the events that were read. */
+  async root(): Promise<Buffer> {
+    return (await this.begin()).root();
+  }
+
+  /** The tree before the next event. Its whole tiles are in `tree`, and the leaves of the last tile are in `batch`. */
+  private async begin(): Promise<GrowingTree> {
+    if (this.tree) return this.tree;
+    const { reached, over } = this.progress;
+    const tiles = storedTiles(this.ports.db);
+    const rest = over ? 0 : reached.size % TILE_HASHES;
+    this.tree = await GrowingTree.of(rememberingTiles(tiles), reached.size - rest);
+    if (rest > 0) {
+      const hashes = Buffer.from(await tiles(0, Math.floor(reached.size / TILE_HASHES)));
+      for (let index = 0; index < rest; index++)
+        this.batch.push({ event: null, hash: hashes.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES) });
+    }
+    return this.tree;
+  }
+
+  private async flush(count: number): Promise<void> {
+    const [leaves, tree, { found, end }] = [this.batch, this.tree!, this.progress];
+    if (leaves.length === 0) return;
+    const root = leaves.length === TILE_HASHES ? tileRoot(Buffer.concat(leaves.map(({ hash }) => hash))) : null;
+    await this.roots.compare(leaves, root, count - leaves.length, async (event, index, guilty) =>
+      guilty === null ? find(found.events, await nameDifference(this.ports, event, index, end.size)) : find(found.tiles, guilty),
+    );
+    if (root) tree.addTile(root);
+    else for (const { hash } of leaves) tree.add(hash);
+    this.batch = [];
+  }
+
+  /** Compares the heads up to the size `count` that were not compared yet. */
+  private async compareHeads(count: number): Promise<void> {
+    const { progress } = this;
+    for (let head = await this.signed.upTo(count); head; head = await this.signed.upTo(count)) {
+      progress.heads += 1;
+      // Files are read in the order of their days. If a clock was set back, a smaller head may follow a larger one.
+      const root =
+        head.size === count ? this.tree!.rootWith(this.batch.map(({ hash }) => hash)) : await rootOf(storedTiles(this.ports.db), head.size);
+      if (root.equals(head.root)) progress.agreed = { size: head.size, at: head.at };
+      else
+        find(
+          progress.found.heads,
+          `${head.where} was signed at ${head.at} over other events than the first ${head.size} of now; ${progress.agreed ? `up to ${progress.agreed.size} they are those of ${progress.agreed.at}` : 'no earlier head agrees'}`,
+        );
+    }
+  }
+
+  /** If events and tiles were removed from the end, only heads beyond the end show it. Heads that are signed meanwhile are left to the next time. */
+  private async nameHeadsBeyond(read: number): Promise<void> {
+    const { end, found } = this.progress;
+    for (let head = await this.signed.upTo(Number.POSITIVE_INFINITY); head; head = await this.signed.upTo(Number.POSITIVE_INFINITY)) {
+      const sealed = read < end.size ? end.size : (await logState(this.ports.db)).size;
+      if (head.size > end.size && head.size <= sealed) continue;
+      find(
+        found.heads,
+        `${head.where} was signed at ${head.at} over ${head.size} events; ${read < end.size ? `the log shows only ${read} now` : `only ${end.size} are sealed now`}`,
+      );
+    }
   }
 }
 
@@ -56,106 +277,65 @@ interface SignedHead {
   readonly at: string;
 }
 
-/** Verifies the whole sealed log. Memory grows only with the number of signed heads. */
-export const verifyLog = async (ports: VerifyPorts, onProgress?: (events: number) => void): Promise<LogVerified> => {
-  const { store, db } = ports;
-  const [events, tiles, heads] = [new Findings(), new Findings(), new Findings()];
-  // Read the heads before the size. The sealer may sign larger heads during the verification.
-  const signed = await readHeads(ports, (await logState(db)).origin, heads);
-  const { size, position } = await logState(db);
-  const tree = new GrowingTree();
-  const roots = new StoredTiles(db, tiles);
-  let nextHead = 0;
-  let agreed: SignedHead | null = null;
-  // Leaves of the present tile. They are added to the tree when the tile is full, or when the log ends.
-  let batch: { event: Recorded; hash: Buffer }[] = [];
-  let count = 0;
-  const rootNow = () => tree.rootWith(batch.map(({ hash }) => hash));
-  const checkHeads = () => {
-    for (let head = signed[nextHead]; head && head.size <= count; head = signed[++nextHead]) {
-      if (head.size === count && rootNow().equals(head.root)) agreed = head;
-      else if (head.size === count)
-        heads.add(
-          `${head.where} was signed at ${head.at} over other events than the first ${head.size} of now; ${agreed ? `up to ${agreed.size} they are those of ${agreed.at}` : 'no earlier head agrees'}`,
-        );
-    }
-  };
-  checkHeads();
+/** The signed heads from the files and the database, smallest first. They are read as they are needed. A forged head is a finding. */
+class SignedHeads {
+  private readonly sources: AsyncGenerator<SignedHead, void, void>[];
+  private readonly first: (SignedHead | null | undefined)[] = [];
+  private smallest = 0;
 
-  const flush = async () => {
-    if (batch.length === 0) return;
-    const root = batch.length === TILE_HASHES ? tileRoot(Buffer.concat(batch.map(({ hash }) => hash))) : null;
-    await roots.compare(batch, root, count - batch.length, (event, index, guilty) =>
-      guilty === null ? nameDifference(ports, event, index, size).then((text) => events.add(text)) : Promise.resolve(tiles.add(guilty)),
-    );
-    if (root) tree.addTile(root);
-    else for (const { hash } of batch) tree.add(hash);
-    batch = [];
-  };
-  let last = '';
-  let payments = 0;
-  try {
-    if (size > 0)
-      for await (const read of store.readAll(null, { until: position as Position })) {
-        for (const event of read) {
-          if (count >= size) break;
-          const hash = eventHash(event);
-          batch.push({ event, hash });
-          count += 1;
-          last = event.position;
-          if (event.revision === 0n && event.stream.startsWith('payment-')) payments += 1;
-          checkHeads();
-          if (batch.length === TILE_HASHES) await flush();
-        }
-        onProgress?.(count);
-      }
-  } catch (error) {
-    if (error instanceof LogGap) events.add(`the event at position ${error.missing} was removed (of ${size} that are sealed)`);
-    else if (error instanceof NotInTheLog) events.add(error.message);
-    else throw error;
+  constructor(
+    private readonly ports: VerifyPorts,
+    private readonly after: number,
+    private readonly found: Findings,
+  ) {
+    this.sources = [this.fromRows(), this.fromFiles()];
   }
-  await flush();
-  await roots.end(tree.size, size);
-  if (tree.size < size && !events.any)
-    events.add(`the log ends after ${tree.size} events (position ${last || 'none'}); ${size} were sealed, up to position ${position}`);
-  // The remaining heads cover more events than were read. If events and tiles were removed from the end, only these heads show it.
-  for (const head of signed.slice(nextHead))
-    heads.add(
-      `${head.where} was signed at ${head.at} over ${head.size} events; ${count < size ? `the log shows only ${count} now` : `only ${size} are sealed now`}`,
-    );
-  return {
-    position: position === '' ? null : position,
-    size,
-    root: tree.root().toString('base64'),
-    payments,
-    checks: [
-      events.check('events', `${tree.size} events are those that were sealed`),
-      tiles.check('tiles', 'the tree is whole'),
-      heads.check('heads', `${nextHead} signed heads agree`),
-    ],
-  };
-};
 
-/** All signed heads from the files and the database, smallest first. A forged head is a finding. */
-const readHeads = async ({ db, keys, headFolder }: VerifyPorts, origin: string, findings: Findings): Promise<SignedHead[]> => {
-  const { rows } = await db.query<{ size: string; note: string }>('select size, note from log_head order by size');
-  const notes = [
-    ...rows.map(({ size, note }) => ({ where: `the head of ${size} in the database`, note })),
-    ...headFiles(headFolder).map((file) => ({ where: file, note: readHeadFile(file) })),
-  ];
-  const ours = headKeys(origin, keys);
-  return notes
-    .flatMap(({ where, note }): SignedHead[] => {
-      try {
-        const { size, root, at } = openHead(note, ours);
-        return [{ where, size, root, at }];
-      } catch (error) {
-        findings.add(`${where} is forged: ${(error as Error).message}`);
-        return [];
-      }
-    })
-    .sort((a, b) => a.size - b.size);
-};
+  /** False: no head has a size up to `count`. */
+  mayHold(count: number): boolean {
+    return this.smallest <= count;
+  }
+
+  /** The next head, if its size is at most `size`. */
+  async upTo(size: number): Promise<SignedHead | null> {
+    for (const [index, source] of this.sources.entries())
+      if (this.first[index] === undefined) this.first[index] = (await source.next()).value ?? null;
+    const [row, file] = this.first;
+    const index = row && (!file || row.size <= file.size) ? 0 : 1;
+    const head = this.first[index];
+    this.smallest = head?.size ?? Number.POSITIVE_INFINITY;
+    if (!head || head.size > size) return null;
+    this.first[index] = undefined;
+    return head;
+  }
+
+  private async *fromRows() {
+    const { db } = this.ports;
+    const rows = everyRow<{ size: string; note: string }>(async (after, limit) => {
+      const values = [after?.size ?? (this.after === 0 ? -1 : this.after), limit];
+      return (await db.query<{ size: string; note: string }>('select size, note from log_head where size > $1 order by size limit $2', values)).rows;
+    });
+    for await (const { size, note } of rows) yield* await this.opened(`the head of ${size} in the database`, note);
+  }
+
+  private async *fromFiles() {
+    for (const file of headFilesAfter(this.ports.headFolder, this.after)) yield* await this.opened(file, readHeadFile(file));
+  }
+
+  private async opened(where: string, note: string): Promise<SignedHead[]> {
+    this.origin ??= (await logState(this.ports.db)).origin;
+    this.ours ??= headKeys(this.origin, this.ports.keys);
+    try {
+      const { size, root, at } = openHead(note, this.ours);
+      return this.after > 0 && size <= this.after ? [] : [{ where, size, root, at }];
+    } catch (error) {
+      find(this.found, `${where} is forged: ${(error as Error).message}`);
+      return [];
+    }
+  }
+  private origin: string | null = null;
+  private ours: ReturnType<typeof headKeys> | null = null;
+}
 
 /** Names the changed part if an event differs from its sealed leaf. null: the event was changed. A text: the tile was, and the text is the finding. */
 type Guilty = string | null;
@@ -171,9 +351,13 @@ class StoredTiles {
     private readonly findings: Findings,
   ) {}
 
+  private find(text: string): void {
+    find(this.findings, text);
+  }
+
   /** Compares leaves with the stored ones. `leaves` are at most one tile. `first` is the number of the first leaf. */
   async compare(
-    leaves: readonly { readonly event: Recorded; readonly hash: Buffer }[],
+    leaves: readonly Leaf[],
     /** Root of these leaves, if they fill a tile. */
     root: Buffer | null,
     first: number,
@@ -181,7 +365,7 @@ class StoredTiles {
   ): Promise<void> {
     const number = Math.floor(first / TILE_HASHES);
     const stored = await this.leafTile(number);
-    if (!stored) return this.findings.add(`tile 0/${number} is missing`);
+    if (!stored) return this.find(`tile 0/${number} is missing`);
     const computed = Buffer.concat(leaves.map(({ hash }) => hash));
     const same = computed.equals(stored.subarray(0, computed.length));
     if (root) await this.addRoot(1, number, root, same);
@@ -191,6 +375,7 @@ class StoredTiles {
     const tileIsGuilty = root !== null && parent?.equals(root) === true;
     for (const [index, { event, hash }] of leaves.entries()) {
       if (hash.equals(stored.subarray(index * HASH_BYTES, (index + 1) * HASH_BYTES))) continue;
+      if (!event) return this.find(`tile 0/${number} was changed while it was compared`);
       return onDifference(
         event,
         first + index,
@@ -206,28 +391,38 @@ class StoredTiles {
   private async addRoot(level: number, index: number, root: Buffer, genuine: boolean): Promise<void> {
     const stored = await this.storedNode(level, index);
     if (genuine && !stored?.equals(root))
-      this.findings.add(`tile ${level}/${Math.floor(index / TILE_HASHES)} was changed: it does not hold the root of tile ${level - 1}/${index}`);
-    const nodes = (this.above[level] ??= []);
+      this.find(`tile ${level}/${Math.floor(index / TILE_HASHES)} was changed: it does not hold the root of tile ${level - 1}/${index}`);
+    const nodes = (this.above[level] ??= await this.nodesBefore(level, index));
     nodes.push(stored ?? root);
     if (nodes.length < TILE_HASHES) return;
     this.above[level] = [];
     await this.addRoot(level + 1, Math.floor(index / TILE_HASHES), tileRoot(Buffer.concat(nodes)), true);
   }
 
+  /** The stored hashes of a tile before a node, if a verification begins within the tile. */
+  private async nodesBefore(level: number, index: number): Promise<Buffer[]> {
+    const before = index % TILE_HASHES;
+    if (before === 0) return [];
+    const hashes = Buffer.alloc(before * HASH_BYTES);
+    (await this.storedTile(level, Math.floor(index / TILE_HASHES)))?.copy(hashes);
+    return Array.from({ length: before }, (_, at) => hashes.subarray(at * HASH_BYTES, (at + 1) * HASH_BYTES));
+  }
+
   /**
-   * Checks that the last tile of each level ends where the tree ends. The sealer may have added events during the verification. One statement reads
-   * the present size and the tiles, so both are of the same moment.
+   * Checks that no level goes on beyond the tree. One statement reads the present size and the last tiles. If the sealer has added events meanwhile,
+   * these tiles are beyond the size that is verified, and are not looked at. The sealer itself refuses a last tile of a wrong length.
    */
-  async end(read: number, size: number): Promise<void> {
-    if (read !== size) return;
+  async end(size: number): Promise<void> {
     const { rows } = await this.db.query<{ level: number; number: string; held: number; sealed: string }>(
-      `select level, number, length(hashes) / ${HASH_BYTES} as held, size as sealed from log_tile, log_state order by level, number desc`,
+      `select l as level, t.number, length(t.hashes) / ${HASH_BYTES} as held, s.size as sealed
+       from log_state s cross join generate_series(0, $1::int) l
+       cross join lateral (select number, hashes from log_tile where level = l order by number desc limit 1) t`,
+      [MAX_LEVEL],
     );
-    const last = new Map<number, { number: number; held: number }>();
-    for (const { level, number, held } of rows) if (!last.has(level)) last.set(level, { number: Number(number), held });
-    for (const [level, { number, held }] of last) {
-      const nodes = Math.floor(Number(rows[0]!.sealed) / TILE_HASHES ** level);
-      if (number * TILE_HASHES + held !== nodes) this.findings.add(`level ${level} holds ${number * TILE_HASHES + held} hashes instead of ${nodes}`);
+    for (const { level, number, held, sealed } of rows) {
+      const nodes = Math.floor(size / TILE_HASHES ** level);
+      const stored = Number(number) * TILE_HASHES + held;
+      if (Number(sealed) === size && stored !== nodes) this.find(`level ${level} holds ${stored} hashes instead of ${nodes}`);
     }
   }
 
@@ -241,6 +436,11 @@ class StoredTiles {
       for (const row of rows) this.ahead.set(Number(row.number), row.hashes);
     }
     return this.ahead.get(number);
+  }
+
+  private async storedTile(level: number, number: number): Promise<Buffer | undefined> {
+    const { rows } = await this.db.query<{ hashes: Buffer }>('select hashes from log_tile where level = $1 and number = $2', [level, number]);
+    return rows[0]?.hashes;
   }
 
   private async storedNode(level: number, index: number): Promise<Buffer | null> {

@@ -7,13 +7,13 @@
  */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
-import { append, change, Conflict, type EventStore, execute, load, type Origin, type Position, retryOnConflict } from '#eventstore';
+import { append, change, checkpointOf, Conflict, type EventStore, execute, load, type Origin, type Position, retryOnConflict } from '#eventstore';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
 import { staff } from '#payments';
 import type { Queryable } from '#platform';
 import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent, type RuleVersions } from './adjustment.js';
 import { ADJUSTMENT_STREAM, periodEvents, PERIODS, PERIODS_ID, PERIODS_STREAM, POSTING_RULES_ID, POSTING_RULES_STREAM } from './events.js';
-import { JOURNAL_START, type JournalEntry, journalPages, type JournalPlace } from './journal.js';
+import { JOURNAL_START, type JournalEntry, journalModel, journalPages, type JournalPlace } from './journal.js';
 import { POSTING_RULES, type PostingRules } from './postings.js';
 import { journalText } from './text.js';
 
@@ -45,11 +45,12 @@ class PeriodFigures {
     for (const { account, debitCents, creditCents } of opening) this.sums.set(account, { debitCents, creditCents });
   }
 
-  /** Adds the entries that were not added yet, up to a position of the log. null: all entries. */
-  async addUntil(db: Queryable, until: string | null): Promise<void> {
+  /** Adds the entries that were not added yet, up to a position of the log. null: all entries. `goOn` is awaited after each page. */
+  async addUntil(db: Queryable, until: string | null, goOn?: () => Promise<void>): Promise<void> {
     for await (const page of journalPages(db, this.place, { from: this.from, to: this.to, until })) {
       for (const entry of page) this.add(entry);
       this.place = page.at(-1)!;
+      await goOn?.();
     }
   }
 
@@ -104,19 +105,29 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
       return { state: closed.state, balance };
     }, busy);
     if (balance?.to === to) return balance;
-    if (!state.open) return (await recordedBalances(store)).find((one) => one.to === to)!;
+    if (!state.open) return (await recordedBalances(store)).find(({ balance: one }) => one.to === to)!.balance;
   }
 };
 
 const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is closing periods; try again.');
 
-const recordedBalances = async (store: EventStore): Promise<readonly Balance[]> => {
-  const balances: Balance[] = [];
+/** The recorded trial balances, each with the position of its event. */
+const recordedBalances = async (store: EventStore): Promise<readonly { readonly balance: Balance; readonly position: Position }[]> => {
+  const balances: { balance: Balance; position: Position }[] = [];
   for await (const recorded of store.read(PERIODS)) {
     const event = periodEvents.read(recorded);
-    if (event.type === 'TrialBalanceRecorded') balances.push(event.data);
+    if (event.type === 'TrialBalanceRecorded') balances.push({ balance: event.data, position: recorded.position });
   }
   return balances;
+};
+
+/** The balances at the end of a closed period that the journal keeps for reports. */
+const keptBalances = async (db: Queryable, to: string): Promise<AccountBalance[]> => {
+  const { rows } = await db.query<{ account: string; debit: string; credit: string }>(
+    `select account, debit_cents as debit, credit_cents as credit from journal_closing where closed_to = $1::timestamptz order by account collate "C"`,
+    [to],
+  );
+  return rows.map(({ account, debit, credit }) => ({ account, debitCents: Number(debit), creditCents: Number(credit) }));
 };
 
 /** One finding of a verification. */
@@ -126,19 +137,33 @@ export interface Check {
   readonly detail: string;
 }
 
-/** Checks that every closed period still has the balances and the digest that were recorded. */
-export const verifyPeriods = async ({ store, db }: Pick<PeriodPorts, 'store' | 'db'>): Promise<Check> => {
+/**
+ * Checks that every closed period still has the balances and the digest that were recorded, and that the journal keeps these balances for reports.
+ * `after`: leaves out periods that were closed up to this position of the log. `goOn` is awaited after each page of entries.
+ */
+export const verifyPeriods = async (
+  { store, db }: Pick<PeriodPorts, 'store' | 'db'>,
+  { after = '', goOn = () => Promise.resolve() }: { after?: string; goOn?: () => Promise<void> } = {},
+): Promise<Check> => {
+  const { rows } = await db.query<{ position: string }>('select position from projection_checkpoint where name = $1', [checkpointOf(journalModel)]);
+  const applied = rows[0]?.position ?? '';
   const recorded = await recordedBalances(store);
   const changed: string[] = [];
   let [from, opening]: [string | null, readonly AccountBalance[]] = [null, []];
-  for (const balance of recorded) {
+  for (const { balance, position } of recorded) {
+    if (balance.position <= after) {
+      [from, opening] = [balance.to, balance.closing];
+      continue;
+    }
     const figures: PeriodFigures = new PeriodFigures(from, balance.to, opening);
-    await figures.addUntil(db, null);
+    await figures.addUntil(db, null, goOn);
     const now: Balance = figures.balance(balance.position);
     if (JSON.stringify(now) !== JSON.stringify(balance))
       changed.push(
         `the period to ${balance.to} holds ${now.entries} entries of digest ${now.digest} instead of ${balance.entries} of ${balance.digest}`,
       );
+    else if (position <= applied && !isDeepStrictEqual(await keptBalances(db, balance.to), balance.closing))
+      changed.push(`the journal keeps other balances of the period to ${balance.to} than those that were recorded`);
     [from, opening] = [balance.to, now.closing];
   }
   return {

@@ -12,6 +12,7 @@ import {
   auditKeyModel,
   exportReport,
   findDrift,
+  sweepDrift,
   issueAuditKey,
   projectionDigest,
   type ReportName,
@@ -490,6 +491,17 @@ test('metrics show drift, seal, signatures and suspense', async () => {
     expect(await value('payfold_drift_differences')).toBe(1);
     await pool.query(`truncate drift_difference; update drift_sweep set completed_at = now() - interval '1 hour'`);
     expect(Math.round((await value('payfold_drift_last_run_seconds')) / 60)).toBe(60);
+    // The worker may move the place of the sweep between these calls. Then the calls are repeated.
+    await eventually(async () => {
+      await pool.query(`update drift_sweep set position = '', busy_until = now() + interval '1 minute'`);
+      return (await value('payfold_drift_oldest_seconds')) > 0;
+    });
+    await pool.query('update drift_sweep set busy_until = null');
+    await caughtUp();
+    await eventually(async () => (await sweepDrift(seal))?.level && (await value('payfold_drift_oldest_seconds')) === 0);
+    await pool.query(`update verify_pass set finished_at = now() - interval '1 hour', failed_checks = 2 where pass = 'full'`);
+    const passes = ['ok', 'failed_checks', 'last_run_seconds'].map((figure) => value(`payfold_verify_${figure}\\{pass="full"\\}`));
+    expect((await Promise.all(passes)).map(Math.round)).toEqual([0, 2, 3_600]);
     // The worker may append an event between these calls. Then the calls are repeated.
     await eventually(async () => {
       await caughtUp();

@@ -3,7 +3,24 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { paymentListModel } from '#payments';
 import { journalModel } from '#ledger';
 import { rebuild } from '#eventstore';
-import { checkPayments, findDrift, listAsOf, type ListThenQuery, paymentAsOf, paymentIdsAfter, sweepDrift, timeline } from '#audit';
+import {
+  beginPass,
+  checkPayments,
+  findDrift,
+  listAsOf,
+  logState,
+  type ListThenQuery,
+  passChecks,
+  type PassName,
+  paymentAsOf,
+  paymentIdsAfter,
+  runDuePasses,
+  runPass,
+  signLog,
+  sweepDrift,
+  timeline,
+} from '#audit';
+import { eventually } from '../support/eventually.js';
 import { type BusyDay, busyDay } from '../support/books.js';
 import { type Service, startService, everySubscriber } from '../support/service.js';
 
@@ -177,19 +194,100 @@ describe('drift', () => {
     const oneSided = await tampered('journal_entry', () => sql(`update journal_entry set cents = array[cents[1] + 5, cents[2]] where rule = 'R6'`));
     expect(oneSided.map(({ message }) => message).join()).toContain('does not balance');
   });
-  test('without end: a page at a time; a difference is shown once found, and gone once mended', async () => {
-    const [kept] = (await sql('select status from payment_list where payment_id = $1', settledPayment())).rows as { status: string }[];
-    await sql(`update payment_list set status = 'failed' where payment_id = $1`, settledPayment());
+  describe('by itself', () => {
     const known = async () => (await sql('select payment_id from drift_difference')).rows.map((row) => (row as { payment_id: string }).payment_id);
     const sweep = async () => {
-      await sql('update drift_sweep set after = null, busy_until = null');
-      for (;;) if ((await sweepDrift(ports())) !== null) return;
+      for (;;) if ((await sweepDrift(ports()))?.level) return;
     };
-    await sweep();
-    expect(await known()).toEqual([settledPayment()]);
-    await sql('update payment_list set status = $2 where payment_id = $1', settledPayment(), kept!.status);
-    await sweep();
-    expect(await known()).toEqual([]);
+    const pass = async (name: PassName) => {
+      const { clock, ids } = service.services;
+      const { rows } = await sql(`update verify_pass set due_at = now() where pass = $1 returning finished_at`, name);
+      const { finished_at: before } = rows[0] as { finished_at: Date | null };
+      // A worker of the service may do the pass.
+      await eventually(async () => {
+        await runDuePasses({
+          ...ports(),
+          headFolder: ports().folder,
+          clock,
+          ids,
+          goOn: () => Promise.resolve(true),
+          onDifferences: () => undefined,
+          onFailed: () => undefined,
+        });
+        const { rows: after } = await sql('select finished_at from verify_pass where pass = $1', name);
+        return (after[0] as { finished_at: Date | null }).finished_at?.getTime() !== before?.getTime();
+      });
+      const { rows: found } = await sql('select checks from verify_pass where pass = $1', name);
+      const { checks } = found[0] as { checks: { name: string; ok: boolean; detail: string }[] };
+      return Object.fromEntries(checks.filter(({ ok }) => !ok).map(({ name: check, detail }) => [check, detail]));
+    };
+    const status = async () =>
+      ((await sql('select status from payment_list where payment_id = $1', settledPayment())).rows[0] as { status: string }).status;
+    const become = (to: string) => sql(`update payment_list set status = $2 where payment_id = $1`, settledPayment(), to);
+
+    test('the sweep looks at a payment when it changes; a full pass also at one that did not; what is mended is looked at again', async () => {
+      const kept = await status();
+      await sweep();
+      await become('failed');
+      await sweep();
+      expect(await known()).toEqual([]);
+      await sql(`update drift_sweep set position = ''`);
+      await sweep();
+      expect(await known()).toEqual([settledPayment()]);
+      await become(kept);
+      await sweep();
+      expect(await known()).toEqual([settledPayment()]);
+      await sql(`update drift_difference set looked_at = now() - interval '1 hour'`);
+      await sweep();
+      expect(await known()).toEqual([]);
+
+      await become('failed');
+      expect(await pass('full')).toMatchObject({ 'read models': expect.stringContaining(settledPayment()) as unknown });
+      expect(await known()).toEqual([settledPayment()]);
+      await become(kept);
+      expect(await pass('full')).toEqual({});
+      expect(await known()).toEqual([]);
+    });
+    test('a sweep that is level reads nothing of the log', async () => {
+      await sweep();
+      let reads = 0;
+      const { store } = ports();
+      const counting = { ...store, readAll: (...asked: Parameters<typeof store.readAll>) => (reads++, store.readAll(...asked)) };
+      expect(await sweepDrift({ ...ports(), store: counting })).toEqual({ differences: [], level: true });
+      expect(reads).toBe(0);
+    });
+    test('an incremental pass reads what came after the last good one: a sum of its days is proved, one of an older day is left to the full pass', async () => {
+      await signLog(service.services.seal);
+      expect(await pass('full')).toEqual({});
+      const { client } = day.partner;
+      await client.refund(day.payments.findLast(({ amountCents }) => amountCents === 1_500)!.id, {});
+      const head = (await service.services.store.head())!;
+      for (const projection of everySubscriber(service.services)) await projection.runUntil(head, { timeoutMs: 20_000 });
+      await signLog(service.services.seal);
+      const days = (await sql('select distinct recorded_on::text as day from journal_total order by day')).rows as { day: string }[];
+      expect(days.length).toBeGreaterThan(1);
+      const changed = async (table: string, condition: string) => {
+        await sql(`create table kept as table ${table}`);
+        await sql(`update ${table} set debit_cents = debit_cents + 1 where ctid = (select ctid from ${table} where ${condition} limit 1)`);
+        try {
+          return [await pass('incremental'), await pass('full')] as const;
+        } finally {
+          await sql(`begin; truncate ${table}; insert into ${table} table kept; drop table kept; commit`);
+        }
+      };
+      const named = expect.stringMatching(/the day totals of .* are not those of its entries/) as unknown;
+      const newest = await changed('journal_total', `recorded_on = '${days.at(-1)!.day}'`);
+      expect(newest).toEqual([{ books: named }, { books: named }]);
+      const oldest = await changed('journal_total', `recorded_on = '${days[0]!.day}'`);
+      expect(oldest).toEqual([{}, { books: named }]);
+      expect(await changed('journal_balance', 'true')).toEqual([
+        { books: expect.stringMatching(/the books sum to 1 cents instead of 0/) as unknown },
+        { books: expect.stringMatching(/the balance of \S+ is not the sum of its days/) as unknown },
+      ]);
+      expect(await pass('incremental')).toEqual({});
+      const { rows } = await sql('select checks from verify_pass where pass = $1', 'incremental');
+      expect(JSON.stringify(rows)).toMatch(/events after the first \d+ are those that were sealed/);
+    });
   });
   test('a service in motion is no difference', async () => {
     const { client } = day.partner;
@@ -197,6 +295,17 @@ describe('drift', () => {
     const moving = Promise.all(day.payments.slice(0, 6).map(({ id }) => client.refund(id, {})));
     for (let round = 0; round < 5; round++) expect((await checkPayments(ports(), ids)).differences).toEqual([]);
     await moving;
+    // A whole pass, and one from a signed head, while the service charges and refunds, and while its seal and its models go on.
+    const { head } = (await signLog(service.services.seal))!;
+    const going = day.payments.slice(6, 9).map(({ id }) => client.refund(id, {}).then(() => signLog(service.services.seal)));
+    for (const from of [null, head]) {
+      const { size, position } = await logState(service.services.pool);
+      const all = { ...ports(), headFolder: ports().folder };
+      const pass = await beginPass(all, from, { size, position });
+      for await (const _page of runPass(all, pass, { eventsAtOnce: 256, paymentsAtOnce: 5 })) await signLog(service.services.seal);
+      expect(passChecks(pass).filter(({ ok }) => !ok)).toEqual([]);
+    }
+    await Promise.all(going);
   });
 });
 

@@ -1,0 +1,226 @@
+/**
+ * The verification that workers do by themselves: an incremental pass each night and a full pass each week. One worker does a pass, under a lease.
+ *
+ * After each page, the state of the pass is stored in its row. If the worker dies, the next one goes on after that page.
+ *
+ * A good pass ends at a signed head, and writes this head to a file outside the database. The next incremental pass begins at the head in this file.
+ * So a change of a row cannot make a pass leave anything out that an earlier pass has not verified.
+ */
+import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import type { Clock, Ids } from '#kernel';
+import type { Check } from '#ledger';
+import type { Migration, Queryable } from '#platform';
+import { type Difference, keepDifferences, readCheckpoints, SWEPT_AT_ONCE } from './drift.js';
+import { ForgedHead } from './head.js';
+import { beginPass, passChecks, type PassPorts, type PassState, runPass } from './pass.js';
+import { lastHead, logState } from './seal.js';
+import { find, LOG_START, type LogPlace, trustedHead, UntrustedHead } from './verify.js';
+
+export const verifyPassMigration: Migration = {
+  name: '0107-verify-pass',
+  sql: `
+-- state: of the pass that runs now. null: none runs. failed_checks, checks: of the last pass that ended.
+create table verify_pass (
+  pass text primary key,
+  due_at timestamptz,
+  holder uuid,
+  busy_until timestamptz,
+  state json,
+  finished_at timestamptz,
+  failed_checks int,
+  checks json
+);
+insert into verify_pass (pass) values ('incremental'), ('full');
+`,
+};
+
+export type PassName = 'incremental' | 'full';
+
+/** An incremental pass begins at this hour (UTC) of each day, a full pass at its hour of Sunday. */
+const INCREMENTAL_HOUR = 2;
+const FULL_HOUR = 3;
+const SUNDAY = 0;
+const DAYS = { incremental: 1, full: 7 } as const;
+
+/** When the next pass is due after a time (milliseconds since 1970). Pure. */
+export const nextPass = (pass: PassName, now: number): Date => {
+  const at = new Date(now);
+  at.setUTCHours(pass === 'full' ? FULL_HOUR : INCREMENTAL_HOUR, 0, 0, 0);
+  if (pass === 'full') at.setUTCDate(at.getUTCDate() + ((SUNDAY - at.getUTCDay() + DAYS.full) % DAYS.full));
+  if (at.getTime() <= now) at.setUTCDate(at.getUTCDate() + DAYS[pass]);
+  return at;
+};
+
+/** If a worker dies during a pass, another worker goes on after this time. */
+const LEASE_SECONDS = 60;
+const RENEW_MS = 15_000;
+const EVENTS_AT_ONCE = 4_096;
+
+/** The file of the signed head at which the last good pass of this installation ended. */
+export const verifiedHeadFile = (headFolder: string): string => join(dirname(headFolder), 'verified.head');
+
+export interface PassWork extends PassPorts {
+  readonly folder: string;
+  readonly clock: Pick<Clock, 'monotonic'>;
+  readonly ids: Ids;
+  /** Awaited within and between pages, so that other work can go on. If it returns false, the pass ends here and goes on later. */
+  readonly goOn: () => Promise<boolean>;
+  readonly onDifferences: (differences: readonly Difference[]) => void;
+  /** Called once for each check that fails, as soon as it does. */
+  readonly onFailed: (pass: PassName, check: Check) => void;
+}
+
+interface StoredState {
+  readonly pass: PassState;
+  /** The signed head at the end of the pass. null: the newest head is not one that the pass can end at. */
+  readonly note: string | null;
+}
+
+/** The lease was lost, or `goOn` returned false. */
+class PassInterrupted extends Error {}
+
+/** Does the passes that are due, unless another worker does them. */
+export const runDuePasses = async (work: PassWork): Promise<void> => {
+  const { db, ids, now } = work;
+  const { rows } = await db.query<{ pass: PassName; is_new: boolean }>(
+    'select pass, due_at is null as is_new from verify_pass where due_at is null or due_at <= now() order by due_at, pass',
+  );
+  for (const { pass, is_new } of rows)
+    if (is_new) await db.query('update verify_pass set due_at = $2 where pass = $1 and due_at is null', [pass, nextPass(pass, now())]);
+    else await new ScheduledPass(work, pass, ids.uuid()).run();
+};
+
+class ScheduledPass {
+  private renewed: number;
+
+  constructor(
+    private readonly work: PassWork,
+    private readonly pass: PassName,
+    private readonly holder: string,
+  ) {
+    this.renewed = work.clock.monotonic();
+  }
+
+  async run(): Promise<void> {
+    const { work, pass } = this;
+    const { rows } = await work.db.query<{ state: StoredState | null }>(
+      `update verify_pass set holder = $2, busy_until = now() + $3::int * interval '1 second'
+       where pass = $1 and due_at <= now() and (busy_until is null or busy_until < now()) returning state`,
+      [pass, this.holder, LEASE_SECONDS],
+    );
+    if (!rows[0]) return;
+    try {
+      const state = rows[0].state ?? (await this.begin());
+      if (!state) return;
+      const failed = new Set<string>();
+      const options = {
+        eventsAtOnce: EVENTS_AT_ONCE,
+        paymentsAtOnce: SWEPT_AT_ONCE,
+        goOn: () => this.goOn(),
+        onCompared: async (compared: readonly string[], differences: readonly Difference[]) => {
+          await keepDifferences(work.db, compared, differences);
+          work.onDifferences(differences);
+        },
+      };
+      for await (const _page of runPass(work, state.pass, options)) {
+        for (const check of passChecks(state.pass)) if (!check.ok && failed.size < failed.add(check.name).size) work.onFailed(pass, check);
+        await this.store(state);
+      }
+      await this.end(state);
+    } catch (error) {
+      if (!(error instanceof PassInterrupted)) throw error;
+    } finally {
+      // If this fails, the lease ends by itself.
+      await work.db
+        .query('update verify_pass set holder = null, busy_until = null where pass = $1 and holder = $2', [pass, this.holder])
+        .catch(() => undefined);
+    }
+  }
+
+  /** null: nothing is signed yet, or the read models are behind the newest head. */
+  private async begin(): Promise<StoredState | null> {
+    const { work, pass } = this;
+    const { size, position } = await logState(work.db);
+    const newest = await lastHead(work).catch((error: unknown) => {
+      if (error instanceof ForgedHead) return 'forged' as const;
+      throw error;
+    });
+    if (newest === null) return null;
+    const signed = newest === 'forged' || newest.head.size > size ? null : newest;
+    const end: LogPlace = signed ? { size: signed.head.size, position: signed.head.position } : { size, position };
+    const { list, journal, register } = await readCheckpoints(work);
+    if ([list, journal, register].some((applied) => applied < end.position)) return null;
+    let from: LogPlace | null = null;
+    let untrusted: string | null = null;
+    if (pass === 'incremental')
+      try {
+        const file = verifiedHeadFile(work.folder);
+        const head = existsSync(file) ? await trustedHead(work, readFileSync(file, 'utf8')) : null;
+        from = head ? { size: head.size, position: head.position } : LOG_START;
+        if (from.size > end.size) throw new UntrustedHead(`the newest head covers ${end.size} events`);
+      } catch (error) {
+        if (!(error instanceof UntrustedHead)) throw error;
+        from = LOG_START;
+        untrusted = `the head of the last good verification: ${error.message}`;
+      }
+    const state = { pass: await beginPass(work, from, end), note: signed?.note ?? null };
+    if (untrusted !== null) find(state.pass.log.found.heads, untrusted);
+    return state;
+  }
+
+  private async end({ pass: state, note }: StoredState): Promise<void> {
+    const { work, pass, holder } = this;
+    const checks = passChecks(state);
+    const failed = checks.filter(({ ok }) => !ok).length;
+    if (state.full) await work.db.query('update drift_sweep set completed_at = now(), payments = $1', [state.payments]);
+    if (failed === 0 && note !== null) writeVerified(verifiedHeadFile(work.folder), note);
+    await work.db.query(
+      `update verify_pass set state = null, finished_at = now(), failed_checks = $3, checks = $4, due_at = $5 where pass = $1 and holder = $2`,
+      [pass, holder, failed, JSON.stringify(checks), nextPass(pass, work.now())],
+    );
+  }
+
+  private async store(state: StoredState): Promise<void> {
+    await this.renew('state = $4, ', [JSON.stringify(state)]);
+  }
+
+  private async goOn(): Promise<void> {
+    if (!(await this.work.goOn())) throw new PassInterrupted('the worker stops');
+    if (this.work.clock.monotonic() - this.renewed > RENEW_MS) await this.renew('', []);
+  }
+
+  private async renew(set: string, values: readonly string[]): Promise<void> {
+    const { rowCount } = await this.work.db.query(
+      `update verify_pass set ${set}busy_until = now() + $3::int * interval '1 second' where pass = $1 and holder = $2`,
+      [this.pass, this.holder, LEASE_SECONDS, ...values],
+    );
+    if (rowCount === 0) throw new PassInterrupted('another worker does this pass');
+    this.renewed = this.work.clock.monotonic();
+  }
+}
+
+/** Replaces the file at once, so that a reader never finds half of it. A smaller head does not replace a larger one. */
+const writeVerified = (file: string, note: string): void => {
+  const sizeOf = (text: string) => Number(text.split('\n')[1]);
+  if (existsSync(file) && sizeOf(readFileSync(file, 'utf8')) > sizeOf(note)) return;
+  const draft = `${file}.draft`;
+  writeFileSync(draft, note, { mode: 0o644, flush: true });
+  renameSync(draft, file);
+};
+
+export interface PassFigures {
+  readonly pass: PassName;
+  /** Seconds since a pass last ended. */
+  readonly lastRunSeconds: number;
+  /** Number of checks that failed in the last pass. */
+  readonly failedChecks: number;
+}
+
+/** For metrics: the passes that have ended at least once. */
+export const passFigures = async (db: Queryable): Promise<PassFigures[]> => {
+  const { rows } = await db.query<{ pass: PassName; seconds: string; failed: number }>(
+    'select pass, extract(epoch from now() - finished_at) as seconds, failed_checks as failed from verify_pass where finished_at is not null',
+  );
+  return rows.map(({ pass, seconds, failed }) => ({ pass, lastRunSeconds: Number(seconds), failedChecks: failed }));
+};
