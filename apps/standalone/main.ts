@@ -1,7 +1,7 @@
 /**
  * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes.
  *
- * Start: Postgres and the processor start first, then the API and the worker. The first of these two brings the schema up to date under a lock. When
+ * Start: the supervisor waits for a command that uses `DATA_DIR`. Postgres and the processor start first, then the API and the worker. The first of these two brings the schema up to date under a lock. When
  * both are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started
  * again at the same address.
  *
@@ -17,7 +17,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import client, { type Registry } from 'prom-client';
 import { orStopped } from '#kernel';
 import { type Config, type EmbeddedPostgres, type Logger, openKeys, startEmbeddedPostgres } from '#platform';
-import { tryLockDataDir } from '../data-dir.js';
+import { lockForService } from '../data-dir.js';
 import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
 import { type Kept, keepRunning } from './keep-running.js';
@@ -37,9 +37,12 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
   try {
     // Postgres may run as another user, who must be able to pass through this folder.
     await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-    const lock = tryLockDataDir(config.dataDir);
-    if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
-    stops.push(async () => lock.release());
+    const unlock = await lockForService(
+      config.dataDir,
+      ({ pid, command }) => log.warn({ command, holder: pid }, `the start waits for the command "${command}" of process ${pid}, which uses DATA_DIR`),
+      stopStart,
+    );
+    stops.push(async () => unlock());
     // Check the key file before anything starts. A wrong key file then leaves no half-made data directory.
     refuseHalfDirectory(config);
     openKeys(config);

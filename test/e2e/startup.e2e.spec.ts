@@ -278,6 +278,62 @@ describe('the second start', () => {
   });
 });
 
+describe('a command that uses the data directory', () => {
+  const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+
+  /** Begins a command while no service runs, and stops it in the middle of its work. */
+  const stoppedCommand = async () => {
+    await stopped();
+    const command = launch([LAUNCHER, 'settlement', 'close'], dataDir);
+    await eventually(() => postmasterOf(dataDir.data) !== null, { everyMs: 5 });
+    command.signal('SIGSTOP');
+    return command;
+  };
+  /** Begins a service, which must wait for the command. */
+  const waitingService = async ({ pid }: { readonly pid: number }) => {
+    const waiting = launch('standalone', dataDir);
+    await eventually(() =>
+      waiting.stderr().includes(`the start waits for the command \\"settlement close\\" of process ${pid}, which uses DATA_DIR`),
+    );
+    return waiting;
+  };
+  const ready = async (launched: Awaited<ReturnType<typeof waitingService>>) => {
+    const [, url = ''] = await launched.firstLine(/^ready (\S+)\n/m);
+    service = { ...launched, url };
+    expect((await create(partner(service))).status).toBe(200);
+  };
+
+  test('keeps a start waiting until it has ended; a stop ends the wait', async () => {
+    const command = await stoppedCommand();
+    const first = await waitingService(command);
+    first.signal('SIGTERM');
+    expect(await first.exited).toMatchObject({ code: 0, stdout: '' });
+    const second = await waitingService(command);
+    command.signal('SIGCONT');
+    expect(await command.exited).toMatchObject({ code: 0 });
+    await ready(second);
+    expect(second.stderr().match(/the start waits for/g)).toHaveLength(1);
+  });
+
+  test('and is killed: the start goes on with the database that the command left', async () => {
+    const command = await stoppedCommand();
+    const waiting = await waitingService(command);
+    await command.killTree();
+    await ready(waiting);
+  });
+
+  test('and begins while a killed service is started again: both end well', async () => {
+    const before = await running();
+    kill(before.pid);
+    await before.exited;
+    service = null;
+    const command = launch([LAUNCHER, 'settlement', 'close'], dataDir);
+    const again = launch('standalone', dataDir);
+    expect(await command.exited).toMatchObject({ code: 0 });
+    await ready(again);
+  });
+});
+
 test('a first start that finds its port taken leaves the key to the one that succeeds', async () => {
   const fresh = await DataDir.create();
   const server = createServer().listen(0, '127.0.0.1');
