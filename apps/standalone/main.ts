@@ -16,7 +16,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import client, { type Registry } from 'prom-client';
 import { orStopped } from '#kernel';
-import { type Config, type EmbeddedPostgres, type Logger, openKeys, startEmbeddedPostgres } from '#platform';
+import { type Config, type EmbeddedPostgres, type Logger, levelOfLine, openKeys, startEmbeddedPostgres } from '#platform';
 import { lockForService } from '../data-dir.js';
 import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
@@ -65,7 +65,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
       PUBLIC_URL: config.publicUrl,
     };
     const keep = async (role: 'api' | 'worker'): Promise<Kept<RoleProcess>> =>
-      (roles[role] = await keepRunning(role, log, stopStart, (before: RoleProcess | null, stopped) =>
+      (roles[role] = await keepRunning(role, log, stopStart, restarts(role), (before: RoleProcess | null, stopped) =>
         startRole(role, { ...environment, ...portsOf(before) }, lifeline, stopped),
       ));
     for (const role of ['worker', 'api'] as const) stops.push(async () => roles[role]?.stop());
@@ -131,6 +131,18 @@ new client.Gauge({
   registers: [ours],
 }).set(Math.round(performance.timeOrigin / 1_000));
 
+const childRestarts = new client.Counter({
+  name: 'payfold_child_restarts_total',
+  help: 'Child processes that ended by themselves and were started again',
+  labelNames: ['child'],
+  registers: [ours],
+});
+/** Begins to count the restarts of a child at 0. Returns the function that counts one. */
+const restarts = (child: string): (() => void) => {
+  childRestarts.inc({ child }, 0);
+  return () => childRestarts.inc({ child });
+};
+
 /** Throws if the data directory holds data but no key file. The data needs its key, and a new key would hide the loss. */
 const refuseHalfDirectory = (config: Config): void => {
   if (
@@ -151,7 +163,7 @@ const embedded = async (
   const cluster = join(config.dataDir, 'postgres');
   const { watch, lifeline, end } = startPostgresGuard(cluster);
   stops.push(end);
-  const postgres = await keepRunning('postgres', log, stop, (before: EmbeddedPostgres | null, stopped) =>
+  const postgres = await keepRunning('postgres', log, stop, restarts('postgres'), (before: EmbeddedPostgres | null, stopped) =>
     startEmbeddedPostgres(cluster, {
       stop: stopped,
       // Other processes know this port, so a new Postgres must use it too.
@@ -159,7 +171,7 @@ const embedded = async (
       // A Ctrl-C must not reach Postgres, because requests in flight still need it.
       ownSession: true,
       onSpawn: watch,
-      onLog: (line) => log.debug({ line }, 'postgres'),
+      onLog: (line) => log[levelOfLine(line)]({ line }, 'postgres'),
     }),
   );
   stops.push(() => postgres.stop());
@@ -169,7 +181,7 @@ const embedded = async (
 
 const simulator = async (config: Config, log: Logger, stops: Stops, stop: AbortSignal): Promise<string | null> => {
   if (config.environment === 'production') return null;
-  const child = await keepRunning('simulator', log, stop, (before: SimulatorProcess | null, stopped) =>
+  const child = await keepRunning('simulator', log, stop, restarts('simulator'), (before: SimulatorProcess | null, stopped) =>
     afterItsPredecessor(stopped, () =>
       startSimulatorProcess({
         stop: stopped,

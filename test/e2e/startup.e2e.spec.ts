@@ -141,6 +141,21 @@ describe('the first start', () => {
   });
 });
 
+test('a warning of the embedded Postgres and a fault of its disk are logged; refused statements and their data are not', async () => {
+  const { stderr } = await running();
+  await sql(`do $$ begin raise warning 'the first'; end $$`);
+  await expect(sql(`do $$ begin raise exception 'the second' using errcode = '53100', detail = 'data of a payer'; end $$`)).rejects.toThrow();
+  await expect(sql(`do $$ begin raise exception 'the third' using errcode = '23505'; end $$`)).rejects.toThrow();
+  await sql(`do $$ begin raise warning 'the last'; end $$`);
+  await eventually(() => stderr().includes('the last'));
+  const logged = stderr().split('\n').filter((line) => line.includes('"msg":"postgres"')).map((line) => JSON.parse(line) as { level: number; line: string }); // prettier-ignore
+  expect(logged.map(({ level, line }) => [level, /\] (.*)$/.exec(line)?.[1]])).toEqual([
+    [40, '01000 WARNING:  the first'],
+    [50, '53100 ERROR:  the second'],
+    [40, '01000 WARNING:  the last'],
+  ]);
+});
+
 describe('a child that is killed under the running service', () => {
   test('Postgres: started again at its address; keyed requests answer 503 IDEMPOTENCY_UNAVAILABLE meanwhile, and nothing acknowledged is lost', async () => {
     const first = await running();

@@ -11,6 +11,7 @@ import { readRuntime } from '../../apps/data-dir.js';
 import { Partner } from '../../apps/demo/partner.js';
 import { createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
+import { figuresIn } from '../support/metrics.js';
 import {
   DataDir,
   isAlive,
@@ -253,10 +254,7 @@ describe('the supervisor ends', () => {
 describe('/metrics of the supervisor', () => {
   const scrape = async () => {
     const answer = await fetch(`http://127.0.0.1:${metricsPort}/metrics`);
-    const lines = (await answer.text()).split('\n').filter((line) => line !== '' && !line.startsWith('#'));
-    const figures = new Map(
-      lines.map((line): [string, number] => [line.slice(0, line.lastIndexOf(' ')), Number(line.slice(line.lastIndexOf(' ') + 1))]),
-    );
+    const figures = figuresIn(await answer.text());
     return { status: answer.status, figures, get: (name: string) => figures.get(name) };
   };
 
@@ -283,6 +281,14 @@ describe('/metrics of the supervisor', () => {
     expect(status).toBe(200);
     expect(get(answered)).toBe((before.get(answered) ?? 0) + 1);
     expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(10);
+    // Each error code is counted, and each call to the processor by its outcome. The fee's charge follows only an approved principal.
+    for (const figure of [
+      'payfold_http_errors_total{code="PAYMENT_TIMEOUT",status="504"}',
+      'payfold_gateway_call_duration_seconds_count{operation="charge",outcome="unknown"}',
+    ])
+      expect([figure, get(figure)]).toEqual([figure, (before.get(figure) ?? 0) + 1]);
+    for (const check of ['idempotency', 'readModels', 'schema', 'eventStore']) expect(get(`payfold_ready{check="${check}"}`)).toBe(1);
+    for (const name of NAMES) expect(get(`payfold_child_restarts_total{child="${name}"}`)).toBe(0);
     expect(get('payfold_log_lines_masked_total')).toBe(0);
     expect(get('payfold_webhook_lease_lost_total')).toBe(0);
     expect(get('process_start_time_seconds')).toBeGreaterThan(Date.now() / 1_000 - 3_600);
@@ -295,5 +301,7 @@ describe('/metrics of the supervisor', () => {
     kill(pidOf('worker'));
     await eventually(async () => (await scrape()).status === 503, { everyMs: 1 });
     await eventually(async () => (await scrape()).status === 200);
+    const { get } = await scrape();
+    expect(NAMES.map((name) => get(`payfold_child_restarts_total{child="${name}"}`))).toEqual(NAMES.map((name) => (name === 'worker' ? 1 : 0)));
   });
 });
