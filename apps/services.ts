@@ -32,6 +32,7 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  staffWorkModel,
   velocityMigration,
 } from '#payments';
 import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
@@ -65,6 +66,7 @@ export const READ_MODELS: readonly ReadModel[] = [
   auditKeyModel,
   checkoutUnfinishedModel,
   paymentListModel,
+  staffWorkModel,
   paymentRegisterModel,
   exceptionModel,
   journalModel,

@@ -27,6 +27,9 @@ interface ResolveOptions {
   readonly transaction?: ResolveRequest['transactions'];
 }
 
+/** How long to wait for the read models. A worker normally keeps them at the end of the log. */
+const CATCH_UP_MS = 30_000;
+
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
 /** Parses one `leg=transaction` and adds it to the earlier ones. */
@@ -72,9 +75,11 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .description('what only a person may decide: payments that nobody could bring to an end')
     .option('--all', 'also those whose payment has come to an end since')
     .action(
-      action(async ({ store }, { all = false }: { all?: boolean }) => {
-        const { staffTasks } = await import('#payments');
-        const rows = (await staffTasks(store)).filter(({ open }) => open || all);
+      action(async ({ services }, { all = false }: { all?: boolean }) => {
+        const { store, pool: db, readModels } = await services();
+        const { paymentListModel, staffTasks, staffWorkModel } = await import('#payments');
+        for (const model of [paymentListModel, staffWorkModel]) await readModels.caughtUp(model, CATCH_UP_MS);
+        const rows = await staffTasks({ store, db }, { all });
         return {
           json: rows,
           text: table(

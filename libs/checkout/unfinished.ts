@@ -4,6 +4,7 @@
  */
 import type { Origin, ReadModel, Recorded } from '#eventstore';
 import { timestamp } from '#kernel';
+import { WAITS_FOR_STAFF } from '#payments';
 import type { Queryable } from '#platform';
 import type { CheckoutEvent } from './checkout.js';
 import { type CheckoutPorts, followNow } from './pay.js';
@@ -124,10 +125,14 @@ export const finishSessions = async (
   }
 };
 
-/** For metrics: the number of sessions without an outcome, and the age of the oldest (0: there is none). */
+/**
+ * For metrics: the number of sessions without an outcome, and the age of the oldest in seconds (0: there is none). Sessions whose payment waits for
+ * staff are not counted.
+ */
 export const unfinishedSessions = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    'select count(*) as count, extract(epoch from now() - min(since)) as oldest from checkout_unfinished',
+    `select count(*) as count, extract(epoch from now() - min(c.since)) as oldest from checkout_unfinished c
+     where not exists (select from payment_list p where p.payment_id = c.payment_id and ${WAITS_FOR_STAFF})`,
   );
   return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
 };

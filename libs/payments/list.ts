@@ -10,6 +10,7 @@ import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
 import { isVisible, openOf, payment as decider, type Payment, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
+import { WAITS_FOR_STAFF } from './staff-work.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
 
 export const DEFAULT_PAGE = 25;
@@ -207,10 +208,14 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.
 
-/** The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. */
+/**
+ * The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. Payments that wait for staff are
+ * not counted: {@link openStaffTasks} counts them.
+ */
 export const openAttempts = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    'select count(*) as count, extract(epoch from now() - min(open_since)) as oldest from payment_list where open_since is not null',
+    `select count(*) as count, extract(epoch from now() - min(p.open_since)) as oldest from payment_list p
+     where p.open_since is not null and not (${WAITS_FOR_STAFF})`,
   );
   return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
 };

@@ -1,10 +1,9 @@
-/** Staff: the names of actors, the rules for their texts, and the tasks that only a person may decide. */
+/** Staff: the names of actors, the rules for their texts, and how a task that only a person may decide is raised. */
 import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
-import { fold, type Json, ServiceError } from '#kernel';
+import { type Json, ServiceError } from '#kernel';
 import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
-import { isVisible, payment as decider, type Payment, type PaymentEvent, type PaymentStatus, statusOf } from './payment.js';
-import { paymentEvents, paymentStream } from './stream.js';
+import type { Payment } from './payment.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** The same limit as for a partner's refund reason (C8). */
@@ -58,49 +57,26 @@ interface StaffTaskRaised {
 
 export const staffTaskEvents = defineEvents<StaffTaskRaised>({ StaffTaskRaised: [] });
 
-export interface StaffTask {
-  readonly paymentId: string;
-  readonly reason: StaffTaskReason;
-  /** 'none': no reader can see the payment. */
-  readonly status: PaymentStatus | 'none';
-  readonly open: boolean;
-  /** RFC 3339. */
-  readonly raisedAt: string;
-  readonly evidence: Readonly<Record<string, Json>>;
-}
-
-/** Every task that was ever raised, oldest first. Throws Unavailable. */
-export const staffTasks = async (store: EventStore): Promise<readonly StaffTask[]> => {
-  const tasks: StaffTask[] = [];
-  for await (const events of store.readAll(null, { streamPrefixes: ['staff-task-'] }))
-    for (const event of events) {
-      const { paymentId, reason, evidence } = staffTaskEvents.read(event).data;
-      const facts: PaymentEvent[] = [];
-      for await (const fact of store.read(paymentStream(paymentId))) facts.push(paymentEvents.read(fact));
-      const payment = fold(decider, facts);
-      const status = isVisible(payment) ? statusOf(payment) : 'none';
-      tasks.push({ paymentId, reason, status, open: isTaskOpen(reason, payment), raisedAt: event.meta.recordedAt, evidence });
-    }
-  return tasks;
-};
+/** The stream of a task. A payment has at most one task of each reason. */
+export const staffTaskStream = (paymentId: string, reason: StaffTaskReason): string => `staff-task-${taskIdOf(paymentId, reason)}`;
+const taskIdOf = (paymentId: string, reason: StaffTaskReason): string => hashedUuid('staff-task', paymentId, reason);
 
 /**
  * Logs an error as an alarm, and records a task. If the same task was recorded before, does nothing: recovery finds the same payment again and again.
  * Throws the errors of the store.
  */
 export const raiseStaffTask = async (
-  { clock, log }: PaymentPorts,
+  { clock, log }: Pick<PaymentPorts, 'clock' | 'log'>,
   store: EventStore,
   paymentId: string,
   reason: StaffTaskReason,
   evidence: Readonly<Record<string, Json>>,
   origin: Origin,
 ): Promise<void> => {
-  const id = hashedUuid('staff-task', paymentId, reason);
-  const stream = `staff-task-${id}`;
+  const stream = staffTaskStream(paymentId, reason);
   for await (const _ of store.read(stream, 0n, 1)) return;
   // The line comes before the event. So a process that is killed in between loses no alarm.
   log.error({ paymentId, reason }, 'a payment needs a decision by staff');
   const event: StaffTaskRaised = { type: 'StaffTaskRaised', data: { paymentId, reason, evidence } };
-  await recordOnce({ store, clock }, staffTaskEvents, stream, event, id, origin);
+  await recordOnce({ store, clock }, staffTaskEvents, stream, event, taskIdOf(paymentId, reason), origin);
 };

@@ -1,0 +1,110 @@
+/** Tests what the read model of staff finds: tasks that wait for a decision, and who did what. */
+import { afterAll, beforeAll, expect, test } from '@jest/globals';
+import { memoryEventStore, type NewEvent, type Origin, type Recorded } from '#eventstore';
+import { type Json, systemClock } from '#kernel';
+import { createLogger, createPool, type Pool, systemIds, transaction } from '#platform';
+import { charged, declined, initiated, principalRefunded, unknown } from '../../test/support/given.js';
+import { freshDatabase, makeTables } from '../../test/support/postgres.js';
+import { openAttempts, paymentListModel } from './list.js';
+import type { PaymentEvent } from './payment.js';
+import { raiseStaffTask, staff, type StaffTaskReason } from './staff.js';
+import { openStaffTasks, staffTasks, staffWorkModel } from './staff-work.js';
+import { paymentStream } from './stream.js';
+
+const ids = systemIds(() => systemClock.now());
+const RECOVERY: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: 'spec' };
+const store = memoryEventStore();
+
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let pool: Pool;
+beforeAll(async () => {
+  database = await freshDatabase();
+  pool = createPool(database.url, { name: 'spec', max: 2 });
+  for (const model of [paymentListModel, staffWorkModel]) await makeTables(pool, model);
+});
+afterAll(async () => {
+  await pool.end();
+  await database.drop();
+});
+
+const record = async (facts: readonly PaymentEvent[], origin: Origin = RECOVERY, id = ids.uuid()): Promise<string> => {
+  const events = facts.map(({ type, at, data }): NewEvent => ({
+    id: ids.uuid(),
+    type,
+    v: 1,
+    data: data as unknown as Json,
+    meta: { recordedAt: at, ...origin },
+  }));
+  await store.append(paymentStream(id), 'any', events);
+  return id;
+};
+const raise = (paymentId: string, reason: StaffTaskReason) =>
+  raiseStaffTask({ clock: systemClock, log: createLogger('silent', 'spec') }, store, paymentId, reason, { batchId: 'bat_1' }, RECOVERY);
+let applied = 0;
+/** Applies the events that are new. */
+const follow = async () => {
+  const all: Recorded[] = [];
+  for await (const events of store.readAll(null)) all.push(...events);
+  const fresh = all.slice(applied);
+  applied = all.length;
+  await transaction(pool, async (client) => {
+    await paymentListModel.apply(
+      client,
+      fresh.filter(({ stream }) => stream.startsWith('payment-')),
+    );
+    await staffWorkModel.apply(client, fresh);
+  });
+};
+const shown = async (all = false) => (await staffTasks({ store, db: pool }, { all })).map(({ paymentId, reason }) => [paymentId, reason]);
+
+test('payments that wait for staff are counted by their task, and not among the open attempts', async () => {
+  await record([initiated(), unknown]);
+  const stuck = await record([initiated(), unknown]);
+  const other = await record([initiated(), unknown]);
+  const refunding = await record([...charged(), principalRefunded(ids.uuid())[0]!]);
+  const before = await record(charged());
+  await raise(stuck, 'charge_cannot_be_undone');
+  await raise(stuck, 'settled_while_unknown');
+  await raise(other, 'charge_cannot_be_undone');
+  await raise(refunding, 'settlement_rejected');
+  await raise(before, 'settled_while_unknown');
+  await follow();
+  expect(await openStaffTasks(pool)).toEqual([
+    { task: 'charge_cannot_be_undone', count: 2, oldestSeconds: expect.any(Number) },
+    { task: 'settled_while_unknown', count: 1, oldestSeconds: expect.any(Number) },
+  ]);
+  expect((await openAttempts(pool)).count).toBe(2);
+  expect(await shown()).toEqual([
+    [stuck, 'charge_cannot_be_undone'],
+    [stuck, 'settled_while_unknown'],
+    [other, 'charge_cannot_be_undone'],
+    [refunding, 'settlement_rejected'],
+  ]);
+  expect(await shown(true)).toContainEqual([before, 'settled_while_unknown']);
+  expect((await staffTasks({ store, db: pool }, { all: false }))[0]).toMatchObject({ status: 'unknown', open: true, evidence: { batchId: 'bat_1' } });
+
+  await record([declined], RECOVERY, stuck);
+  await follow();
+  expect(await openStaffTasks(pool)).toEqual([{ task: 'charge_cannot_be_undone', count: 1, oldestSeconds: expect.any(Number) }]);
+  expect((await openAttempts(pool)).count).toBe(2);
+  expect((await shown()).map(([paymentId]) => paymentId)).toEqual([other, refunding]);
+});
+
+test('events of staff and operators are kept with their words; others are not', async () => {
+  const id = await record(charged());
+  const [asked] = principalRefunded(ids.uuid());
+  const refund = { ...asked, data: { ...asked!.data, reason: 'billed twice' } } as PaymentEvent;
+  await record([refund], staff('Dana', 'spec'), id);
+  await follow();
+  const { rows } = await pool.query('select actor_type, actor, event, stream, reason, recorded_at from staff_action');
+  expect(rows).toEqual([
+    {
+      actor_type: 'staff',
+      actor: 'Dana',
+      event: 'RefundRequested',
+      stream: paymentStream(id),
+      reason: 'billed twice',
+      recorded_at: new Date(refund.at),
+    },
+  ]);
+});

@@ -1,0 +1,134 @@
+/**
+ * What people did, and what waits for them: a read model of all events that staff or operators caused, and of the tasks that only a person may
+ * decide. It reads the whole log, so that reports and figures need not.
+ */
+import { type EventStore, type ReadModel, type Recorded } from '#eventstore';
+import { fold, type Json } from '#kernel';
+import type { Queryable } from '#platform';
+import { isVisible, payment as decider, type PaymentEvent, type PaymentStatus, statusOf } from './payment.js';
+import { isTaskOpen, staffTaskEvents, type StaffTaskReason, staffTaskStream } from './staff.js';
+import { paymentEvents, paymentStream } from './stream.js';
+
+const TABLES = `
+  create table staff_action (
+    position text collate "C" not null, recorded_at timestamptz not null, actor_type text not null, actor text not null, event text not null,
+    stream text not null, reason text, event_id uuid not null);
+  create table staff_task (payment_id uuid not null, reason text not null, raised_at timestamptz not null)`;
+const INDEXES = `
+  alter table staff_action add constraint staff_action_pkey primary key (recorded_at, position);
+  alter table staff_task add constraint staff_task_pkey primary key (payment_id, reason);
+  create index staff_task_raised on staff_task (reason, raised_at)`;
+
+export const staffWorkModel: ReadModel = {
+  name: 'staff-work',
+  shape: 1,
+  tables: ['staff_action', 'staff_task'],
+  createTables: TABLES,
+  createIndexes: INDEXES,
+  apply: (client, events) => applyStaffWork(client, events),
+};
+
+const applyStaffWork = async (db: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const actions = events.filter(({ meta: { actor } }) => actor.type === 'staff' || actor.type === 'operator');
+  if (actions.length > 0)
+    await db.query(
+      `insert into staff_action (position, recorded_at, actor_type, actor, event, stream, reason, event_id)
+       select * from unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::uuid[])`,
+      [
+        actions.map(({ position }) => position),
+        actions.map(({ meta }) => meta.recordedAt),
+        actions.map(({ meta }) => meta.actor.type),
+        actions.map(({ meta }) => meta.actor.id),
+        actions.map(({ type }) => type),
+        actions.map(({ stream }) => stream),
+        actions.map(whyOf),
+        actions.map(({ id }) => id),
+      ],
+    );
+  const tasks = events.filter(({ stream }) => stream.startsWith(TASK_STREAMS));
+  if (tasks.length > 0)
+    await db.query(
+      `insert into staff_task (payment_id, reason, raised_at) select * from unnest($1::uuid[], $2::text[], $3::timestamptz[]) on conflict do nothing`,
+      [
+        tasks.map((event) => staffTaskEvents.read(event).data.paymentId),
+        tasks.map((event) => staffTaskEvents.read(event).data.reason),
+        tasks.map(({ meta }) => meta.recordedAt),
+      ],
+    );
+};
+
+const TASK_STREAMS = 'staff-task-';
+
+/** The words of staff in an event. null: there are none. */
+const whyOf = ({ data }: Recorded): string | null => {
+  const { reason, evidence } = (data ?? {}) as { reason?: unknown; evidence?: unknown };
+  return typeof reason === 'string' ? reason : typeof evidence === 'string' ? evidence : null;
+};
+
+/** SQL for the reasons of tasks that wait while the payment is unknown. A decision ends them. */
+const UNTIL_DECIDED = `('charge_cannot_be_undone', 'settled_while_unknown')`;
+
+/** SQL condition: a row `p` of the list waits for a decision by staff. Nothing else can bring such a payment to an end. */
+export const WAITS_FOR_STAFF = `p.status = 'unknown' and exists (
+  select from staff_task t where t.payment_id = p.payment_id and t.reason in ${UNTIL_DECIDED})`;
+
+export interface OpenStaffTasks {
+  readonly task: StaffTaskReason;
+  readonly count: number;
+  /** Age of the oldest in seconds. */
+  readonly oldestSeconds: number;
+}
+
+/**
+ * For metrics: the open tasks that a decision ends, by reason. Tasks about a rejected settlement stay open for ever, so they are not counted. Reads
+ * only payments that are open.
+ */
+export const openStaffTasks = async (db: Queryable): Promise<readonly OpenStaffTasks[]> => {
+  const { rows } = await db.query<{ task: StaffTaskReason; count: string; oldest: string }>(
+    `select t.reason as task, count(*) as count, extract(epoch from now() - min(t.raised_at)) as oldest
+     from payment_list p join staff_task t on t.payment_id = p.payment_id
+     where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED} group by t.reason order by t.reason`,
+  );
+  return rows.map(({ task, count, oldest }) => ({ task, count: Number(count), oldestSeconds: Number(oldest) }));
+};
+
+export interface StaffTask {
+  readonly paymentId: string;
+  readonly reason: StaffTaskReason;
+  /** 'none': no reader can see the payment. */
+  readonly status: PaymentStatus | 'none';
+  readonly open: boolean;
+  /** RFC 3339. */
+  readonly raisedAt: string;
+  readonly evidence: Readonly<Record<string, Json>>;
+}
+
+/**
+ * Tasks of staff, oldest first: the open ones, or `all` that were ever raised. The read models must have reached the end of the log. Payments and
+ * evidence come from their streams. Throws Unavailable.
+ */
+export const staffTasks = async (
+  { store, db }: { readonly store: EventStore; readonly db: Queryable },
+  { all }: { readonly all: boolean },
+): Promise<readonly StaffTask[]> => {
+  const { rows } = await db.query<{ payment_id: string; reason: StaffTaskReason }>(
+    all
+      ? 'select payment_id, reason from staff_task order by raised_at, payment_id, reason'
+      : `select t.payment_id, t.reason, t.raised_at from payment_list p join staff_task t on t.payment_id = p.payment_id
+         where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}
+         union all select payment_id, reason, raised_at from staff_task where reason in ('settlement_rejected', 'settled_after_rejection')
+         order by raised_at, payment_id, reason`,
+  );
+  const tasks: StaffTask[] = [];
+  for (const { payment_id: paymentId, reason } of rows) {
+    const facts: PaymentEvent[] = [];
+    for await (const fact of store.read(paymentStream(paymentId))) facts.push(paymentEvents.read(fact));
+    const payment = fold(decider, facts);
+    const open = isTaskOpen(reason, payment);
+    if (!open && !all) continue;
+    const status = isVisible(payment) ? statusOf(payment) : 'none';
+    for await (const raised of store.read(staffTaskStream(paymentId, reason), 0n, 1))
+      tasks.push({ paymentId, reason, status, open, raisedAt: raised.meta.recordedAt, evidence: staffTaskEvents.read(raised).data.evidence });
+  }
+  return tasks;
+};
