@@ -66,7 +66,7 @@ describe('alert rules', () => {
       expect([...operations.matchAll(/^#+ (.*)$/gm)].map(([, heading]) => heading!.toLowerCase().replaceAll(' ', '-'))).toContain(chapter);
     },
   );
-  test('each name is there once, and operations.md lists it', () => {
+  test('each name is there once, and docs/operations.md lists it', () => {
     const names = rules.map(({ alert }) => alert);
     expect(new Set(names).size).toBe(names.length);
     for (const name of names) expect(operations).toContain(`\`${name.replace('Payfold', '')}\``);
@@ -78,7 +78,7 @@ test('each panel of the dashboard shows declared metrics', () => {
   for (const { targets } of panels) for (const { expr } of targets) expectDeclared(expr);
 });
 
-test('operations.md lists every declared metric, and no other', () => {
+test('docs/operations.md lists every declared metric, and no other', () => {
   const chapter = /^## Metrics\n[^]*?(?=^## )/m.exec(operations)![0];
   expect([...new Set([...chapter.matchAll(/^\| `(payfold_\w+)`/gm)].map(([, name]) => name))].sort()).toEqual(Object.keys(code).sort());
 });
