@@ -237,7 +237,7 @@ export interface Remainder {
   /** A fold of these records gives the state that {@link drop} leaves, before any later record. */
   readonly records: readonly ProcessorRecord[];
   /** Forgets the rest in memory. */
-  drop(): void;
+  readonly drop: () => void;
 }
 
 export interface ProcessorOptions {
