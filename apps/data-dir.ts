@@ -1,14 +1,17 @@
 /**
  * `DATA_DIR`, which several processes share. `runtime.json` names the running service. `lock` names the process that may start Postgres.
  *
+ * The service waits for a command that holds the lock, and a command waits for the service. A second service is refused.
+ *
  * Node has no flock, so a process takes the lock with a hard link named `lock`, which only one process can make. The lock holds the pid and the start
- * time of its holder. A killed process leaves its lock behind. Another process may get the same pid, but its start time differs, so the lock is known
+ * time of its holder, and the name of its command. A killed process leaves its lock behind. Another process may get the same pid, but its start time differs, so the lock is known
  * to be stale.
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { linkSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 
 /** The addresses of a running service. The service writes them when it is ready and removes them when it stops. */
 export interface Runtime {
@@ -33,53 +36,87 @@ export const readRuntime = (dataDir: string): Runtime | null => {
   return { pid: runtime.pid, databaseUrl: runtime.databaseUrl, apiUrl: runtime.apiUrl ?? '', simulatorUrl: runtime.simulatorUrl ?? '' };
 };
 
-interface Holder {
+/** The process that holds the lock. */
+export interface Holder {
   readonly pid: number;
+  /** The command that it runs, such as `settlement close`. null: it is a service. */
+  readonly command: string | null;
+}
+
+interface StoredHolder extends Holder {
   /** The start time of a process as the system writes it. null: unknown. */
   readonly started: string | null;
 }
 
-/** Takes the lock if no living process holds it. Returns the release function, or the holder's pid. */
-export const tryLockDataDir = (dataDir: string): { readonly release: () => void } | { readonly holder: number } => {
+/** Takes the lock if no living process holds it. `command`: as in {@link Holder}. Returns the release function, or the holder. */
+export const tryLockDataDir = (dataDir: string, command: string | null): { readonly release: () => void } | { readonly holder: Holder } => {
   const file = join(dataDir, 'lock');
   // The nonce makes the content of every lock unique, because a stale lock is recognised by its content.
-  const content = JSON.stringify({ pid: process.pid, started: startOf(process.pid), nonce: randomUUID() } satisfies Holder & { nonce: string });
+  const content = JSON.stringify({ pid: process.pid, command, started: startOf(process.pid), nonce: randomUUID() } satisfies StoredHolder & { nonce: string }); // prettier-ignore
   const mine = `${file}.${randomUUID()}`;
   writeFileSync(mine, content, { mode: 0o600 });
   try {
-    for (;;) {
-      // The content is complete before the link is made, so no process reads half a lock.
-      if (create(() => linkSync(mine, file))) return { release: () => rmSync(file, { force: true }) };
-      const found = read(file);
-      if (found === null) continue;
-      const holder = parseHolder(found);
-      if (holder && isAlive(holder.pid) && (holder.started === null || holder.started === startOf(holder.pid))) return { holder: holder.pid };
-      if (!removeStale(file, found)) return { holder: holder?.pid ?? 0 };
-    }
+    const holder = take(file, mine);
+    return holder === null ? { release: () => rmSync(file, { force: true }) } : { holder };
   } finally {
     rmSync(mine, { force: true });
   }
 };
 
 /**
- * Removes a stale lock. Two processes may read the same stale lock, and the second must not remove the new lock of the first. So a process first
- * makes a guard file, named after the stale content, and then reads the lock again. Returns false while another process holds the guard.
+ * Links `mine` as `file`. If a living process holds `file`, returns that process.
+ *
+ * Two processes may read the same stale file, and the second must not remove the new file of the first. So a process first takes a guard, named after
+ * the stale content, and then reads the file again. A guard whose process was killed is stale too, and is taken over in the same way.
  */
-const removeStale = (file: string, content: string): boolean => {
-  const guard = `${file}.stale-${createHash('sha256').update(content).digest('hex').slice(0, 16)}`;
-  if (!create(() => writeFileSync(guard, String(process.pid), { flag: 'wx' }))) return false;
-  try {
-    if (read(file) === content) rmSync(file);
-    return true;
-  } finally {
-    rmSync(guard, { force: true });
+const take = (file: string, mine: string): Holder | null => {
+  for (;;) {
+    // The content is complete before the link is made, so no process reads half a lock.
+    if (linked(mine, file)) return null;
+    const found = read(file);
+    if (found === null) continue;
+    const holder = parseHolder(found);
+    if (holder && isAlive(holder.pid) && (holder.started === null || holder.started === startOf(holder.pid)))
+      return { pid: holder.pid, command: holder.command };
+    const guard = `${file}.stale-${createHash('sha256').update(found).digest('hex').slice(0, 16)}`;
+    const remover = take(guard, mine);
+    if (remover) return remover;
+    try {
+      if (read(file) === found) rmSync(file);
+    } finally {
+      rmSync(guard, { force: true });
+    }
   }
 };
 
-/** Runs `make`, which creates a file. Returns false if the file exists. */
-const create = (make: () => void): boolean => {
+/** How often the service looks whether the command that holds the lock has ended. */
+const COMMAND_POLL_MS = 100;
+/** While the service waits for a command, it says so again after this time. */
+const STILL_WAITING_MS = 30_000;
+
+/**
+ * Takes the lock for the service. Waits without a limit for commands that hold it, since a start that gives up leaves the service down until a person
+ * comes. `onWait` is called for each command, and every 30 s. If another service holds the lock, throws an error with a one-line message. If `stop`
+ * aborts, throws.
+ */
+export const lockForService = async (dataDir: string, onWait: (holder: Holder) => void, stop: AbortSignal): Promise<() => void> => {
+  for (let [waitingFor, saidAt] = [0, 0]; ;) {
+    const lock = tryLockDataDir(dataDir, null);
+    if ('release' in lock) return lock.release;
+    const { holder } = lock;
+    if (holder.command === null) throw new Error(`${dataDir} is in use by process ${holder.pid}; stop it, or set DATA_DIR to another folder`);
+    if (holder.pid !== waitingFor || performance.now() - saidAt > STILL_WAITING_MS) {
+      [waitingFor, saidAt] = [holder.pid, performance.now()];
+      onWait(holder);
+    }
+    await sleep(COMMAND_POLL_MS, undefined, { signal: stop });
+  }
+};
+
+/** Returns false if `file` exists. */
+const linked = (mine: string, file: string): boolean => {
   try {
-    make();
+    linkSync(mine, file);
     return true;
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
@@ -96,10 +133,10 @@ const read = (file: string): string | null => {
   }
 };
 
-const parseHolder = (text: string): Holder | null => {
+const parseHolder = (text: string): StoredHolder | null => {
   try {
-    const { pid, started } = JSON.parse(text) as Partial<Holder>;
-    return typeof pid === 'number' ? { pid, started: started ?? null } : null;
+    const { pid, command, started } = JSON.parse(text) as Partial<StoredHolder>;
+    return typeof pid === 'number' ? { pid, command: command ?? null, started: started ?? null } : null;
   } catch {
     return null;
   }

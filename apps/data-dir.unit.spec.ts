@@ -1,10 +1,12 @@
 import { spawn } from 'node:child_process';
+import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
-import { readRuntime, tryLockDataDir } from './data-dir.js';
+import { type Holder, lockForService, readRuntime, tryLockDataDir } from './data-dir.js';
+import { eventually } from '../test/support/eventually.js';
 
 let dataDir: string;
 beforeEach(async () => {
@@ -19,21 +21,21 @@ const deadPid = async (): Promise<number> => {
   return child.pid!;
 };
 const taken = () => {
-  const lock = tryLockDataDir(dataDir);
-  if (!('release' in lock)) throw new Error(`held by ${lock.holder}`);
+  const lock = tryLockDataDir(dataDir, null);
+  if (!('release' in lock)) throw new Error(`held by ${lock.holder.pid}`);
   return lock;
 };
 
 describe('the lock on DATA_DIR', () => {
   test('is held by one, and free again when given back', async () => {
     const lock = taken();
-    expect(tryLockDataDir(dataDir)).toEqual({ holder: process.pid });
+    expect(tryLockDataDir(dataDir, null)).toEqual({ holder: { pid: process.pid, command: null } });
     lock.release();
     taken().release();
     expect(await readdir(dataDir)).toEqual([]);
   });
   test('of many that ask at once, one gets it', async () => {
-    const answers = Array.from({ length: 20 }, () => tryLockDataDir(dataDir));
+    const answers = Array.from({ length: 20 }, () => tryLockDataDir(dataDir, null));
     expect(answers.filter((answer) => 'release' in answer)).toHaveLength(1);
   });
   test('of a killed process is stale', async () => {
@@ -47,7 +49,7 @@ describe('the lock on DATA_DIR', () => {
       import { tryLockDataDir } from ${JSON.stringify(new URL('../dist/apps/data-dir.js', import.meta.url).href)};
       const dir = process.argv[1];
       for (let turn = 0; turn < 300; turn++) {
-        if (!('release' in tryLockDataDir(dir))) continue;
+        if (!('release' in tryLockDataDir(dir, null))) continue;
         appendFileSync(dir + '/log', 'in ' + process.pid + '\\n');
         appendFileSync(dir + '/log', 'out ' + process.pid + '\\n');
         // Write and rename, so that no process reads half a lock.
@@ -72,6 +74,74 @@ describe('the lock on DATA_DIR', () => {
     const lock = taken();
     expect(JSON.parse(await readFile(join(dataDir, 'lock'), 'utf8'))).toMatchObject({ pid: process.pid });
     lock.release();
+  });
+});
+
+describe('a guard over a stale lock', () => {
+  const stale = JSON.stringify({ pid: 1, started: 'another time', nonce: 'left' });
+  const guardOf = (text: string) => join(dataDir, `lock.stale-${createHash('sha256').update(text).digest('hex').slice(0, 16)}`);
+
+  test('of a process that was killed meanwhile is taken over, and no file is left', async () => {
+    await writeFile(join(dataDir, 'lock'), stale);
+    await writeFile(guardOf(stale), JSON.stringify({ pid: await deadPid(), started: '1' }));
+    taken().release();
+    expect(await readdir(dataDir)).toEqual([]);
+  });
+  test('of a living process is respected', async () => {
+    await writeFile(join(dataDir, 'lock'), stale);
+    await writeFile(guardOf(stale), JSON.stringify({ pid: process.pid, started: null }));
+    expect(tryLockDataDir(dataDir, null)).toEqual({ holder: { pid: process.pid, command: null } });
+  });
+});
+
+describe('a service that finds the lock taken', () => {
+  const command = (): { readonly release: () => void } => {
+    const lock = tryLockDataDir(dataDir, 'settlement close');
+    if (!('release' in lock)) throw new Error('not free');
+    return lock;
+  };
+  const waits = (stop = new AbortController().signal) => {
+    const waitedFor: Holder[] = [];
+    return { waitedFor, locked: lockForService(dataDir, (holder) => waitedFor.push(holder), stop) };
+  };
+
+  test('waits for a command, names it once, and goes on when it ends', async () => {
+    const { release } = command();
+    const { waitedFor, locked } = waits();
+    await eventually(() => waitedFor.length > 0);
+    expect(waitedFor).toEqual([{ pid: process.pid, command: 'settlement close' }]);
+    release();
+    (await locked)();
+    expect(waitedFor).toHaveLength(1);
+  });
+  test('is refused by another service, and by a lock of release 0.2.0, which names no command', async () => {
+    const first = taken();
+    const message = new RegExp(`is in use by process ${process.pid}; `);
+    await expect(waits().locked).rejects.toThrow(message);
+    first.release();
+    await writeFile(join(dataDir, 'lock'), JSON.stringify({ pid: process.pid, started: null, nonce: 'x' }));
+    await expect(waits().locked).rejects.toThrow(message);
+  });
+  test('does not wait for a command that was killed, nor for a process that has its pid by now', async () => {
+    for (const left of [
+      { pid: await deadPid(), command: 'settlement close', started: '1' },
+      { pid: process.pid, command: 'settlement close', started: 'another time' },
+    ]) {
+      await writeFile(join(dataDir, 'lock'), JSON.stringify(left));
+      const { waitedFor, locked } = waits();
+      (await locked)();
+      expect(waitedFor).toEqual([]);
+    }
+  });
+  test('hears a stop while it waits', async () => {
+    const { release } = command();
+    const stop = new AbortController();
+    const { waitedFor, locked } = waits(stop.signal);
+    await eventually(() => waitedFor.length > 0);
+    stop.abort();
+    await expect(locked).rejects.toThrow();
+    release();
+    expect(await readdir(dataDir)).toEqual([]);
   });
 });
 

@@ -1,10 +1,13 @@
 /** Prometheus metrics of a role. Labels are routes and codes, but never ids or a caller's text. */
 import { unfinishedSessions } from '#checkout';
-import { openAttempts } from '#payments';
+import { openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
 import client, { type Registry } from 'prom-client';
 import { driftFigures, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
+import type { Answered } from '#platform/http';
+import { batchFigures, exceptionFigures } from '#settlement';
 import { deliveryFigures } from '#webhooks';
+import { checkAll } from './api/health.js';
 import { countMaskedLines } from './lifecycle.js';
 import type { Services } from './services.js';
 
@@ -13,11 +16,13 @@ export interface Metrics {
   readonly own: Registry;
   /** Figures of the installation, read from the database. Every process shows the same figures. */
   readonly shared: Registry;
-  readonly answered: (request: { method: string; route: string; status: number; seconds: number }) => void;
+  readonly answered: (request: Answered) => void;
 }
 
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
 const LOOP_SAMPLE_MS = 50;
+/** Tasks that a decision ends. Tasks about a rejected settlement stay open for ever, so their age is no alarm. */
+const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown'];
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
 export const createMetrics = (services: Services): Metrics => {
@@ -30,6 +35,21 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['method', 'route', 'status'],
     buckets: LATENCY_BUCKETS_SECONDS,
     registers: [own],
+  });
+  const errors = new client.Counter({
+    name: 'payfold_http_errors_total',
+    help: 'Error envelopes that were answered, by code; none: a failed authentication',
+    labelNames: ['code', 'status'],
+    registers: [own],
+  });
+  new client.Gauge({
+    name: 'payfold_ready',
+    help: '1 if payments can use this part of the service, by check of /readyz',
+    labelNames: ['check'],
+    registers: [shared],
+    async collect() {
+      for (const [check, result] of await checkAll(services.readiness, services.clock)) this.set({ check }, result === 'ok' ? 1 : 0);
+    },
   });
   new client.Gauge({
     name: 'payfold_projection_lag_milliseconds',
@@ -57,6 +77,20 @@ export const createMetrics = (services: Services): Metrics => {
     },
   });
   new client.Gauge({
+    name: 'payfold_staff_tasks',
+    help: 'Payments whose unknown outcome only a person can decide, by task, and the age of the oldest in seconds',
+    labelNames: ['task', 'figure'],
+    registers: [shared],
+    async collect() {
+      const open = await openStaffTasks(services.pool);
+      for (const task of STAFF_TASKS) {
+        const { count, oldestSeconds } = open.find((one) => one.task === task) ?? { count: 0, oldestSeconds: 0 };
+        this.set({ task, figure: 'count' }, count);
+        this.set({ task, figure: 'oldest_seconds' }, oldestSeconds);
+      }
+    },
+  });
+  new client.Gauge({
     name: 'payfold_store_incident',
     help: '1 while the event store is not the log of this installation, or has lost events; nothing is charged then',
     registers: [shared],
@@ -66,6 +100,8 @@ export const createMetrics = (services: Services): Metrics => {
   });
   addWebhookMetrics({ own, shared }, services);
   addLedgerMetrics(shared, services);
+  addSettlementMetrics(shared, services);
+  addGatewayMetrics(own, services);
   new client.Gauge({
     name: 'payfold_checkout_unfinished',
     help: 'Hosted checkouts whose attempt has no outcome yet, and the age of the oldest in seconds',
@@ -77,11 +113,68 @@ export const createMetrics = (services: Services): Metrics => {
       this.set({ figure: 'oldest_seconds' }, oldestSeconds);
     },
   });
+  const outcomes = new client.Counter({
+    name: 'payfold_checkout_outcomes_total',
+    help: 'What became of hosted checkouts, as this process recorded it',
+    labelNames: ['outcome'],
+    registers: [own],
+  });
+  services.checkout.sessions.watch((outcome) => outcomes.inc({ outcome }));
   return {
     own,
     shared,
-    answered: ({ method, route, status, seconds: took }) => seconds.observe({ method, route, status: String(status) }, took),
+    answered: ({ method, route, status, seconds: took, errorCode }) => {
+      seconds.observe({ method, route, status: String(status) }, took);
+      if (errorCode !== undefined) errors.inc({ code: errorCode ?? 'none', status: String(status) });
+    },
   };
+};
+
+const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
+  const seconds = new client.Histogram({
+    name: 'payfold_gateway_call_duration_seconds',
+    help: 'Duration of calls to card processors, by operation and kind of outcome',
+    labelNames: ['operation', 'outcome'],
+    buckets: LATENCY_BUCKETS_SECONDS,
+    registers: [own],
+  });
+  gatewayCalls.watch(({ operation, outcome, seconds: took }) => seconds.observe({ operation, outcome }, took));
+};
+
+const addSettlementMetrics = (shared: Registry, { pool }: Services): void => {
+  const registers = [shared];
+  new client.Gauge({
+    name: 'payfold_settlement_exceptions',
+    help: 'Settlement exceptions that nobody has resolved, by kind, and the age of the oldest in seconds',
+    labelNames: ['kind', 'figure'],
+    registers,
+    async collect() {
+      for (const { kind, count, oldestSeconds } of await exceptionFigures(pool)) {
+        this.set({ kind, figure: 'count' }, count);
+        this.set({ kind, figure: 'oldest_seconds' }, oldestSeconds);
+      }
+    },
+  });
+  let look: ReturnType<typeof batchFigures> | null = null;
+  const figures = () => (look ??= batchFigures(pool).finally(() => (look = null)));
+  new client.Gauge({
+    name: 'payfold_settlement_last_batch_seconds',
+    help: 'Age of the newest batch that a processor listed; absent before the first',
+    registers,
+    async collect() {
+      const { lastBatchSeconds } = await figures();
+      if (lastBatchSeconds === null) this.remove();
+      else this.set(lastBatchSeconds);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_settlement_waiting_seconds',
+    help: 'How long money has waited for a batch that moved after the newest batch was recorded; 0: none waits',
+    registers,
+    async collect() {
+      this.set((await figures()).waitingSeconds);
+    },
+  });
 };
 
 const ATTEMPT_BUCKETS_SECONDS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
@@ -184,19 +277,24 @@ const addLedgerMetrics = (shared: Registry, { reactors, pool, seal }: Services):
       else this.set(oldestSeconds);
     },
   });
-  const passes = (name: string, help: string, figure: (pass: Awaited<ReturnType<typeof passFigures>>[number]) => number) =>
-    new client.Gauge({
-      name,
-      help: `${help}; absent before the first pass`,
-      labelNames: ['pass'],
-      registers,
-      async collect() {
-        for (const pass of await passFigures(pool)) this.set({ pass: pass.pass }, figure(pass));
-      },
-    });
-  passes('payfold_verify_ok', '1 if the last verification pass found no fault', ({ failedChecks }) => (failedChecks === 0 ? 1 : 0));
-  passes('payfold_verify_last_run_seconds', 'How long ago a verification pass last ended', ({ lastRunSeconds }) => lastRunSeconds);
-  passes('payfold_verify_failed_checks', 'Checks that failed in the last verification pass', ({ failedChecks }) => failedChecks);
+  new client.Gauge({
+    name: 'payfold_verify_failed_checks',
+    help: 'Checks that failed in the last verification pass; absent before the first pass',
+    labelNames: ['pass'],
+    registers,
+    async collect() {
+      for (const { pass, failedChecks } of await passFigures(pool)) this.set({ pass }, failedChecks);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_verify_last_run_seconds',
+    help: 'How long ago a verification pass last ended; absent before the first pass',
+    labelNames: ['pass'],
+    registers,
+    async collect() {
+      for (const { pass, lastRunSeconds } of await passFigures(pool)) this.set({ pass }, lastRunSeconds);
+    },
+  });
   new client.Gauge({
     name: 'payfold_seal_lag_seconds',
     help: 'Age of the oldest event that is not in the sealed log',

@@ -37,6 +37,7 @@ import { LedgerModule, PERIOD_PORTS } from '#ledger/module';
 import {
   type Claims,
   claimsMigration,
+  GatewayCalls,
   idempotencyMigrations,
   keysFromLogMigration,
   paymentListModel,
@@ -106,6 +107,8 @@ export interface Services {
   readonly authentication: AuthenticationDeps;
   readonly payments: PaymentServices;
   readonly claims: Claims;
+  /** The calls of gateways, for metrics. */
+  readonly gatewayCalls: GatewayCalls;
   readonly checkout: CheckoutPorts;
   readonly settlement: SettlementPorts;
   readonly openExceptions: OpenExceptions;
@@ -173,6 +176,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       authentication: app.get(AUTHENTICATION),
       payments,
       claims: payments.claims,
+      gatewayCalls: app.get(GatewayCalls),
       checkout: app.get(CHECKOUT_PORTS),
       settlement: app.get(SETTLEMENT_PORTS),
       openExceptions: app.get(OPEN_EXCEPTIONS),

@@ -66,7 +66,7 @@ const makeBase = async (dataDir: string, historyFile: string): Promise<Made> => 
     await refuseWithoutFsync(service.pool);
     const { rows } = await service.pool.query<{ account_id: string }>('select account_id from directory_account');
     const accountId = rows[0]!.account_id;
-    const context = await openContext({ ...process.env, DATA_DIR: dataDir, LOG_LEVEL: 'error' });
+    const context = await openContext('bench', { ...process.env, DATA_DIR: dataDir, LOG_LEVEL: 'error' });
     const portals: string[] = [];
     try {
       for (const { name, fee } of SERVICES) {

@@ -22,6 +22,20 @@ const DRAINING: HealthReport = { ok: false, checks: { shutdown: 'draining' } };
 const MAX_LOOP_DELAY_MS = 2_000;
 const CHECK_TIMEOUT_MS = 2_000;
 
+/** Runs all checks. The result of a check is `ok`, `failing` or `no answer`. */
+export const checkAll = (checks: ReadinessChecks, clock: Clock): Promise<[name: string, result: string][]> =>
+  Promise.all(
+    Object.entries(checks).map(async ([name, check]): Promise<[string, string]> => {
+      try {
+        await within(clock, CHECK_TIMEOUT_MS, check(), () => new Error('no answer'));
+        return [name, 'ok'];
+      } catch (error) {
+        // This report is public. The driver's message may name hosts and users, so the report leaves it out.
+        return [name, error instanceof Error && error.message === 'no answer' ? 'no answer' : 'failing'];
+      }
+    }),
+  );
+
 export class Health {
   private draining = false;
   private readonly loop = monitorEventLoopDelay({ resolution: 100 });
@@ -50,17 +64,7 @@ export class Health {
 
   async ready(): Promise<HealthReport> {
     if (this.draining) return DRAINING;
-    const results = await Promise.all(
-      Object.entries(this.checks).map(async ([name, check]): Promise<[string, string]> => {
-        try {
-          await within(this.clock, CHECK_TIMEOUT_MS, check(), () => new Error('no answer'));
-          return [name, 'ok'];
-        } catch (error) {
-          // This report is public. The driver's message may name hosts and users, so the report leaves it out.
-          return [name, error instanceof Error && error.message === 'no answer' ? 'no answer' : 'failing'];
-        }
-      }),
-    );
+    const results = await checkAll(this.checks, this.clock);
     // The drain may have begun during the checks.
     if (this.draining) return DRAINING;
     const report = { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };

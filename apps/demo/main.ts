@@ -73,7 +73,7 @@ const whole = (name: string, text: string | undefined, otherwise: number, most: 
 
 /** Sets up the city's account and one portal for each kind of bill, like an operator. */
 const openShop = async (): Promise<{ apiUrl: string; apiKey: string; portals: string[] }> => {
-  const context = await openContext();
+  const context = await openContext('demo');
   try {
     const runtime = readRuntime(context.config.dataDir);
     if (!runtime?.apiUrl) throw new Error(`no service is running on ${context.config.dataDir}; start one with npm start`);

@@ -80,8 +80,11 @@ export interface Context {
   readonly close: () => Promise<void>;
 }
 
-/** Opens the stores. If this fails, throws ConfigError or an error with a one-line message, and leaves nothing open. */
-export const openContext = async (env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
+/**
+ * Opens the stores. `command`: the noun and verb, for the lock. If this fails, throws ConfigError or an error with a one-line message, and leaves
+ * nothing open.
+ */
+export const openContext = async (command: string, env: Readonly<Record<string, string | undefined>> = process.env): Promise<Context> => {
   const config = readConfig(env);
   const logger = createLogger(config.logLevel, 'operator');
   const closers: Closers = [];
@@ -95,7 +98,7 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
   // An interrupted command stops everything that it started, even a resource that is still starting.
   const { signal: stop, untilInterrupted, ignore } = onInterrupt(() => opening.then(close, close));
   closers.push(async () => ignore());
-  const opening = open(config, logger, closers, stop);
+  const opening = open(command, config, logger, closers, stop);
   try {
     return { ...(await opening), untilInterrupted, close };
   } catch (error) {
@@ -107,9 +110,9 @@ export const openContext = async (env: Readonly<Record<string, string | undefine
 type Closers = (() => Promise<unknown>)[];
 type Opened = Omit<Context, 'untilInterrupted' | 'close'>;
 
-const open = async (config: Config, logger: Logger, closers: Closers, stop: AbortSignal): Promise<Opened> => {
+const open = async (command: string, config: Config, logger: Logger, closers: Closers, stop: AbortSignal): Promise<Opened> => {
   await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-  const found = await findDatabase(config, stop);
+  const found = await findDatabase(config, command, stop);
   closers.push(found.release);
   return openStores(config, logger, closers, stop, found).catch((error: unknown) => {
     throw withAddress(error, config.kurrentdbUrl, found.url);
@@ -246,17 +249,22 @@ interface FoundDatabase {
 }
 
 /** Finds the database of this configuration. If no service runs, starts the database until the command ends. */
-export const findDatabase = async ({ databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>, stop: AbortSignal): Promise<FoundDatabase> => {
+export const findDatabase = async (
+  { databaseUrl, dataDir }: Pick<Config, 'databaseUrl' | 'dataDir'>,
+  command: string,
+  stop: AbortSignal,
+): Promise<FoundDatabase> => {
   if (databaseUrl) return { url: databaseUrl, runtime: null, release: async () => undefined };
   const deadline = systemClock.monotonic() + DATA_DIR_WAIT_MS;
   for (;;) {
     stop.throwIfAborted();
     const runtime = readRuntime(dataDir);
     if (runtime && (await answers(runtime.databaseUrl))) return { url: runtime.databaseUrl, runtime, release: async () => undefined };
-    const lock = tryLockDataDir(dataDir);
+    const lock = tryLockDataDir(dataDir, command);
     if ('release' in lock) return startDatabase(dataDir, lock.release, stop);
+    const { pid, command: other } = lock.holder;
     if (systemClock.monotonic() > deadline)
-      throw new Error(`process ${lock.holder} holds ${dataDir} but offers no database; wait for it, or stop it`);
+      throw new Error(`${other === null ? '' : `the command "${other}" of `}process ${pid} holds ${dataDir} but offers no database; wait for it, or stop it`); // prettier-ignore
     await systemClock.sleep(DATA_DIR_POLL_MS, stop);
   }
 };

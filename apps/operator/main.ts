@@ -29,7 +29,7 @@ const program = new Command('payfold')
   .exitOverride();
 
 // Load the stores' code only when a command needs it. Help and wrong usage are then answered at once.
-const terminal = new Terminal(async () => (await import('./context.js')).openContext());
+const terminal = new Terminal(async (command) => (await import('./context.js')).openContext(command));
 addAccounts(program, terminal);
 addKeys(program, terminal);
 addPortals(program, terminal);
@@ -42,7 +42,7 @@ addWebhooks(program, terminal);
 addAudit(program, terminal);
 addProjections(program, terminal);
 // An upgrade works on a database that other commands cannot use yet.
-const stores = new Terminal(async () => (await import('./upgrade-context.js')).openUpgrade());
+const stores = new Terminal(async (command) => (await import('./upgrade-context.js')).openUpgrade(command));
 addUpgrade(program, stores);
 addLog(program, stores, terminal);
 

@@ -41,7 +41,8 @@ interface GlobalOptions {
 }
 
 export class Terminal<Of extends Opened = Context> {
-  constructor(private readonly openContext: () => Promise<Of>) {}
+  /** `openContext` gets the name of the command, such as `settlement close`. */
+  constructor(private readonly openContext: (command: string) => Promise<Of>) {}
 
   /**
    * Makes an action for commander from `work`, which gets the context and then commander's arguments and options. `asks` returns a sentence that
@@ -50,11 +51,12 @@ export class Terminal<Of extends Opened = Context> {
   readonly action =
     <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
     async (...given: unknown[]): Promise<void> => {
-      const { json, yes } = (given.at(-1) as Command).optsWithGlobals<GlobalOptions>();
+      const command = given.at(-1) as Command;
+      const { json, yes } = command.optsWithGlobals<GlobalOptions>();
       const args = given.slice(0, -1) as Args;
       try {
         if (asks && !yes) await confirm(asks(...args));
-        const context = await this.openContext();
+        const context = await this.openContext(nameOf(command));
         try {
           await say(await work(context, ...args), json ?? false);
         } finally {
@@ -68,6 +70,9 @@ export class Terminal<Of extends Opened = Context> {
       }
     };
 }
+
+/** Noun and verb of a command, without the name of the program. */
+const nameOf = (command: Command): string => (command.parent?.parent ? `${nameOf(command.parent)} ${command.name()}` : command.name());
 
 /** Writes a piece of a long output to stdout. Resolves when stdout can take more. */
 export const print = (text: string): Promise<void> => write(process.stdout, text);

@@ -31,7 +31,7 @@ export interface UpgradeContext extends Opened {
   readonly untilInterrupted: () => AbortSignal;
 }
 
-export const openUpgrade = async (): Promise<UpgradeContext> => {
+export const openUpgrade = async (command: string): Promise<UpgradeContext> => {
   const config = readConfig();
   const logger = createLogger(config.logLevel, 'operator');
   const closers: (() => Promise<unknown>)[] = [];
@@ -45,7 +45,7 @@ export const openUpgrade = async (): Promise<UpgradeContext> => {
   let databaseUrl = config.databaseUrl ?? '';
   const open = async () => {
     await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-    const { url, release } = await findDatabase(config, stop);
+    const { url, release } = await findDatabase(config, command, stop);
     databaseUrl = url;
     closers.push(release);
     const pool = createPool(url, { name: 'upgrade', max: CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });

@@ -1,5 +1,5 @@
 /** Tests the journal on a real file: order, shared fsyncs, torn and damaged lines, and one holder at a time. */
-import { appendFile, mkdtemp, open, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
+import { appendFile, mkdtemp, open, readdir, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
@@ -203,4 +203,59 @@ test('a refused start lets go of the directory', async () => {
   await expect(load()).rejects.toBeInstanceOf(JournalRefused);
   await writeFile(file, whole);
   expect((await load()).notes).toEqual(['first']);
+});
+
+describe('compaction', () => {
+  test('keeps the given records and all that are appended meanwhile, in order and durable', async () => {
+    await written(...Array.from({ length: 20_000 }, (_, index) => `old ${index}`));
+    const { journal } = await load();
+    journal.append({ note: 'pending' });
+    const compacting = journal.compact([{ note: 'kept' }, { note: 'pending' }]);
+    let compacted = false;
+    void compacting.then(() => (compacted = true));
+    const meanwhile: string[] = [];
+    while (!compacted) {
+      const note = `meanwhile ${meanwhile.length}`;
+      meanwhile.push(note);
+      journal.append({ note });
+      await journal.durable();
+      expect(await readFile(file, 'utf8')).toContain(`"${note}"`);
+    }
+    await compacting;
+    journal.append({ note: 'after' });
+    await journal.durable();
+    await close(journal);
+    expect(meanwhile.length).toBeGreaterThan(0);
+    const again = await load();
+    expect(again.notes).toEqual(['kept', 'pending', ...meanwhile, 'after']);
+    await again.journal.compact(again.notes.slice(-1).map((note) => ({ note })));
+    again.journal.append({ note: 'last' });
+    await close(again.journal);
+    expect((await load()).notes).toEqual(['after', 'last']);
+    expect(await readdir(directory)).toEqual(['journal.ndjson']);
+  });
+
+  test('that cannot write its file leaves the journal as it was', async () => {
+    await written('first');
+    const { journal } = await load();
+    await writeFile(`${file}.new`, '');
+    const compacting = journal.compact([]);
+    journal.append({ note: 'second' });
+    await expect(compacting).rejects.toThrow('EEXIST');
+    journal.append({ note: 'third' });
+    await close(journal);
+    expect((await load()).notes).toEqual(['first', 'second', 'third']);
+    expect(await readdir(directory)).toEqual(['journal.ndjson']);
+  });
+
+  test('is broken off when the journal closes; no record is lost', async () => {
+    const { journal } = await load();
+    const notes = Array.from({ length: 20_000 }, (_, index) => `note ${index}`);
+    for (const note of notes) journal.append({ note });
+    const compacting = journal.compact(notes.map((note) => ({ note }))).catch((error: unknown) => error);
+    await close(journal);
+    await compacting;
+    expect((await load()).notes).toEqual(notes);
+    expect(await readdir(directory)).toEqual(['journal.ndjson']);
+  });
 });

@@ -4,18 +4,28 @@
  *
  * Each line has a number and a checksum. So a changed, lost or inserted line is noticed on load. A last line without a line feed is from a write that
  * was cut short. No caller got an answer for its record, so the line is cut off.
+ *
+ * A journal can be compacted: the records that are still needed are written into a file beside it, which then takes its place in one step. A process
+ * that is killed meanwhile leaves the old file, with every record.
  */
 import { createHash } from 'node:crypto';
-import { mkdir, open, stat, unlink, type FileHandle } from 'node:fs/promises';
+import { mkdir, open, rename, rm, stat, unlink, type FileHandle } from 'node:fs/promises';
 import { connect, createServer, type Server } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { crc32 } from 'node:zlib';
 
 const FORMAT_VERSION = 1;
+/** A compacted journal. A release that does not know it must not read it, since numbers go on from what was removed. */
+const COMPACTED_VERSION = 2;
 const READ_CHUNK_BYTES = 1024 * 1024;
 /** Records are far shorter than this. A longer run of bytes without a line feed is no journal. */
 const MAX_LINE_BYTES = 1024 * 1024;
+/** The suffix of the file that a compaction writes. */
+const DRAFT = '.new';
+const WRITE_CHUNK_CHARACTERS = 1024 * 1024;
+/** A compaction writes this many records, and then looks whether the journal was closed. */
+const RECORDS_PER_PIECE = 5_000;
 const LINE_FEED = 10;
 /** A line begins with `{"crc":"`, 8 hex digits and `",`. The checksum covers the rest. */
 const CRC_START = '{"crc":"';
@@ -44,6 +54,11 @@ export interface Journal<Record> {
   append(record: Record): void;
   /** Resolves when all records appended so far are on disk. Rejects if a write failed. An answer that depends on a record waits for this promise. */
   durable(): Promise<void>;
+  /**
+   * Replaces all records that were appended before this call. Later records are kept. Appends go on meanwhile. Resolves when the new file is in its
+   * place. If the new file cannot be written, rejects, and the journal goes on with the old one. One call at a time.
+   */
+  compact(records: readonly Record[]): Promise<void>;
   /** Waits until appended records are on disk, then closes the file and releases the lock. */
   close(): Promise<void>;
 }
@@ -154,6 +169,7 @@ export const openJournal = async <Record>(
       if (error.code !== 'ENOENT') throw error;
       return open(file, 'wx+', 0o600);
     });
+    await rm(`${file}${DRAFT}`, { force: true });
     let lines = 0;
     const { whole, torn } = await readLines(handle, file, (line, number) => {
       const decoded = decode(line, number);
@@ -162,13 +178,14 @@ export const openJournal = async <Record>(
       lines += 1;
       if (number > 0) return onRecord(decoded.record as Record);
       const { version } = decoded.record as { version?: unknown };
-      if (version !== FORMAT_VERSION) throw new JournalRefused(`${file} has format ${String(version)}; this simulator reads ${FORMAT_VERSION}`);
+      if (version !== FORMAT_VERSION && version !== COMPACTED_VERSION)
+        throw new JournalRefused(`${file} has format ${String(version)}; this simulator reads ${FORMAT_VERSION} and ${COMPACTED_VERSION}`);
     });
     if (torn > 0) {
       await handle.truncate(whole);
       onLog(`cut ${torn} bytes of an unfinished last line off ${file}`);
     }
-    const journal = new OpenJournal<Record>(handle, whole, lines, release);
+    const journal = new OpenJournal<Record>(file, handle, whole, lines, release);
     if (lines === 0) {
       journal.append({ type: 'journal', version: FORMAT_VERSION });
       await journal.durable();
@@ -183,31 +200,64 @@ export const openJournal = async <Record>(
   }
 };
 
+type Stored<Record> = Record | { readonly type: 'journal'; readonly version: number };
+
+/** A file of numbered lines that grows at its end. */
+class LineFile {
+  constructor(
+    readonly handle: FileHandle,
+    private position: number,
+    private lines: number,
+  ) {}
+
+  /** Writes the records. They are on disk after {@link FileHandle.datasync}. */
+  async write(records: readonly unknown[]): Promise<void> {
+    let number = this.lines;
+    for (let next = 0; next < records.length;) {
+      let text = '';
+      while (next < records.length && text.length < WRITE_CHUNK_CHARACTERS) text += encode(number++, records[next++]);
+      const bytes = Buffer.from(text);
+      for (let written = 0; written < bytes.length;) {
+        const { bytesWritten } = await this.handle.write(bytes, written, bytes.length - written, this.position + written);
+        written += bytesWritten;
+      }
+      this.position += bytes.length;
+      this.lines = number;
+    }
+  }
+}
+
 class OpenJournal<Record> implements Journal<Record> {
-  private pending: string[] = [];
-  private appended: number;
-  private onDisk: number;
+  /** Appended, and not written yet. */
+  private pending: Stored<Record>[] = [];
+  private appended = 0;
+  private onDisk = 0;
   private waiting: { readonly upTo: number; readonly resolve: () => void; readonly reject: (error: Error) => void }[] = [];
   private flushing = false;
   private failure: Error | null = null;
+  private lines: LineFile;
+  /** The records appended since a compaction began. null: none runs. */
+  private since: Stored<Record>[] | null = null;
+  private compaction: Promise<void> = Promise.resolve();
+  /** The last step of a compaction, which runs between two writes. */
+  private exchange: (() => Promise<void>) | null = null;
 
   constructor(
-    private readonly handle: FileHandle,
-    private position: number,
+    private readonly file: string,
+    handle: FileHandle,
+    position: number,
     lines: number,
     private readonly release: () => Promise<void>,
   ) {
-    this.appended = lines;
-    this.onDisk = lines;
+    this.lines = new LineFile(handle, position, lines);
   }
 
-  append(record: Record | { readonly type: 'journal'; readonly version: number }): void {
+  append(record: Stored<Record>): void {
     if (this.failure) throw this.failure;
-    this.pending.push(encode(this.appended++, record));
-    if (this.flushing) return;
-    this.flushing = true;
-    // Flush in the next turn of the event loop. Requests that were read together then share one write.
-    setImmediate(() => void this.flush());
+    this.appended += 1;
+    this.pending.push(record);
+    this.since?.push(record);
+    this.startFlush();
   }
 
   durable(): Promise<void> {
@@ -216,36 +266,107 @@ class OpenJournal<Record> implements Journal<Record> {
     return new Promise((resolve, reject) => this.waiting.push({ upTo: this.appended, resolve, reject }));
   }
 
+  compact(records: readonly Record[]): Promise<void> {
+    const since: Stored<Record>[] = (this.since = []);
+    this.compaction = this.writeDraft(records, since).finally(() => (this.since = null));
+    return this.compaction;
+  }
+
   async close(): Promise<void> {
     await this.durable().catch(() => undefined);
     this.failure ??= new Error('the journal is closed');
-    await this.handle.close();
+    await this.compaction.catch(() => undefined);
+    await this.lines.handle.close();
     await this.release();
+  }
+
+  private async writeDraft(records: readonly Record[], since: readonly Stored<Record>[]): Promise<void> {
+    const draft = `${this.file}${DRAFT}`;
+    const handle = await open(draft, 'wx+', 0o600);
+    try {
+      const lines = new LineFile(handle, 0, 0);
+      await lines.write([{ type: 'journal', version: COMPACTED_VERSION }]);
+      for (let from = 0; from < records.length; from += RECORDS_PER_PIECE) {
+        if (this.failure) throw this.failure;
+        await lines.write(records.slice(from, from + RECORDS_PER_PIECE));
+      }
+      // Most of the file is on disk before the last step, in which appends wait.
+      await handle.datasync();
+      await new Promise<void>((resolve, reject) => {
+        this.exchange = () => this.takePlace(draft, lines, since).then(resolve, reject);
+        this.startFlush();
+      });
+    } catch (error) {
+      if (this.lines.handle === handle) throw error;
+      await handle.close();
+      await rm(draft, { force: true });
+      throw error;
+    }
+  }
+
+  /** Completes the draft with all records appended meanwhile, and puts it in the place of the file. No other write runs. */
+  private async takePlace(draft: string, lines: LineFile, since: readonly Stored<Record>[]): Promise<void> {
+    if (this.failure) throw this.failure;
+    const [covered, appended, late] = [this.pending.length, this.appended, [...since]];
+    this.since = null;
+    await lines.write(late);
+    await lines.handle.sync();
+    await rename(draft, this.file);
+    const before = this.lines.handle;
+    this.lines = lines;
+    this.pending.splice(0, covered);
+    try {
+      await syncDirectory(dirname(this.file));
+    } catch (error) {
+      this.fail(error);
+      throw error;
+    }
+    this.settle(appended);
+    await before.close();
+  }
+
+  private startFlush(): void {
+    if (this.flushing) return;
+    this.flushing = true;
+    // Flush in the next turn of the event loop. Requests that were read together then share one write.
+    setImmediate(() => void this.flush());
   }
 
   private async flush(): Promise<void> {
     try {
-      while (this.pending.length > 0) {
-        const lines = this.pending;
-        this.pending = [];
-        const bytes = Buffer.from(lines.join(''));
-        for (let written = 0; written < bytes.length;) {
-          const { bytesWritten } = await this.handle.write(bytes, written, bytes.length - written, this.position + written);
-          written += bytesWritten;
+      while (this.pending.length > 0 || this.exchange) {
+        const { exchange } = this;
+        this.exchange = null;
+        if (exchange) {
+          await exchange();
+          continue;
         }
-        await this.handle.datasync();
-        this.position += bytes.length;
-        this.onDisk += lines.length;
-        const settled = this.waiting.filter(({ upTo }) => upTo <= this.onDisk);
-        this.waiting = this.waiting.filter(({ upTo }) => upTo > this.onDisk);
-        for (const { resolve } of settled) resolve();
+        const records = this.pending;
+        this.pending = [];
+        await this.lines.write(records);
+        await this.lines.handle.datasync();
+        this.settle(this.onDisk + records.length);
       }
       this.flushing = false;
     } catch (error) {
-      // After a failed write or fsync, the content of the disk is unknown. A second try could report success for lost pages. So all later calls fail
-      // until a restart reads the file again.
-      this.failure = new JournalFailed(`the journal cannot be written (${(error as NodeJS.ErrnoException).code ?? 'unknown'})`);
-      for (const { reject } of this.waiting.splice(0)) reject(this.failure);
+      this.fail(error);
     }
+  }
+
+  /**
+   * After a failed write or fsync, the content of the disk is unknown. A second try could report success for lost pages. So all later calls fail until
+   * a restart reads the file again.
+   */
+  private fail(error: unknown): void {
+    const failure = new JournalFailed(`the journal cannot be written (${(error as NodeJS.ErrnoException).code ?? 'unknown'})`);
+    this.failure = failure;
+    for (const { reject } of this.waiting.splice(0)) reject(failure);
+  }
+
+  private settle(onDisk: number): void {
+    this.onDisk = onDisk;
+    const settled = this.waiting.filter(({ upTo }) => upTo <= onDisk);
+    this.waiting = this.waiting.filter(({ upTo }) => upTo > onDisk);
+    for (const { resolve } of settled) resolve();
   }
 }

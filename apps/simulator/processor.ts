@@ -109,7 +109,14 @@ export interface DisputeRecord extends Recorded {
   readonly stage: string;
 }
 
-export type ProcessorRecord = OperationRecord | TombstoneRecord | BatchRecord | DisputeRecord;
+/** The first record of a journal from which ended operations were removed. */
+export interface ForgottenRecord {
+  readonly type: 'forgotten';
+  readonly operations: number;
+  readonly batches: number;
+}
+
+export type ProcessorRecord = OperationRecord | TombstoneRecord | BatchRecord | DisputeRecord | ForgottenRecord;
 
 export type ChargeState = 'approved' | 'voided' | 'settling' | 'settled' | 'settlement_rejected';
 
@@ -223,6 +230,16 @@ export interface Truth {
   readonly batchId?: string;
 }
 
+/** What remains after old batches are forgotten. */
+export interface Remainder {
+  /** Number of records, of those that are held now, that are not in {@link records}. */
+  readonly dropped: number;
+  /** A fold of these records gives the state that {@link drop} leaves, before any later record. */
+  readonly records: readonly ProcessorRecord[];
+  /** Forgets the rest in memory. */
+  readonly drop: () => void;
+}
+
 export interface ProcessorOptions {
   /** True if a part of an unsettled charge can be voided. The rest then settles. */
   readonly partialVoid: boolean;
@@ -237,7 +254,7 @@ interface Account {
   /** Items of the open batch, in order of arrival. */
   readonly open: Set<Charge | Refund>;
   /** Oldest first. */
-  readonly batches: Batch[];
+  batches: Batch[];
   readonly batchIndex: Map<string, number>;
 }
 
@@ -259,8 +276,12 @@ const rejected = (why: Rejection, message: string): Result => ({ kind: 'rejected
 
 export class Processor {
   private readonly accounts = new Map<string, Account>();
-  /** Operations and tombstones in order. */
-  private readonly history: (OperationRecord | TombstoneRecord)[] = [];
+  /** All records in order, but those that were forgotten. */
+  private records: Exclude<ProcessorRecord, ForgottenRecord>[] = [];
+  /** Operations and tombstones of {@link records}. */
+  private history: (OperationRecord | TombstoneRecord)[] = [];
+  /** The number of operations and tombstones that were forgotten. */
+  private forgotten = 0;
   private readonly disputes = new Map<string, Dispute>();
   private batchCount = 0;
 
@@ -399,12 +420,87 @@ export class Processor {
     return this.account(merchantAccount).charges.get(chargeTransactionId)?.asked.card ?? null;
   }
 
+  /** Operations and tombstones from number `from` on, but those that were forgotten. */
   truth(from: number, limit: number): Truth[] {
-    return this.history.slice(from, from + limit).map((record, index) => this.truthOf(record, from + index));
+    const first = Math.max(0, from - this.forgotten);
+    return this.history.slice(first, first + limit).map((record, index) => this.truthOf(record, this.forgotten + first + index));
+  }
+
+  /** When the oldest record was written, RFC 3339. null: there is none. */
+  get oldestAt(): string | null {
+    return this.records[0]?.at ?? null;
+  }
+
+  /**
+   * What remains if every operation that ended before `before` (RFC 3339) is forgotten: settled batches with their charges and refunds, and declined,
+   * rejected, voided and finalised operations. A batch stays if it is the newest of its account, which callers list from, or if it holds a charge
+   * whose outcome the fixture never tells: a caller may ask about such a charge for ever.
+   */
+  remainder(before: string): Remainder {
+    const over = new Map([...this.accounts].map(([merchantAccount, account]) => [merchantAccount, overBatches(account, before)]));
+    const isOver = (record: Exclude<ProcessorRecord, ForgottenRecord>): boolean => {
+      const account = this.account(record.merchantAccount);
+      const batches = over.get(record.merchantAccount)!;
+      const chargeOver = (charge: Charge | undefined): boolean =>
+        !charge ||
+        (!isNeverTold(charge.record) && (charge.batchId === null ? charge.record.at < before && isVoided(charge) : batches.has(charge.batchId)));
+      switch (record.type) {
+        case 'batch':
+          return batches.has(record.batchId);
+        case 'dispute':
+          return chargeOver(account.charges.get(this.disputes.get(record.disputeId)?.chargeTransactionId ?? ''));
+        case 'tombstone':
+          return record.at < before;
+        case 'operation': {
+          const { asked, result } = record;
+          if (record.at >= before || isNeverTold(record)) return false;
+          if (asked.op === 'charge') return result.kind !== 'approved' || chargeOver(account.charges.get(result.transactionId));
+          const refund = asked.op === 'refund' && result.kind === 'approved' ? account.refunds.get(result.transactionId) : undefined;
+          return refund ? refund.batchId !== null && batches.has(refund.batchId) : chargeOver(account.charges.get(asked.chargeTransactionId));
+        }
+      }
+    };
+    const [kept, gone]: [typeof this.records, typeof this.records] = [[], []];
+    for (const record of this.records) (isOver(record) ? gone : kept).push(record);
+    const operations = this.forgotten + gone.filter(isOperation).length;
+    const batches = this.batchCount - [...this.accounts].reduce((sum, [name, account]) => sum + account.batches.length - over.get(name)!.size, 0);
+    const held = this.records.length;
+    return {
+      dropped: gone.length,
+      records: [{ type: 'forgotten', operations, batches }, ...kept],
+      drop: () => {
+        this.records = [...kept, ...this.records.slice(held)];
+        this.history = this.records.filter(isOperation);
+        this.forgotten = operations;
+        for (const record of gone) this.forget(record);
+        for (const [name, account] of this.accounts) {
+          account.batches = account.batches.filter(({ batchId }) => !over.get(name)?.has(batchId));
+          account.batchIndex.clear();
+          for (const [index, { batchId }] of account.batches.entries()) account.batchIndex.set(batchId, index);
+        }
+      },
+    };
+  }
+
+  private forget(record: Exclude<ProcessorRecord, ForgottenRecord>): void {
+    const account = this.account(record.merchantAccount);
+    if (record.type === 'dispute') this.disputes.delete(record.disputeId);
+    if (record.type === 'batch') for (const { disputeId } of record.disputes) this.disputes.delete(disputeId);
+    if (!isOperation(record)) return;
+    account.refs.delete(record.ref);
+    if (record.type === 'tombstone' || record.result.kind !== 'approved') return;
+    if (record.asked.op === 'charge') account.charges.delete(record.result.transactionId);
+    if (record.asked.op === 'refund') account.refunds.delete(record.result.transactionId);
   }
 
   /** Folds one record into the state. Only this function changes the state. */
   apply(record: ProcessorRecord): void {
+    if (record.type === 'forgotten') {
+      this.forgotten = record.operations;
+      this.batchCount = record.batches;
+      return;
+    }
+    this.records.push(record);
     const account = this.account(record.merchantAccount);
     switch (record.type) {
       case 'operation':
@@ -421,9 +517,12 @@ export class Processor {
           this.openDispute(record, disputeId, account.charges.get(chargeTransactionId)!);
         return;
       }
-      case 'dispute':
-        this.disputes.set(record.disputeId, { ...this.disputes.get(record.disputeId)!, status: record.status, stage: record.stage });
+      case 'dispute': {
+        // The dispute may have been forgotten while this record was written.
+        const dispute = this.disputes.get(record.disputeId);
+        if (dispute) this.disputes.set(record.disputeId, { ...dispute, status: record.status, stage: record.stage });
         return;
+      }
     }
   }
 
@@ -499,17 +598,18 @@ export class Processor {
       else account.open.add(charge);
       return;
     }
+    // undefined: the charge was forgotten, and this reversal is younger.
     const charge = account.charges.get(asked.chargeTransactionId);
-    if (record.usedUp) charge!.usedUp.push(record.usedUp);
+    if (charge && record.usedUp) charge.usedUp.push(record.usedUp);
     if (result.kind !== 'approved') return;
     const { transactionId, amountCents } = result;
     if (asked.op === 'void') {
-      charge!.voidedCents += amountCents;
+      if (charge) charge.voidedCents += amountCents;
       // A fully voided charge has no line in the batch.
-      if (charge!.voidedCents === charge!.asked.amountCents) account.open.delete(charge!);
+      if (charge && isVoided(charge)) account.open.delete(charge);
       return;
     }
-    charge!.refundedCents += amountCents;
+    if (charge) charge.refundedCents += amountCents;
     const refund: Refund = { record, transactionId, amountCents, batchId: null };
     account.refunds.set(transactionId, refund);
     account.open.add(refund);
@@ -613,9 +713,36 @@ const answerOf = (record: OperationRecord): Answer => ({ result: record.result, 
 
 const remainingOf = (charge: Charge): number => charge.asked.amountCents - charge.voidedCents - charge.refundedCents;
 
+/** A caller may ask about such a charge for ever. */
+const isNeverTold = ({ quirks }: OperationRecord): boolean => quirks?.includes('cannot_tell') ?? false;
+
+const isVoided = (charge: Charge): boolean => charge.voidedCents === charge.asked.amountCents;
+
+const isOperation = (record: ProcessorRecord): record is OperationRecord | TombstoneRecord =>
+  record.type === 'operation' || record.type === 'tombstone';
+
+/**
+ * Ids of the batches of an account that may be forgotten. If a charge stays, the batches of its refunds stay too, since they are part of what remains
+ * of the charge.
+ */
+const overBatches = ({ batches, charges, refunds }: Account, before: string): ReadonlySet<string> => {
+  const over = new Set<string>();
+  for (const { batchId, closedAt, lines } of batches.slice(0, -1)) {
+    const isOver = ({ transactionId }: SettlementLine): boolean => {
+      const charge = charges.get(transactionId);
+      if (charge) return !isNeverTold(charge.record);
+      const { asked } = refunds.get(transactionId)!.record;
+      const refunded = asked.op === 'refund' ? charges.get(asked.chargeTransactionId) : undefined;
+      return !refunded || refunded.batchId === batchId || over.has(refunded.batchId!);
+    };
+    if (closedAt < before && lines.every(isOver)) over.add(batchId);
+  }
+  return over;
+};
+
 const stateOf = (charge: Charge): ChargeState => {
   if (charge.rejected) return 'settlement_rejected';
   if (charge.batchId !== null) return 'settled';
-  if (charge.voidedCents === charge.asked.amountCents) return 'voided';
+  if (isVoided(charge)) return 'voided';
   return charge.record.quirks?.includes('void_rejected') ? 'settling' : 'approved';
 };

@@ -44,10 +44,12 @@ import {
   type Leg,
   type Operation,
   type ProcessorRecord,
+  type Remainder,
   type Result,
   type ReversalAsked,
 } from './processor.js';
 
+const DAY_MS = 86_400_000;
 const MAX_BODY_BYTES = 16 * 1024;
 /** Clients drop idle connections after 15 s, long before this time. So the server never closes a connection on which a client starts a request. */
 const KEEP_ALIVE_MS = 65_000;
@@ -64,6 +66,12 @@ const DRIP_EVERY_MS = 250;
 const MAX_FAULT_DELAY_MS = 600_000;
 const RANDOM_ID_BYTES = 12;
 const RANDOM_ID_CHARACTERS = 16;
+/** A settled batch is forgotten this long after it closed, with the charges and references that only it needs. */
+const KEPT_MS = 30 * DAY_MS;
+const FORGET_EVERY_MS = 60 * 60_000;
+/** The journal is written anew when this share of its records is no longer needed. A steady load reaches it about once a day. */
+const FORGET_SHARE = 0.03;
+const NOTHING_TO_FORGET: Remainder = { dropped: 0, records: [], drop: () => undefined };
 
 const STATUS_OF_RESULT = { approved: 200, declined: 402, rejected: 422, not_processed: 502 } as const satisfies Record<Result['kind'], number>;
 
@@ -249,7 +257,6 @@ const untilTimeOfDay = (timeOfDay: string, now: number): number => {
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
   return DAY_MS - ((now - wanted) % DAY_MS);
 };
-const DAY_MS = 86_400_000;
 
 const SERVICE = 'payfold-simulator';
 const FIND_TIMEOUT_MS = 2_000;
@@ -304,6 +311,24 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       if (stopping.signal.aborted) return;
       onLog(`closed ${closeAllBatches().length} batches, as every day at ${timeOfDay} UTC`);
       await journal.durable();
+    }
+  };
+
+  /** Forgets what ended {@link KEPT_MS} ago, in the journal and then in memory. */
+  const forgetOld = async (): Promise<void> => {
+    while (!stopping.signal.aborted) {
+      const before = timestamp(clock.now() - KEPT_MS);
+      const { dropped, records, drop } = (processor.oldestAt ?? before) < before ? processor.remainder(before) : NOTHING_TO_FORGET;
+      if (dropped > FORGET_SHARE * (records.length + dropped)) {
+        try {
+          await journal.compact(records);
+          drop();
+          onLog(`forgot ${dropped} records of operations that ended more than 30 days ago; ${records.length} are kept`);
+        } catch (error) {
+          if (!stopping.signal.aborted) onLog(`the journal could not be compacted: ${(error as Error).message}`);
+        }
+      }
+      await clock.sleep(FORGET_EVERY_MS, stopping.signal);
     }
   };
 
@@ -480,7 +505,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
               const from = integer('from', query.get('from'), 0, Number.MAX_SAFE_INTEGER, 0);
               const limit = integer('limit', query.get('limit'), 1, MAX_TRUTH_PER_PAGE, TRUTH_PER_PAGE);
               const operations = processor.truth(from, limit);
-              return { operations, next: operations.length === limit ? from + limit : null };
+              return { operations, next: operations.length === limit ? operations.at(-1)!.number + 1 : null };
             }),
           ],
           ['POST', /^\/control\/batches\/close$/, control(() => ({ batches: closeAllBatches() }))],
@@ -570,6 +595,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   await rename(`${addressFile}.new`, addressFile);
 
   const daily = closeBatchesAt === null ? Promise.resolve() : closeDaily(closeBatchesAt).catch(onFailure);
+  const forgetting = forgetOld();
 
   let closing: Promise<void> | null = null;
   return {
@@ -578,7 +604,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       (closing ??= (async () => {
         await unlink(addressFile).catch(() => undefined);
         await stop();
-        await daily;
+        await Promise.all([daily, forgetting]);
       })()),
   };
 };

@@ -23,12 +23,14 @@ const WELL_AFTER_MS = 30_000;
 
 /**
  * Starts a child, and starts it again whenever it ends. `start` gets the ended child (null at first), because a new child takes its address. Rejects
- * if the first start fails. Later starts are repeated without limit. `stop` ends the first start, and {@link Kept.stop} ends later ones.
+ * if the first start fails. Later starts are repeated without limit. `stop` ends the first start, and {@link Kept.stop} ends later ones. `onEnd` is
+ * called each time the child has ended by itself.
  */
 export const keepRunning = async <C extends Child>(
   name: string,
   log: Logger,
   stop: AbortSignal,
+  onEnd: () => void,
   start: (before: C | null, stop: AbortSignal) => Promise<C>,
 ): Promise<Kept<C>> => {
   const stopping = new AbortController();
@@ -40,6 +42,7 @@ export const keepRunning = async <C extends Child>(
     for (let tries = 0; ;) {
       await current.exited;
       if (stopping.signal.aborted) return;
+      onEnd();
       log.error({ child: name, pid: current.pid }, 'a child process ended by itself; it is started again');
       if (performance.now() - startedAt > WELL_AFTER_MS) tries = 0;
       for (let running = false; !running; tries++) {

@@ -1,7 +1,7 @@
 /**
  * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes.
  *
- * Start: Postgres and the processor start first, then the API and the worker. The first of these two brings the schema up to date under a lock. When
+ * Start: the supervisor waits for a command that uses `DATA_DIR`. Postgres and the processor start first, then the API and the worker. The first of these two brings the schema up to date under a lock. When
  * both are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started
  * again at the same address.
  *
@@ -16,8 +16,8 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import client, { type Registry } from 'prom-client';
 import { orStopped } from '#kernel';
-import { type Config, type EmbeddedPostgres, type Logger, openKeys, startEmbeddedPostgres } from '#platform';
-import { tryLockDataDir } from '../data-dir.js';
+import { type Config, type EmbeddedPostgres, type Logger, levelOfLine, openKeys, startEmbeddedPostgres } from '#platform';
+import { lockForService } from '../data-dir.js';
 import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
 import { type Kept, keepRunning } from './keep-running.js';
@@ -37,9 +37,12 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
   try {
     // Postgres may run as another user, who must be able to pass through this folder.
     await mkdir(config.dataDir, { recursive: true, mode: 0o711 });
-    const lock = tryLockDataDir(config.dataDir);
-    if ('holder' in lock) throw new Error(`${config.dataDir} is in use by process ${lock.holder}; stop it, or set DATA_DIR to another folder`);
-    stops.push(async () => lock.release());
+    const unlock = await lockForService(
+      config.dataDir,
+      ({ pid, command }) => log.warn({ command, holder: pid }, `the start waits for the command "${command}" of process ${pid}, which uses DATA_DIR`),
+      stopStart,
+    );
+    stops.push(async () => unlock());
     // Check the key file before anything starts. A wrong key file then leaves no half-made data directory.
     refuseHalfDirectory(config);
     openKeys(config);
@@ -62,7 +65,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
       PUBLIC_URL: config.publicUrl,
     };
     const keep = async (role: 'api' | 'worker'): Promise<Kept<RoleProcess>> =>
-      (roles[role] = await keepRunning(role, log, stopStart, (before: RoleProcess | null, stopped) =>
+      (roles[role] = await keepRunning(role, log, stopStart, restarts(role), (before: RoleProcess | null, stopped) =>
         startRole(role, { ...environment, ...portsOf(before) }, lifeline, stopped),
       ));
     for (const role of ['worker', 'api'] as const) stops.push(async () => roles[role]?.stop());
@@ -128,6 +131,18 @@ new client.Gauge({
   registers: [ours],
 }).set(Math.round(performance.timeOrigin / 1_000));
 
+const childRestarts = new client.Counter({
+  name: 'payfold_child_restarts_total',
+  help: 'Child processes that ended by themselves and were started again',
+  labelNames: ['child'],
+  registers: [ours],
+});
+/** Begins to count the restarts of a child at 0. Returns the function that counts one. */
+const restarts = (child: string): (() => void) => {
+  childRestarts.inc({ child }, 0);
+  return () => childRestarts.inc({ child });
+};
+
 /** Throws if the data directory holds data but no key file. The data needs its key, and a new key would hide the loss. */
 const refuseHalfDirectory = (config: Config): void => {
   if (
@@ -148,7 +163,7 @@ const embedded = async (
   const cluster = join(config.dataDir, 'postgres');
   const { watch, lifeline, end } = startPostgresGuard(cluster);
   stops.push(end);
-  const postgres = await keepRunning('postgres', log, stop, (before: EmbeddedPostgres | null, stopped) =>
+  const postgres = await keepRunning('postgres', log, stop, restarts('postgres'), (before: EmbeddedPostgres | null, stopped) =>
     startEmbeddedPostgres(cluster, {
       stop: stopped,
       // Other processes know this port, so a new Postgres must use it too.
@@ -156,7 +171,7 @@ const embedded = async (
       // A Ctrl-C must not reach Postgres, because requests in flight still need it.
       ownSession: true,
       onSpawn: watch,
-      onLog: (line) => log.debug({ line }, 'postgres'),
+      onLog: (line) => log[levelOfLine(line)]({ line }, 'postgres'),
     }),
   );
   stops.push(() => postgres.stop());
@@ -166,7 +181,7 @@ const embedded = async (
 
 const simulator = async (config: Config, log: Logger, stops: Stops, stop: AbortSignal): Promise<string | null> => {
   if (config.environment === 'production') return null;
-  const child = await keepRunning('simulator', log, stop, (before: SimulatorProcess | null, stopped) =>
+  const child = await keepRunning('simulator', log, stop, restarts('simulator'), (before: SimulatorProcess | null, stopped) =>
     afterItsPredecessor(stopped, () =>
       startSimulatorProcess({
         stop: stopped,

@@ -1,6 +1,6 @@
 /** Checkout streams. */
 import { type DecidedStreamType, defineEvents, type EventStore, execute, load, type Loaded, type Origin } from '#eventstore';
-import { type Clock, type Ids, timestamp } from '#kernel';
+import { type Clock, type ErrorCode, type Ids, timestamp, unreachable } from '#kernel';
 import type { KeyRing } from '#platform';
 import { type Checkout, checkout as decider, type CheckoutCommand, type CheckoutEvent, type KnownCheckout } from './checkout.js';
 
@@ -41,12 +41,56 @@ export interface Session {
   readonly revision: bigint;
 }
 
+/**
+ * What became of a session or of one of its attempts. `declined`: by the card's bank. `refused`: by our own rules. `gateway_error`: nothing was
+ * charged. `voided`: a charge of unknown outcome was taken back. `left`: the payer went back to the partner without an outcome.
+ */
+export type CheckoutOutcome = 'started' | 'paid' | 'declined' | 'refused' | 'gateway_error' | 'voided' | 'unknown' | 'left' | 'cancelled' | 'expired';
+
+const outcomeOf = (command: WithoutTime<CheckoutCommand>): CheckoutOutcome | null => {
+  switch (command.type) {
+    case 'Start':
+      return 'started';
+    case 'RecordPaid':
+      return 'paid';
+    case 'RecordUnknown':
+      return 'unknown';
+    case 'RecordDeclined':
+      return REFUSALS[command.code] ?? 'refused';
+    case 'Leave':
+      return 'left';
+    case 'Cancel':
+      return 'cancelled';
+    case 'Expire':
+      return 'expired';
+    case 'Open':
+    case 'Extend':
+    case 'StartAttempt':
+      return null;
+    default:
+      return unreachable(command);
+  }
+};
+
+const REFUSALS: Readonly<Partial<Record<ErrorCode, CheckoutOutcome>>> = {
+  PAYMENT_DECLINED: 'declined',
+  PAYMENT_GATEWAY_ERROR: 'gateway_error',
+  PAYMENT_TIMEOUT: 'voided',
+};
+
 export class CheckoutSessions {
+  private readonly watchers = new Set<(outcome: CheckoutOutcome) => void>();
+
   constructor(
     private readonly store: EventStore,
     private readonly clock: Clock,
     private readonly ids: Ids,
   ) {}
+
+  /** `watcher` is called for each outcome that this process has recorded, for metrics. */
+  watch(watcher: (outcome: CheckoutOutcome) => void): void {
+    this.watchers.add(watcher);
+  }
 
   /** The present session. null: there is no session with this id. Throws Unavailable. */
   async load(checkoutId: string): Promise<Session | null> {
@@ -71,7 +115,10 @@ export class CheckoutSessions {
 
   private async executeOn(loaded: Loaded<Checkout>, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
     const ports = { store: this.store, clock: this.clock, ids: this.ids };
-    return sessionOf(await execute(ports, CHECKOUT_STREAM, loaded, [{ ...command, at: timestamp(this.clock.now()) }], origin));
+    const after = await execute(ports, CHECKOUT_STREAM, loaded, [{ ...command, at: timestamp(this.clock.now()) }], origin);
+    const outcome = after.revision === loaded.revision ? null : outcomeOf(command);
+    if (outcome !== null) for (const watcher of this.watchers) watcher(outcome);
+    return sessionOf(after);
   }
 }
 

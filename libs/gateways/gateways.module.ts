@@ -1,6 +1,6 @@
 /** The gateways of this process, for Nest (`#gateways/module`). */
 import { Global, Module } from '@nestjs/common';
-import type { Gateways } from '#payments';
+import { GatewayCalls, type Gateways } from '#payments';
 import { GATEWAYS } from '#payments/module';
 import { ProcessContext } from '#platform/module';
 import { createSimulatorGateway } from './simulator/simulator.js';
@@ -8,19 +8,20 @@ import { createSimulatorGateway } from './simulator/simulator.js';
 @Global()
 @Module({
   providers: [
+    GatewayCalls,
     {
       provide: GATEWAYS,
-      inject: [ProcessContext],
+      inject: [ProcessContext, GatewayCalls],
       // The simulator is the only gateway of the sandbox. Production has no simulator, so no account has a gateway there.
-      useFactory: (context: ProcessContext): Gateways => {
-        const { config, places } = context;
-        const simulator = places.simulatorUrl ? createSimulatorGateway({ url: places.simulatorUrl }) : null;
+      useFactory: (context: ProcessContext, calls: GatewayCalls): Gateways => {
+        const { config, places, clock } = context;
+        const simulator = places.simulatorUrl ? calls.observed(createSimulatorGateway({ url: places.simulatorUrl }), clock) : null;
         return context.guarded<Gateways>({
           find: ({ gateway, environment }) => (gateway === 'simulator' && environment === config.environment ? simulator : null),
         });
       },
     },
   ],
-  exports: [GATEWAYS],
+  exports: [GATEWAYS, GatewayCalls],
 })
 export class GatewaysModule {}

@@ -23,6 +23,7 @@ export {
 export { openCursor } from './cursor.js';
 export { serviceFee } from './fee.js';
 export { REQUEST_DEADLINE_MS } from './gateway/call.js';
+export { type GatewayCall, GatewayCalls } from './gateway/calls.js';
 export {
   type ChargeCall,
   type ChargeTxn,

@@ -8,7 +8,7 @@ export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
 export { KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';
 export { copyInto } from './postgres/copy.js';
-export { type EmbeddedPostgres, freePort, startEmbeddedPostgres } from './postgres/embedded.js';
+export { type EmbeddedPostgres, freePort, levelOfLine, startEmbeddedPostgres } from './postgres/embedded.js';
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
 export { type DatabasePlace, databasePlace, follows } from './postgres/place.js';
 export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';

@@ -11,6 +11,7 @@ export {
 export { openDispute, updateDispute } from './dispute.js';
 export { exceptionEvents, settlementEvents, settlementFileEvents } from './events.js';
 export { type ExceptionEvent, type Resolution, settlementException } from './exception.js';
+export { batchFigures, exceptionFigures } from './figures.js';
 export {
   batchesAsOf,
   changeException,

@@ -23,7 +23,9 @@ import {
   signedFields,
   textOf,
 } from '../support/checkout.js';
+import { createMetrics } from '../../apps/metrics.js';
 import { eventually } from '../support/eventually.js';
+import { figuresOf } from '../support/metrics.js';
 import { CARD, expiryIn, FEE, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 
 const PUBLIC = 'https://pay.test';
@@ -919,6 +921,25 @@ test('a database that is away: a page with a way back, and no internal text; the
   } finally {
     await cut.stop();
   }
+});
+
+test('metrics count what became of each checkout, and the calls to the processor by outcome', async () => {
+  const { own } = createMetrics(service.services);
+  const { one, id } = await begun();
+  await one.pay(id, { card_number: CARD.declined });
+  await one.pay(id);
+  const unknown = await begun();
+  await unknown.one.pay(unknown.id, { card_number: CARD.unreadable });
+  await service.recover(await paymentOfSession(unknown.id));
+  await unknown.one.send(`/checkout/${unknown.id}/processing`);
+  const cancelled = await begun();
+  await told(cancelled.one, cancelled.id, 'cancel');
+  const figures = await figuresOf(own);
+  const counts = (prefix: string) => Object.fromEntries([...figures].filter(([name]) => name.startsWith(prefix)).map(([name, value]) => [/"(\w+)"}$/.exec(name)![1], value])); // prettier-ignore
+  expect(counts('payfold_checkout_outcomes_total')).toEqual({ started: 3, declined: 1, paid: 1, unknown: 1, voided: 1, cancelled: 1 });
+  // The approved payment has two legs.
+  expect(counts('payfold_gateway_call_duration_seconds_count{operation="charge"')).toEqual({ declined: 1, approved: 2, unknown: 1 });
+  expect(counts('payfold_gateway_call_duration_seconds_count{operation="void"')).toEqual({ approved: 1 });
 });
 
 test('the two intake endpoints are documented, the pages are not', () => {

@@ -16,7 +16,9 @@ import {
   staff,
 } from '#payments';
 import { viewOf } from '../../apps/answers.js';
+import { createMetrics } from '../../apps/metrics.js';
 import { eventually } from '../support/eventually.js';
+import { figuresOf } from '../support/metrics.js';
 import { CARD, type Client, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 
 let service: Service;
@@ -700,4 +702,38 @@ describe('resolving what recovery must not (C29, C69)', () => {
     const truth = (await service.simulator.truth()).filter(({ op, fixture, amountCents }) => op === 'charge' && fixture === 'unreadable' && amountCents === 10_300).at(-1)!; // prettier-ignore
     expect([status, truth.voidedCents]).toEqual(status === 'succeeded' ? ['succeeded', 0] : ['voided', 10_300]);
   });
+});
+
+test('metrics show open exceptions by kind, the age of the last batch, and how long money has waited for the next one', async () => {
+  const { services } = service;
+  const { shared, own } = createMetrics(services);
+  while ((await services.openExceptions()) > 0);
+  await pay();
+  await settle();
+  await services.settlement.register.caughtUp();
+  const { rows } = await services.pool.query<{ kind: string; count: number }>(
+    `select kind, count(*)::int as count from settlement_case where status not in ('resolved', 'superseded') group by kind`,
+  );
+  const settled = await figuresOf(shared);
+  const exceptions = [...settled].filter(
+    ([name, count]) => name.startsWith('payfold_settlement_exceptions{') && name.includes('"count"') && count > 0,
+  );
+  expect(exceptions.length).toBeGreaterThan(3);
+  expect(new Map(exceptions)).toEqual(
+    new Map(rows.map(({ kind, count }) => [`payfold_settlement_exceptions{kind="${kind}",figure="count"}`, count])),
+  );
+  expect(settled.get('payfold_settlement_exceptions{kind="LATE",figure="count"}')).toBe(0);
+  expect(settled.get('payfold_settlement_waiting_seconds')).toBe(0);
+  expect((await figuresOf(own)).get('payfold_gateway_call_duration_seconds_count{operation="settlements",outcome="listed"}')).toBeGreaterThan(0);
+
+  const { id } = await pay();
+  await services.settlement.register.caughtUp();
+  // The clock of this service runs ahead of the database's.
+  await services.pool.query(`update settlement_batch set recorded_at = now() - interval '40 hours' where listed_position is not null`);
+  await services.pool.query(`update gateway_transaction set moved_at = now() - interval '39 hours' where payment_id = $1`, [id]);
+  await services.pool.query(`update settlement_case set opened_at = now() - interval '38 hours' where kind = 'MISSING_HERE'`);
+  const waiting = await figuresOf(shared);
+  expect(Math.floor(waiting.get('payfold_settlement_last_batch_seconds')! / 3_600)).toBe(40);
+  expect(Math.floor(waiting.get('payfold_settlement_waiting_seconds')! / 3_600)).toBe(39);
+  expect(Math.floor(waiting.get('payfold_settlement_exceptions{kind="MISSING_HERE",figure="oldest_seconds"}')! / 3_600)).toBe(38);
 });

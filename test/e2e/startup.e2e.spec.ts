@@ -141,6 +141,21 @@ describe('the first start', () => {
   });
 });
 
+test('a warning of the embedded Postgres and a fault of its disk are logged; refused statements and their data are not', async () => {
+  const { stderr } = await running();
+  await sql(`do $$ begin raise warning 'the first'; end $$`);
+  await expect(sql(`do $$ begin raise exception 'the second' using errcode = '53100', detail = 'data of a payer'; end $$`)).rejects.toThrow();
+  await expect(sql(`do $$ begin raise exception 'the third' using errcode = '23505'; end $$`)).rejects.toThrow();
+  await sql(`do $$ begin raise warning 'the last'; end $$`);
+  await eventually(() => stderr().includes('the last'));
+  const logged = stderr().split('\n').filter((line) => line.includes('"msg":"postgres"')).map((line) => JSON.parse(line) as { level: number; line: string }); // prettier-ignore
+  expect(logged.map(({ level, line }) => [level, /\] (.*)$/.exec(line)?.[1]])).toEqual([
+    [40, '01000 WARNING:  the first'],
+    [50, '53100 ERROR:  the second'],
+    [40, '01000 WARNING:  the last'],
+  ]);
+});
+
 describe('a child that is killed under the running service', () => {
   test('Postgres: started again at its address; keyed requests answer 503 IDEMPOTENCY_UNAVAILABLE meanwhile, and nothing acknowledged is lost', async () => {
     const first = await running();
@@ -275,6 +290,62 @@ describe('the second start', () => {
     await writeFile(file, text.replace(/^\d+/, String(process.ppid)));
     const again = await running();
     expect((await partner(again).get(`payments/${paid.id}`)).status).toBe(200);
+  });
+});
+
+describe('a command that uses the data directory', () => {
+  const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+
+  /** Begins a command while no service runs, and stops it in the middle of its work. */
+  const stoppedCommand = async () => {
+    await stopped();
+    const command = launch([LAUNCHER, 'settlement', 'close'], dataDir);
+    await eventually(() => postmasterOf(dataDir.data) !== null, { everyMs: 5 });
+    command.signal('SIGSTOP');
+    return command;
+  };
+  /** Begins a service, which must wait for the command. */
+  const waitingService = async ({ pid }: { readonly pid: number }) => {
+    const waiting = launch('standalone', dataDir);
+    await eventually(() =>
+      waiting.stderr().includes(`the start waits for the command \\"settlement close\\" of process ${pid}, which uses DATA_DIR`),
+    );
+    return waiting;
+  };
+  const ready = async (launched: Awaited<ReturnType<typeof waitingService>>) => {
+    const [, url = ''] = await launched.firstLine(/^ready (\S+)\n/m);
+    service = { ...launched, url };
+    expect((await create(partner(service))).status).toBe(200);
+  };
+
+  test('keeps a start waiting until it has ended; a stop ends the wait', async () => {
+    const command = await stoppedCommand();
+    const first = await waitingService(command);
+    first.signal('SIGTERM');
+    expect(await first.exited).toMatchObject({ code: 0, stdout: '' });
+    const second = await waitingService(command);
+    command.signal('SIGCONT');
+    expect(await command.exited).toMatchObject({ code: 0 });
+    await ready(second);
+    expect(second.stderr().match(/the start waits for/g)).toHaveLength(1);
+  });
+
+  test('and is killed: the start goes on with the database that the command left', async () => {
+    const command = await stoppedCommand();
+    const waiting = await waitingService(command);
+    await command.killTree();
+    await ready(waiting);
+  });
+
+  test('and begins while a killed service is started again: both end well', async () => {
+    const before = await running();
+    kill(before.pid);
+    await before.exited;
+    service = null;
+    const command = launch([LAUNCHER, 'settlement', 'close'], dataDir);
+    const again = launch('standalone', dataDir);
+    expect(await command.exited).toMatchObject({ code: 0 });
+    await ready(again);
   });
 });
 

@@ -11,6 +11,7 @@ import { readRuntime } from '../../apps/data-dir.js';
 import { Partner } from '../../apps/demo/partner.js';
 import { createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
+import { figuresIn, metricsInCode } from '../support/metrics.js';
 import {
   DataDir,
   isAlive,
@@ -253,11 +254,9 @@ describe('the supervisor ends', () => {
 describe('/metrics of the supervisor', () => {
   const scrape = async () => {
     const answer = await fetch(`http://127.0.0.1:${metricsPort}/metrics`);
-    const lines = (await answer.text()).split('\n').filter((line) => line !== '' && !line.startsWith('#'));
-    const figures = new Map(
-      lines.map((line): [string, number] => [line.slice(0, line.lastIndexOf(' ')), Number(line.slice(line.lastIndexOf(' ') + 1))]),
-    );
-    return { status: answer.status, figures, get: (name: string) => figures.get(name) };
+    const text = await answer.text();
+    const figures = figuresIn(text);
+    return { status: answer.status, text, figures, get: (name: string) => figures.get(name) };
   };
 
   test('adds up the figures of API and worker, and shows common figures once', async () => {
@@ -279,10 +278,22 @@ describe('/metrics of the supervisor', () => {
       return shown !== undefined && shown > 0 && shown === (await open());
     });
     await client.end();
-    const { figures, get, status } = await scrape();
+    const { text, figures, get, status } = await scrape();
     expect(status).toBe(200);
+    // Each metric that the code names is printed, also one without a figure yet.
+    expect([...text.matchAll(/^# HELP (payfold_\w+)/gm)].map(([, name]) => name).sort()).toEqual(Object.keys(metricsInCode()).sort());
     expect(get(answered)).toBe((before.get(answered) ?? 0) + 1);
-    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(10);
+    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(11);
+    // Each error code is counted, and each call to the processor by its outcome. The fee's charge follows only an approved principal.
+    for (const figure of [
+      'payfold_http_errors_total{code="PAYMENT_TIMEOUT",status="504"}',
+      'payfold_gateway_call_duration_seconds_count{operation="charge",outcome="unknown"}',
+    ])
+      expect([figure, get(figure)]).toEqual([figure, (before.get(figure) ?? 0) + 1]);
+    for (const check of ['idempotency', 'readModels', 'schema', 'eventStore']) expect(get(`payfold_ready{check="${check}"}`)).toBe(1);
+    for (const name of NAMES) expect(get(`payfold_child_restarts_total{child="${name}"}`)).toBe(0);
+    for (const task of ['charge_cannot_be_undone', 'settled_while_unknown'])
+      expect(get(`payfold_staff_tasks{task="${task}",figure="count"}`)).toBe(0);
     expect(get('payfold_log_lines_masked_total')).toBe(0);
     expect(get('payfold_webhook_lease_lost_total')).toBe(0);
     expect(get('process_start_time_seconds')).toBeGreaterThan(Date.now() / 1_000 - 3_600);
@@ -295,5 +306,7 @@ describe('/metrics of the supervisor', () => {
     kill(pidOf('worker'));
     await eventually(async () => (await scrape()).status === 503, { everyMs: 1 });
     await eventually(async () => (await scrape()).status === 200);
+    const { get } = await scrape();
+    expect(NAMES.map((name) => get(`payfold_child_restarts_total{child="${name}"}`))).toEqual(NAMES.map((name) => (name === 'worker' ? 1 : 0)));
   });
 });

@@ -18,6 +18,10 @@ export const errorAnswer = (error: ServiceError | AuthenticationError): Answer =
   return { status, body, ...(options.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: options.retryAfterSeconds }) };
 };
 
+/** The error code in an answer that this file made. null: a success, or a failed authentication, which has no code. */
+export const codeOf = ({ body }: Pick<Answer, 'body'>): string | null =>
+  (JSON.parse(body) as { readonly details?: { readonly code?: string } }).details?.code ?? null;
+
 export const internalErrorAnswer = (): Answer => errorAnswer(internalError());
 
 /** Reads the data of an answer that this file made earlier. If the answer is a refusal, throws it as a ServiceError. */

@@ -3,11 +3,18 @@ import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException } from '
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { AuthenticationError, ServiceError } from '#kernel';
 import type { Logger } from '../logging.js';
-import { type Answer, errorAnswer, internalErrorAnswer } from './envelope.js';
+import { type Answer, codeOf, errorAnswer, internalErrorAnswer } from './envelope.js';
 
 export const JSON_TYPE = 'application/json; charset=utf-8';
 
+/** The error code of each reply with an error envelope, for metrics. null: the envelope has no code. */
+const codes = new WeakMap<FastifyReply, string | null>();
+
+/** undefined: the reply is no error envelope. */
+export const errorCodeOf = (reply: FastifyReply): string | null | undefined => codes.get(reply);
+
 export const sendAnswer = (reply: FastifyReply, answer: Answer): void => {
+  if (answer.status >= 400) codes.set(reply, codeOf(answer));
   void reply.status(answer.status).header('content-type', JSON_TYPE);
   if (answer.replayed) void reply.header('idempotent-replayed', 'true');
   if (answer.retryAfterSeconds !== undefined) void reply.header('retry-after', String(answer.retryAfterSeconds));

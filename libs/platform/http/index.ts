@@ -2,5 +2,5 @@ export { ErrorsFilter, sendAnswer } from './errors.filter.js';
 export { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from './fields.js';
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
 export { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './headers.js';
-export { createHttpAdapter, type ServerOptions } from './server.js';
+export { type Answered, createHttpAdapter, type ServerOptions } from './server.js';
 export { type JsonObject, parseStrictJson, parseStrictText } from './strict-json.js';

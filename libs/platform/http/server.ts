@@ -11,7 +11,7 @@ import { holdsCardNumber } from '../card-text.js';
 import { uuidV7 } from '../ids.js';
 import type { Logger } from '../logging.js';
 import { errorAnswer } from './envelope.js';
-import { answerFor, JSON_TYPE, sendAnswer } from './errors.filter.js';
+import { answerFor, errorCodeOf, JSON_TYPE, sendAnswer } from './errors.filter.js';
 import { MAX_BODY_BYTES } from './strict-json.js';
 
 export const MAX_HEADER_BYTES = 8 * 1024;
@@ -31,11 +31,20 @@ const MEDIA_TYPE = /^[\w!#$%&'*+.^`|~-]+\/[\w!#$%&'*+.^`|~-]+\s*(;|$)/;
 /** The `X-Request-Id` of a caller is used if it has this form. */
 const REQUEST_ID = /^[\w.:-]{1,64}$/;
 
+export interface Answered {
+  readonly method: string;
+  readonly route: string;
+  readonly status: number;
+  readonly seconds: number;
+  /** The code of an error envelope. null: the envelope has no code. undefined: the answer is no error envelope. */
+  readonly errorCode: string | null | undefined;
+}
+
 export interface ServerOptions {
   readonly log: Logger;
   readonly now: () => number;
   /** Called once per answered request, for metrics. */
-  readonly onAnswer?: (request: { method: string; route: string; status: number; seconds: number }) => void;
+  readonly onAnswer?: (request: Answered) => void;
   /** Shorter limits for tests of slow clients. */
   readonly timeouts?: { readonly headersMs?: number; readonly requestMs?: number; readonly silentMs?: number };
 }
@@ -157,7 +166,7 @@ const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: Serve
       },
       'answered',
     );
-    onAnswer?.({ method: request.method, route, status: reply.statusCode, seconds: reply.elapsedTime / 1000 });
+    onAnswer?.({ method: request.method, route, status: reply.statusCode, seconds: reply.elapsedTime / 1000, errorCode: errorCodeOf(reply) });
     done();
   });
 };

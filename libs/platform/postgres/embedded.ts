@@ -70,6 +70,8 @@ export const startEmbeddedPostgres = async (
     // Parameters of failed statements must not reach the log (docs/contract.md#card-data).
     log_min_error_statement: 'panic',
     log_parameter_max_length_on_error: '0',
+    // {@link levelOfLine} reads the SQLSTATE.
+    log_line_prefix: '%m [%p] %e ',
     // Enough for the API, the worker and a command at the same time. A command may open all pools of the service.
     max_connections: '200',
     shared_buffers: '128MB',
@@ -94,6 +96,22 @@ export const startEmbeddedPostgres = async (
     throw error;
   }
   return { url: url(DATABASE), directory: cluster, port, ...server };
+};
+
+/** Time, process, SQLSTATE and severity of a line of the server's log. */
+const LOG_LINE = /^\S+ \S+ \S+ \[\d+\] ([0-9A-Z]{5}) ([A-Z]+[0-9]?): {2}/;
+/** Disk full or no memory (53), a fault of the system (58), damaged configuration (F0), damaged data (XX). */
+const SERIOUS = /^(53|58|F0|XX)/;
+
+/**
+ * The level at which a line of the server's log is logged. An ERROR belongs to the statement of a process, which reports its own faults, so only
+ * serious ones are passed on. DETAIL and CONTEXT may hold a payer's data and stay at `debug`.
+ */
+export const levelOfLine = (line: string): 'error' | 'warn' | 'debug' => {
+  const [, sqlState = '', severity = ''] = LOG_LINE.exec(line) ?? [];
+  if (severity === 'PANIC') return 'error';
+  if (severity === 'FATAL' || severity === 'WARNING') return 'warn';
+  return (severity === 'ERROR' || severity === 'LOG') && SERIOUS.test(sqlState) ? 'error' : 'debug';
 };
 
 type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;

@@ -1,0 +1,47 @@
+/** Figures of settlement for metrics. Each query reads only what is open or newest, whatever the tables hold. */
+import type { Queryable } from '#platform';
+import { EXCEPTION_KINDS, type ExceptionKind, type ExceptionStatus } from './exception.js';
+
+export interface ExceptionFigure {
+  readonly kind: ExceptionKind;
+  readonly count: number;
+  /** Age of the oldest. 0: there is none. */
+  readonly oldestSeconds: number;
+}
+
+const OPEN: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
+
+/** Exceptions that nobody has resolved yet, one figure for each kind. */
+export const exceptionFigures = async (db: Queryable): Promise<readonly ExceptionFigure[]> => {
+  const { rows } = await db.query<{ kind: string; count: string; oldest: string }>(
+    `select kind, count(*) as count, extract(epoch from now() - min(opened_at)) as oldest from settlement_case where status = any ($1::text[]) group by kind`,
+    [OPEN],
+  );
+  const found = new Map(rows.map((row) => [row.kind, row]));
+  return EXCEPTION_KINDS.map((kind) => ({ kind, count: Number(found.get(kind)?.count ?? 0), oldestSeconds: Number(found.get(kind)?.oldest ?? 0) }));
+};
+
+export interface BatchFigures {
+  /** Age of the newest batch that a processor's interface listed to its end, of all accounts. null: there is none. */
+  readonly lastBatchSeconds: number | null;
+  /** Age of the oldest charge or refund that moved money after that batch was recorded, and is in no batch. 0: there is none. */
+  readonly waitingSeconds: number;
+}
+
+export const batchFigures = async (db: Queryable): Promise<BatchFigures> => {
+  const { rows } = await db.query<{ last: string | null; waiting: string | null }>(
+    `with last as (
+       select max(b.recorded_at) as at from gateway_account a cross join lateral (
+         select recorded_at from settlement_batch b
+         where b.gateway = a.gateway and b.merchant_account = a.merchant_account and b.listed_position is not null
+         order by b.listed_position desc limit 1) b)
+     select extract(epoch from now() - last.at) as last,
+       (select extract(epoch from now() - t.moved_at) from gateway_transaction t
+        where t.settled_batch_id is null and not t.rejected and t.moved_at is not null and t.amount_cents > t.voided_cents
+          and t.moved_at > coalesce((select at from last), '-infinity')
+        order by t.moved_at limit 1) as waiting
+     from last`,
+  );
+  const { last = null, waiting = null } = rows[0] ?? {};
+  return { lastBatchSeconds: last === null ? null : Number(last), waitingSeconds: Number(waiting ?? 0) };
+};
