@@ -372,6 +372,15 @@ const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints)
   return { payment, row, revision: String(events.length - 1), books, entries };
 };
 
+/** null: the events cannot be replayed. An event that was changed in the store may have any content. */
+const replayOrNull = (...given: Parameters<typeof replay>): Replayed | null => {
+  try {
+    return replay(...given);
+  } catch {
+    return null;
+  }
+};
+
 /** True if all rows agree with the whole stream. If false, the rows may also be only behind the stream. */
 const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, journal, lines = '', settled }: Told): boolean => {
   if (!list || !row || !isVisible(payment) || !journal) return false;
@@ -434,7 +443,12 @@ export const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: R
   const doubtful: string[] = [];
   let [entries, first] = [0, 0];
   for (const [index, id] of ids.entries()) {
-    const replayed = replay(id, streams[index]!, at);
+    const replayed = replayOrNull(id, streams[index]!, at);
+    if (!replayed) {
+      doubtful.push(id);
+      texts.push(`${id} cannot be replayed\n`);
+      continue;
+    }
     if (!agrees(replayed, told.get(id)!)) doubtful.push(id);
     texts.push(`${id} ${replayed.revision} ${replayed.row?.at(-1) ?? JSON.stringify(replayed.payment)}\n`);
     for (const { position } of replayed.entries) if (position > after && position <= until) entries += 1;
@@ -449,7 +463,15 @@ const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<D
   const at = await readCheckpoints(ports);
   const rows = await readRows(db, ids);
   const streams = await readStreams(store, ids.map(paymentStream), { skipUnreadable: true });
-  return ids.flatMap((id, index) => checkPayment(id, streams[index]!, at, rows, now()));
+  return ids.flatMap((id, index) => {
+    const events = streams[index]!;
+    try {
+      return checkPayment(id, events, at, rows, now());
+    } catch (error) {
+      const message = `its events cannot be replayed: ${(error as Error).message}`;
+      return [{ kind: 'list', paymentId: id, position: events.at(-1)?.position ?? null, message }];
+    }
+  });
 };
 
 /** Ids of payments in the list or the journal, ascending, beginning after the id `after`. */

@@ -1,11 +1,18 @@
 /**
- * `payfold audit verify` on a log that lost its last events, and with read models that make no progress. The command must end in time. It must not
- * report ok for a part that it did not compare.
+ * `payfold audit verify` from a signed head, on a log that lost its last events, and with read models that make no progress. The command must end in
+ * time. It must not report ok for a part that it did not compare.
+ *
+ * A worker that is killed in the middle of a verification pass, or of the drift sweep: the next worker goes on there.
  */
 import { execFile } from 'node:child_process';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { afterAll, beforeAll, expect, test } from '@jest/globals';
-import { createPool, type Pool } from '#platform';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { headFiles } from '#audit';
+import { createPostgresEventStore, searchPathOf } from '#eventstore';
+import { createPool, type Pool, systemIds } from '#platform';
+import { READ_MODELS } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
 import { DataDir, newKey, start, welcomeOf } from '../support/processes.js';
@@ -14,6 +21,10 @@ import { paymentOf, PAYMENTS } from '../support/service.js';
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
 const COMMAND_MS = 60_000;
 const PAID = 3;
+/** More payments than a worker compares without a pause, and more of their events than are read at once. */
+const COPIES = 300;
+/** More events than a worker verifies in one page. */
+const NOTES = 4_000;
 
 let dataDir: DataDir;
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -32,17 +43,50 @@ const payfold = (...args: string[]): Promise<{ code: number; stdout: string; std
     );
     child.stdin?.end();
   });
-const verify = async (...more: string[]): Promise<{ code: number; failed: Record<string, string>; seconds: number }> => {
+const verify = async (
+  ...more: string[]
+): Promise<{ code: number; failed: Record<string, string>; details: Record<string, string>; seconds: number }> => {
   const begun = performance.now();
   const { code, stdout } = await payfold('audit', 'verify', ...more);
-  const failed = (JSON.parse(stdout) as Verdict).checks.filter(({ ok }) => !ok).map(({ name, detail }) => [name, detail] as const);
-  return { code, failed: Object.fromEntries(failed), seconds: (performance.now() - begun) / 1_000 };
+  const { checks } = JSON.parse(stdout) as Verdict;
+  const texts = (some: Verdict['checks']) => Object.fromEntries(some.map(({ name, detail }) => [name, detail]));
+  return { code, failed: texts(checks.filter(({ ok }) => !ok)), details: texts(checks), seconds: (performance.now() - begun) / 1_000 };
+};
+
+/** Appends copies of the newest payment's two events, with ids of their own, and notes of staff. */
+const writeHistory = async (): Promise<void> => {
+  const store = createPostgresEventStore(database.url);
+  const ids = systemIds(() => Date.now());
+  const { rows } = await pool.query<{ stream_id: string }>(
+    `select stream_id from es.events where type = 'PaymentCreated' order by position desc limit 1`,
+  );
+  const model: Parameters<typeof store.append>[2][number][] = [];
+  for await (const { type, v, data, meta } of store.read(rows[0]!.stream_id)) model.push({ id: '', type, v, data, meta });
+  const [, { meta }] = model as [unknown, (typeof model)[number]];
+  for (let copy = 0; copy < COPIES; copy++) {
+    // Each payment has its own references and transactions.
+    const own = model.map((event) => ({
+      ...event,
+      id: ids.uuid(),
+      data: JSON.parse(
+        JSON.stringify(event.data).replaceAll(/"(charge|reversal|transactionId)":"([^"]+)"/g, `"$1":"$2-${copy}"`),
+      ) as typeof event.data,
+    }));
+    await store.append(`payment-${ids.uuid()}`, 'no_stream', own);
+  }
+  for (let note = 0; note < NOTES; note += 100)
+    await store.append(
+      `staff-filler-${note}`,
+      'no_stream',
+      Array.from({ length: 100 }, (_, number) => ({ id: ids.uuid(), type: 'StaffNoted', v: 1, data: { number }, meta })),
+    );
+  await store.close();
 };
 
 beforeAll(async () => {
   dataDir = await DataDir.create();
   database = await freshDatabase();
-  pool = createPool(database.url, { name: 'spec', max: 2 });
+  pool = createPool(database.url, { name: 'spec', max: 2, searchPath: searchPathOf(READ_MODELS) });
   const service = await start('standalone', dataDir, { DATABASE_URL: database.url });
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
   for (let paid = 0; paid < PAID; paid++) {
@@ -54,6 +98,10 @@ beforeAll(async () => {
     expect(answer.status).toBe(200);
   }
   await service.stop();
+  const { rows } = await pool.query<{ payment_id: string }>('select payment_id from payment_list limit 1');
+  // This signs a head.
+  expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', join(dataDir.path, 'proof.json'))).toMatchObject({ code: 0 });
+  await writeHistory();
   // A worker signs a head when it starts.
   expect((await verify()).failed).toEqual({});
   const again = await start('standalone', dataDir, { DATABASE_URL: database.url });
@@ -65,6 +113,129 @@ afterAll(async () => {
   await pool.end();
   await dataDir.remove();
   await database.drop();
+});
+
+describe('from a signed head', () => {
+  const first = () => headFiles(join(dataDir.data, 'heads'))[0]!;
+  test('only what came after it is read and compared', async () => {
+    const { rows } = await pool.query<{ entries: string }>('select count(*) as entries from journal_entry where payment_id is not null');
+    const everything = await verify('--full');
+    expect(everything).toMatchObject({ code: 0, failed: {} });
+    expect(everything.details['read models']).toContain(` ${PAID + COPIES} payments `);
+    expect(everything.details.journal).toBe(`${rows[0]!.entries} entries equal their replay`);
+    const { code, failed, details } = await verify('--from-head', first());
+    const size = Number(readFileSync(first(), 'utf8').split('\n')[1]);
+    expect({ code, failed }).toEqual({ code: 0, failed: {} });
+    expect(details.events).toBe(`${end - size} events after the first ${size} are those that were sealed`);
+    expect(Number(/of (\d+) changed payments/.exec(details['read models']!)![1])).toBeGreaterThanOrEqual(COPIES);
+
+    const dataOf = async () => (await pool.query<{ data: string }>('select data::text from es.events where position = $1', [size + 1])).rows[0]!.data;
+    const kept = await dataOf();
+    await pool.query(`update es.events set data = '{}' where position = $1`, [size + 1]);
+    expect((await verify('--from-head', first())).failed).toMatchObject({
+      events: expect.stringMatching(/^the event at position 0*\d+ .* was changed/),
+      'read models': expect.stringMatching(/its events cannot be replayed/),
+    });
+    await pool.query('update es.events set data = $2::json where position = $1', [size + 1, kept]);
+  });
+
+  test('a file that is missing, a foreign head, a head of other tiles and one beyond the log are refused in one line', async () => {
+    const refused = async (file: string, ...more: string[]) => {
+      const { code, stderr, stdout } = await payfold('audit', 'verify', '--from-head', file, ...more);
+      return { code, stderr, envelope: JSON.parse(stdout) as unknown };
+    };
+    const envelope = expect.objectContaining({ success: false }) as unknown;
+    const line = (text: string) => expect.stringMatching(new RegExp(`^error: [^\n]*${text}[^\n]*\n$`)) as unknown;
+    expect(await refused(join(dataDir.path, 'none.head'))).toEqual({ code: 2, stderr: line('none.head cannot be read \\(ENOENT\\)'), envelope });
+    expect(await refused(first(), '--full')).toMatchObject({ code: 2, envelope });
+    const foreign = join(dataDir.path, 'foreign.head');
+    writeFileSync(foreign, readFileSync(first(), 'utf8').replaceAll('payfold/log/', 'payfold/log/other-'));
+    expect(await refused(foreign)).toEqual({ code: 1, stderr: line('this head cannot be trusted: no key of this log signed it'), envelope });
+
+    const turned = () => pool.query('update log_tile set hashes = set_byte(hashes, 3, get_byte(hashes, 3) # 1) where level = 0 and number = 0');
+    await turned();
+    expect(await refused(first())).toEqual({ code: 1, stderr: line('the stored tiles are not those over which this head was signed'), envelope });
+    await turned();
+
+    const resize = (size: number) => pool.query('update log_state set size = $1', [size]);
+    await resize(5);
+    expect(await refused(first())).toEqual({ code: 1, stderr: line('signed over \\d+ events; only 5 are sealed now'), envelope });
+    await resize(end);
+    expect((await verify('--from-head', first())).failed).toEqual({});
+  });
+});
+
+/**
+ * Lets a worker run until it stores its progress for the second time. A trigger writes each stored progress down, and holds the second one until the
+ * worker is killed. Then another worker runs. Returns the values before and after the kill.
+ */
+const killedInTheMiddle = async (table: string, value: string, ends: () => Promise<unknown>): Promise<{ before: string[]; after: string[] }> => {
+  await pool.query(`
+    create table public.seen (id serial, value text);
+    create function public.note_progress() returns trigger language plpgsql as $$
+    begin
+      if (${value}) is null or (${value}) is not distinct from (${value.replaceAll('new.', 'old.')}) then return new; end if;
+      if (select count(*) from public.seen) = 1 then perform pg_advisory_xact_lock(4711); end if;
+      insert into public.seen (value) values (${value});
+      return new;
+    end $$;
+    create trigger note_progress before update on ${table} for each row execute function public.note_progress()`);
+  const lock = `select from pg_locks where locktype = 'advisory' and objid = 4711`;
+  const env = { DATABASE_URL: database.url, SIMULATOR_URL: 'http://127.0.0.1:9' };
+  const held = await pool.connect();
+  try {
+    await held.query('select pg_advisory_lock(4711)');
+    const doomed = await start('worker', dataDir, env);
+    await eventually(async () => (await pool.query(`${lock} and not granted`)).rowCount === 1).finally(() => doomed.killTree());
+    await held.query('select pg_advisory_unlock(4711)');
+  } finally {
+    held.release(true);
+  }
+  await eventually(async () => (await pool.query(lock)).rowCount === 0);
+  await pool.query(`insert into public.seen (value) values ('killed'); update ${table} set busy_until = null`);
+  const next = await start('worker', dataDir, env);
+  await eventually(ends).finally(() => next.stop());
+  const all = (await pool.query<{ value: string }>('select value from public.seen order by id')).rows.map((row) => row.value);
+  await pool.query(`drop trigger note_progress on ${table}; drop function public.note_progress; drop table public.seen`);
+  return { before: all.slice(0, all.indexOf('killed')), after: all.slice(all.indexOf('killed') + 1) };
+};
+
+test('a full pass whose worker is killed goes on after the last page; no payment and no entry counts twice', async () => {
+  await pool.query(`update verify_pass set due_at = case pass when 'full' then now() else now() + interval '1 day' end`);
+  const ended = async () => (await pool.query(`select from verify_pass where pass = 'full' and finished_at is not null`)).rowCount === 1;
+  const progress = `case when new.state->'pass'->>'step' = 'payments' and new.state->'pass'->>'payments' <> '0' then new.state->'pass'->>'payments' end`;
+  const { before, after } = await killedInTheMiddle('verify_pass', progress, ended);
+  const numbers = [...before, ...after].map(Number);
+  expect(before.length).toBeGreaterThan(0);
+  expect(after.length).toBeGreaterThan(1);
+  expect(numbers).toEqual([...new Set(numbers)].sort((a, b) => a - b));
+  const { rows } = await pool.query<{ checks: Verdict['checks'] }>(`select checks from verify_pass where pass = 'full'`);
+  const details = Object.fromEntries(rows[0]!.checks.map(({ name, detail }) => [name, detail]));
+  const { rows: counted } = await pool.query<{ entries: string }>('select count(*) as entries from journal_entry');
+  expect(rows[0]!.checks.every(({ ok }) => ok)).toBe(true);
+  expect(details).toMatchObject({
+    events: `${end} events are those that were sealed`,
+    'read models': `the list and the settlement of ${PAID + COPIES} payments equal their replay`,
+    journal: `${counted[0]!.entries} entries equal their replay`,
+  });
+  expect(readFileSync(join(dataDir.data, 'verified.head'), 'utf8').split('\n')[1]).toBe(String(end));
+});
+
+test('a sweep whose worker is killed goes on after the last events; each difference is there once', async () => {
+  const { rows } = await pool.query<{ status: string; payment_id: string }>(
+    'select payment_id, status from payment_list order by payment_id limit 1',
+  );
+  await pool.query(`update payment_list set status = 'failed' where payment_id = $1`, [rows[0]!.payment_id]);
+  await pool.query(`update drift_sweep set position = '', busy_until = null`);
+  const level = async () =>
+    (await pool.query(`select from drift_sweep where position = $1 and busy_until <= now()`, [String(end).padStart(20, '0')])).rowCount === 1;
+  const { before, after } = await killedInTheMiddle('drift_sweep', `nullif(new.position, '')`, level);
+  expect(before.length).toBeGreaterThan(0);
+  expect(after.length).toBeGreaterThan(0);
+  expect([...before, ...after]).toEqual([...new Set([...before, ...after])].sort());
+  expect((await pool.query('select payment_id, kind from drift_difference')).rows).toEqual([{ payment_id: rows[0]!.payment_id, kind: 'list' }]);
+  await pool.query('update payment_list set status = $2 where payment_id = $1', [rows[0]!.payment_id, rows[0]!.status]);
+  await pool.query('truncate drift_difference');
 });
 
 test('a read model that cannot go on is waited for as long as the option says; a stopped one not at all; neither is called ok', async () => {
