@@ -1,5 +1,5 @@
 /**
- * Checks the journal as a whole: the number of its entries, that each balances, and the sums that it keeps beside them.
+ * Checks the journal as a whole: the number of its entries, that each balances, and the sums and parts of days that it keeps beside them.
  *
  * The sums of a day are compared with the entries that were recorded on that day. The entries are read in pieces. The last piece of a day is read in
  * one snapshot with the day's sums, because the journal goes on. The balances of all accounts are compared with the sums of all days.
@@ -57,15 +57,21 @@ export const checkBooks = async function* (db: Pool, query: BooksQuery): AsyncGe
   while (place.day === null) {
     const { position, entries } = place.counted;
     const next = (await endOfPiece(db, position, until)) ?? until;
-    const { rows } = await db.query<{ count: string }>('select count(*) as count from journal_entry where position > $1 and position <= $2', [
-      position,
-      next,
-    ]);
+    const { rows } = await db.query<{ count: string; outside: string | null }>(
+      `select count(*) as count, min(position) filter (where d.booked_on is null) as outside
+       from journal_entry e left join journal_day d on d.booked_on = e.booked_at::date and d.recorded_on = e.recorded_at::date
+         and e.position between d.first_position and d.last_position
+       where position > $1 and position <= $2`,
+      [position, next],
+    );
+    const { outside } = rows[0]!;
     const counted = { position: next, entries: entries + Number(rows[0]!.count) };
     const isLast = next >= until;
     place = { counted, day: isLast ? '' : null };
     const right = !isLast || counted.entries === expected;
-    yield { place, wrong: right ? [] : [wrongSum(countMessage(after, counted.entries, expected))] };
+    const wrong = right ? [] : [wrongSum(countMessage(after, counted.entries, expected))];
+    if (outside !== null) wrong.push({ message: 'an entry lies outside of the part of the journal that is read for its day', position: outside });
+    yield { place, wrong };
   }
   for (const day of await daysToCompare(db, after, full)) {
     if (day <= place.day!) continue;

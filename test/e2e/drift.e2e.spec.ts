@@ -266,9 +266,9 @@ describe('drift', () => {
       await signLog(service.services.seal);
       const days = (await sql('select distinct recorded_on::text as day from journal_total order by day')).rows as { day: string }[];
       expect(days.length).toBeGreaterThan(1);
-      const changed = async (table: string, condition: string) => {
+      const changed = async (table: string, condition: string, change = 'debit_cents = debit_cents + 1') => {
         await sql(`create table kept as table ${table}`);
-        await sql(`update ${table} set debit_cents = debit_cents + 1 where ctid = (select ctid from ${table} where ${condition} limit 1)`);
+        await sql(`update ${table} set ${change} where ctid = (select ctid from ${table} where ${condition} limit 1)`);
         try {
           return [await pass('incremental'), await pass('full')] as const;
         } finally {
@@ -283,6 +283,10 @@ describe('drift', () => {
       expect(await changed('journal_balance', 'true')).toEqual([
         { books: expect.stringMatching(/the books sum to 1 cents instead of 0/) as unknown },
         { books: expect.stringMatching(/the balance of \S+ is not the sum of its days/) as unknown },
+      ]);
+      expect(await changed('journal_day', `recorded_on = '${days[0]!.day}'`, 'first_position = last_position')).toEqual([
+        {},
+        { books: expect.stringMatching(/an entry lies outside of the part of the journal that is read for its day \(position \d+/) as unknown },
       ]);
       expect(await pass('incremental')).toEqual({});
       const { rows } = await sql('select checks from verify_pass where pass = $1', 'incremental');

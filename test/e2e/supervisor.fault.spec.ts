@@ -6,6 +6,8 @@
 import { readFileSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import pg from 'pg';
+import { schemaOf } from '#eventstore';
+import { paymentListModel } from '#payments';
 import { freePort } from '#platform';
 import { readRuntime } from '../../apps/data-dir.js';
 import { Partner } from '../../apps/demo/partner.js';
@@ -269,7 +271,7 @@ describe('/metrics of the supervisor', () => {
     await client.connect();
     const open = async () => {
       const { rows } = await client.query<{ n: number }>(
-        'select count(*)::int as n from rm_payment_list_1.payment_list where open_since is not null',
+        `select count(*)::int as n from ${schemaOf(paymentListModel)}.payment_list where open_since is not null`,
       );
       return rows[0]!.n;
     };
