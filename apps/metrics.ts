@@ -279,7 +279,7 @@ const addLedgerMetrics = (shared: Registry, { reactors, pool, seal }: Services):
   });
   new client.Gauge({
     name: 'payfold_verify_failed_checks',
-    help: 'Checks that failed in the last verification pass; absent before the first pass',
+    help: 'Checks that failed in the last verification pass; absent until a pass is due',
     labelNames: ['pass'],
     registers,
     async collect() {
@@ -288,7 +288,7 @@ const addLedgerMetrics = (shared: Registry, { reactors, pool, seal }: Services):
   });
   new client.Gauge({
     name: 'payfold_verify_last_run_seconds',
-    help: 'How long ago a verification pass last ended; absent before the first pass',
+    help: 'How long ago a verification pass last ended; absent until a pass is due',
     labelNames: ['pass'],
     registers,
     async collect() {

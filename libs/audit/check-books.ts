@@ -105,7 +105,9 @@ const endOfPiece = async (db: Queryable, after: string, until: string): Promise<
 /** Days on which entries were recorded, ascending. All days of the sums; or the days since the first entry after `after`. */
 const daysToCompare = async (db: Queryable, after: string, full: boolean): Promise<string[]> => {
   const { rows } = full
-    ? await db.query<{ day: string }>('select distinct recorded_on::text as day from journal_total order by day')
+    ? await db.query<{ day: string }>(
+        'select recorded_on::text as day from journal_total union select recorded_on::text from journal_day order by day',
+      )
     : await db.query<{ day: string }>(
         `select day::date::text as day from generate_series(
            (select (recorded_at - interval '${CLOCKS_DIFFER}')::date from journal_entry where position > $1 order by position, number limit 1),

@@ -572,13 +572,21 @@ export const checkOtherEntries = async function* (ports: DriftPorts, after: stri
   const { policies } = await readCheckpoints(ports);
   const streamPrefixes = ['settlement-', 'exception-', 'adjustment-'];
   for await (const events of store.readAll((after || null) as Position | null, { until: until as Position, streamPrefixes })) {
-    const expected = events.flatMap((recorded) => journalise(recorded, null, policyAt(policies, recorded.position)).entries);
+    const differences: Difference[] = [];
+    const differs = (position: string, message: string) => void differences.push({ kind: 'journal', paymentId: null, position, message });
+    const expected = events.flatMap((recorded) => {
+      try {
+        return journalise(recorded, null, policyAt(policies, recorded.position)).entries;
+      } catch (error) {
+        differs(recorded.position, `the event cannot be posted again: ${(error as Error).message}`);
+        return [];
+      }
+    });
     const stored = await entriesAt(
       db,
       events.map(({ position }) => position),
     );
-    const differences: Difference[] = [];
-    compareEntries(expected, stored, (position, message) => differences.push({ kind: 'journal', paymentId: null, position, message }));
+    compareEntries(expected, stored, differs);
     yield { position: events.at(-1)!.position, differences, entries: expected.length };
   }
 };

@@ -7,6 +7,7 @@
  * A pass is done in pages. Its state is plain JSON, so another process can go on after the last page whose state was stored. No transaction lasts
  * longer than a page.
  */
+import { UnreadableEvent } from '#eventstore';
 import { type Check, verifyPeriods } from '#ledger';
 import type { Pool } from '#platform';
 import { type BooksPlace, checkBooks } from './check-books.js';
@@ -55,6 +56,8 @@ export interface PassState {
   readonly lastPayment: string | null;
   payment: string | null;
   payments: number;
+  /** Of these payments of a full pass, the number whose stream begins in the verified part of the log. */
+  begun: number;
   /** Settlement, exceptions and adjustments were compared up to this position. */
   others: string;
   /** Number of journal entries that follow from the events. */
@@ -95,6 +98,7 @@ export const beginPass = async (ports: PassPorts, from: LogPlace | null, end: Lo
     lastPayment: from === null ? await newestPaymentId(ports.db) : null,
     payment: null,
     payments: 0,
+    begun: 0,
     others: begin.position,
     entries: 0,
     books: null,
@@ -147,6 +151,7 @@ const STEPS: Readonly<Record<Exclude<PassStep, 'done'>, Step>> = {
       const { entries, differences } = await checkRead(ports, page, { since: '', after: '', until: state.journal });
       await report(state, options, page.ids, differences);
       state.payments += page.ids.length;
+      state.begun += page.streams.filter(([event]) => event && event.position <= state.log.end.position).length;
       state.entries += entries;
       state.payment = page.ids.at(-1)!;
       options.onProgress?.('payments', state.payments);
@@ -154,7 +159,7 @@ const STEPS: Readonly<Record<Exclude<PassStep, 'done'>, Step>> = {
       yield;
     }
     const { payments: streams } = state.log;
-    if (streams > state.payments) find(state.found.models, `the log holds ${streams} payments, list and journal know ${state.payments}`);
+    if (streams > state.begun) find(state.found.models, `the log holds ${streams} payments, list and journal know ${state.begun}`);
     state.step = 'entries';
     yield;
   },
@@ -185,7 +190,10 @@ const STEPS: Readonly<Record<Exclude<PassStep, 'done'>, Step>> = {
   },
 
   periods: async function* (ports, state, { goOn }) {
-    const { ok, detail } = await verifyPeriods(ports, { after: state.log.from.position, ...(goOn && { goOn }) });
+    const { ok, detail } = await verifyPeriods(ports, { after: state.log.from.position, ...(goOn && { goOn }) }).catch((error: unknown) => {
+      if (!(error instanceof UnreadableEvent)) throw error;
+      return { ok: false, detail: error.message };
+    });
     if (!ok) find(state.found.periods, detail);
     state.periods = detail;
     state.step = 'done';

@@ -86,9 +86,12 @@ export const runDuePasses = async (work: PassWork): Promise<void> => {
   const { rows } = await db.query<{ pass: PassName; is_new: boolean }>(
     'select pass, due_at is null as is_new from verify_pass where due_at is null or due_at <= now() order by due_at, pass',
   );
+  const failures: unknown[] = [];
   for (const { pass, is_new } of rows)
     if (is_new) await db.query('update verify_pass set due_at = $2 where pass = $1 and due_at is null', [pass, nextPass(pass, now())]);
-    else await new ScheduledPass(work, pass, ids.uuid()).run();
+    // A pass that fails must not keep the other one from running.
+    else await new ScheduledPass(work, pass, ids.uuid()).run().catch((error: unknown) => failures.push(error));
+  if (failures.length > 0) throw failures[0];
 };
 
 class ScheduledPass {
@@ -211,16 +214,17 @@ const writeVerified = (file: string, note: string): void => {
 
 export interface PassFigures {
   readonly pass: PassName;
-  /** Seconds since a pass last ended. */
+  /** Seconds since a pass last ended, or since the first one was due. */
   readonly lastRunSeconds: number;
   /** Number of checks that failed in the last pass. */
   readonly failedChecks: number;
 }
 
-/** For metrics: the passes that have ended at least once. */
+/** For metrics: the passes that have ended at least once, or are due. */
 export const passFigures = async (db: Queryable): Promise<PassFigures[]> => {
   const { rows } = await db.query<{ pass: PassName; seconds: string; failed: number }>(
-    'select pass, extract(epoch from now() - finished_at) as seconds, failed_checks as failed from verify_pass where finished_at is not null',
+    `select pass, extract(epoch from now() - coalesce(finished_at, due_at)) as seconds, coalesce(failed_checks, 0) as failed
+     from verify_pass where coalesce(finished_at, due_at) <= now()`,
   );
   return rows.map(({ pass, seconds, failed }) => ({ pass, lastRunSeconds: Number(seconds), failedChecks: failed }));
 };

@@ -19,7 +19,7 @@ export {
   UnreadableStream,
 } from './event-store.js';
 export { type Examined, examineLog, isWhole, unheldMarks } from './examine.js';
-export { defineEvents, type DomainEvent, type EventTypes } from './events.js';
+export { defineEvents, type DomainEvent, type EventTypes, UnreadableEvent } from './events.js';
 export { hostsOf, storeAddress, withAddress } from './hosts.js';
 export { INSTALLATION_STREAM, installationEvents, installationIn, type SealedPlace } from './installation.js';
 export {

@@ -59,7 +59,8 @@ const INDEXES = `
   create index journal_entry_recorded on journal_entry using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
   create index journal_entry_effective on journal_entry using brin (effective_at) with (pages_per_range = 16, autosummarize = on);
   create index journal_entry_booked on journal_entry using brin (booked_at) with (pages_per_range = 16, autosummarize = on);
-  create index journal_total_booked on journal_total (booked_on)`;
+  create index journal_total_booked on journal_total (booked_on);
+  create index journal_total_recorded on journal_total (recorded_on)`;
 
 /** How long the projection may gather events. Reports do not show this delay: each report first brings the journal up to date. */
 const GATHER_MS = 500;
