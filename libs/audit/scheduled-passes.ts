@@ -4,7 +4,8 @@
  * After each page, the state of the pass is stored in its row. If the worker dies, the next one goes on after that page.
  *
  * A good pass ends at a signed head, and writes this head to a file outside the database. The next incremental pass begins at the head in this file.
- * So a change of a row cannot make a pass leave anything out that an earlier pass has not verified.
+ * The stored state carries a MAC under a key of the service. So a change of a row cannot make a pass leave anything out that an earlier pass has not
+ * verified: a pass whose state was changed begins again, and says so.
  */
 import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -77,6 +78,11 @@ interface StoredState {
   readonly note: string | null;
 }
 
+/** As it lies in the row of the pass. */
+interface KeptState extends StoredState {
+  readonly mac: string;
+}
+
 /** The lease was lost, or `goOn` returned false. */
 class PassInterrupted extends Error {}
 
@@ -107,15 +113,18 @@ class ScheduledPass {
 
   async run(): Promise<void> {
     const { work, pass } = this;
-    const { rows } = await work.db.query<{ state: StoredState | null }>(
+    const { rows } = await work.db.query<{ state: KeptState | null }>(
       `update verify_pass set holder = $2, busy_until = now() + $3::int * interval '1 second'
        where pass = $1 and due_at <= now() and (busy_until is null or busy_until < now()) returning state`,
       [pass, this.holder, LEASE_SECONDS],
     );
     if (!rows[0]) return;
     try {
-      const state = rows[0].state ?? (await this.begin());
+      const kept = rows[0].state;
+      const isChanged = kept !== null && !work.keys.kids.some((kid) => this.macOf(kept, kid) === kept.mac);
+      const state = kept && !isChanged ? kept : await this.begin();
       if (!state) return;
+      if (isChanged) find(state.pass.log.found.heads, 'the stored state of this pass was changed by another program; the pass began again');
       const failed = new Set<string>();
       const options = {
         eventsAtOnce: EVENTS_AT_ONCE,
@@ -185,7 +194,12 @@ class ScheduledPass {
   }
 
   private async store(state: StoredState): Promise<void> {
-    await this.renew('state = $4, ', [JSON.stringify(state)]);
+    const kept: KeptState = { ...state, mac: this.macOf(state, this.work.keys.current) };
+    await this.renew('state = $4, ', [JSON.stringify(kept)]);
+  }
+
+  private macOf({ pass: state, note }: StoredState, kid: string): string {
+    return this.work.keys.mac('verify-pass', JSON.stringify([this.pass, state, note]), kid).toString('base64url');
   }
 
   private async goOn(): Promise<void> {

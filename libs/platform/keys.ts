@@ -20,6 +20,7 @@ export type Purpose =
   | 'secret'
   | 'csrf'
   | 'log-head'
+  | 'verify-pass'
   | 'webhook-listen'
   | 'checkout';
 
