@@ -292,6 +292,11 @@ describe('drift', () => {
       const { rows } = await sql('select checks from verify_pass where pass = $1', 'incremental');
       expect(JSON.stringify(rows)).toMatch(/events after the first \d+ are those that were sealed/);
     });
+    test('a pass whose stored state was changed begins again and says so', async () => {
+      await sql(`update verify_pass set state = '{"pass": {"full": true, "step": "done"}, "note": null, "mac": ""}' where pass = 'full'`);
+      expect(await pass('full')).toEqual({ heads: expect.stringMatching(/the stored state of this pass was changed/) as unknown });
+      expect(await pass('full')).toEqual({});
+    });
   });
   test('a service in motion is no difference', async () => {
     const { client } = day.partner;
