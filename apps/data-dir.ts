@@ -4,8 +4,8 @@
  * The service waits for a command that holds the lock, and a command waits for the service. A second service is refused.
  *
  * Node has no flock, so a process takes the lock with a hard link named `lock`, which only one process can make. The lock holds the pid and the start
- * time of its holder, and the name of its command. A killed process leaves its lock behind. Another process may get the same pid, but its start time differs, so the lock is known
- * to be stale.
+ * time of its holder, and the name of its command. A killed process leaves its lock behind. Another process may get the same pid, but its start time
+ * differs. So the lock is known to be stale.
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
@@ -39,7 +39,7 @@ export const readRuntime = (dataDir: string): Runtime | null => {
 /** The process that holds the lock. */
 export interface Holder {
   readonly pid: number;
-  /** The command that it runs, such as `settlement close`. null: it is a service. */
+  /** The command that the process runs, such as `settlement close`. null: the process is a service. */
   readonly command: string | null;
 }
 
@@ -89,15 +89,15 @@ const take = (file: string, mine: string): Holder | null => {
   }
 };
 
-/** How often the service looks whether the command that holds the lock has ended. */
+/** While a command holds the lock, the service tries to take it this often. */
 const COMMAND_POLL_MS = 100;
-/** While the service waits for a command, it says so again after this time. */
+/** While the service waits for a command, it reports the wait again after this time. */
 const STILL_WAITING_MS = 30_000;
 
 /**
- * Takes the lock for the service. Waits without a limit for commands that hold it, since a start that gives up leaves the service down until a person
- * comes. `onWait` is called for each command, and every 30 s. If another service holds the lock, throws an error with a one-line message. If `stop`
- * aborts, throws.
+ * Takes the lock for the service. If a command holds it, waits without a limit: a start that gives up would leave the service down until a person
+ * acts. `onWait` is called for each command, and again every 30 s. If another service holds the lock, throws an error with a one-line message. If
+ * `stop` aborts, throws.
  */
 export const lockForService = async (dataDir: string, onWait: (holder: Holder) => void, stop: AbortSignal): Promise<() => void> => {
   for (let [waitingFor, saidAt] = [0, 0]; ;) {

@@ -133,7 +133,7 @@ describe('a service that finds the lock taken', () => {
       expect(waitedFor).toEqual([]);
     }
   });
-  test('hears a stop while it waits', async () => {
+  test('ends its wait at a stop', async () => {
     const { release } = command();
     const stop = new AbortController();
     const { waitedFor, locked } = waits(stop.signal);

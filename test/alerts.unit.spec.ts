@@ -1,5 +1,5 @@
 /**
- * The alert rules, the dashboard and the documentation name metrics as the code declares them. Each rule leads to a chapter of docs/operations.md.
+ * The alert rules, the dashboard and the documentation name only metrics that the code declares. Each rule names a chapter of docs/operations.md.
  * supervisor.fault.spec compares the declared metrics with what a service prints.
  */
 import { readFileSync } from 'node:fs';
@@ -66,7 +66,7 @@ describe('alert rules', () => {
       expect([...operations.matchAll(/^#+ (.*)$/gm)].map(([, heading]) => heading!.toLowerCase().replaceAll(' ', '-'))).toContain(chapter);
     },
   );
-  test('each name is there once, and docs/operations.md lists it', () => {
+  test('have unique names, and docs/operations.md lists each', () => {
     const names = rules.map(({ alert }) => alert);
     expect(new Set(names).size).toBe(names.length);
     for (const name of names) expect(operations).toContain(`\`${name.replace('Payfold', '')}\``);

@@ -1,9 +1,9 @@
 /**
  * The supervisor behind `npm start`. It runs Postgres, the sandbox processor, the API and the worker as processes.
  *
- * Start: the supervisor waits for a command that uses `DATA_DIR`. Postgres and the processor start first, then the API and the worker. The first of these two brings the schema up to date under a lock. When
- * both are ready, the worker makes the sandbox's first account. The first start of each process must succeed. Later, a child that ends is started
- * again at the same address.
+ * Start: if a command uses `DATA_DIR`, the supervisor waits for it. Postgres and the processor start first, then the API and the worker. Of these two,
+ * the faster one brings the schema up to date under a lock. When both are ready, the worker makes the sandbox's first account. The first start of each
+ * process must succeed. Later, a child that ends is started again at the same address.
  *
  * A stop during the start ends the children that are starting, then everything that was started.
  *
@@ -137,7 +137,7 @@ const childRestarts = new client.Counter({
   labelNames: ['child'],
   registers: [ours],
 });
-/** Begins to count the restarts of a child at 0. Returns the function that counts one. */
+/** Sets the count of a child's restarts to 0, so that it is shown before the first. Returns the function that counts one. */
 const restarts = (child: string): (() => void) => {
   childRestarts.inc({ child }, 0);
   return () => childRestarts.inc({ child });

@@ -20,9 +20,9 @@ const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 /** Time between two signed heads. A loss of events after the newest signed head is not visible in any head. */
 const HEAD_EVERY_MS = 60_000;
 const DRIFT_EVERY_MS = 5_000;
-/** How often a worker looks whether a verification pass is due, or was left by a worker that died. */
+/** How often a worker looks for a verification pass that is due, or that a dead worker has left. */
 const VERIFY_EVERY_MS = 60_000;
-/** The sweep and the passes pause this long after 40 payments. So they compare some 150 payments a second, at little CPU time. */
+/** Pause of the sweep and of the passes after every 40 payments. So each compares at most 160 payments a second. */
 const COMPARE_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
@@ -114,7 +114,7 @@ const signHeads = async ({ seal, log }: Services): Promise<void> => {
   }
 };
 
-/** Pauses. False: the worker stops, or the store has an incident. */
+/** Pauses. Returns false if the worker must stop, or if the store has an incident. */
 const pauseOrStop = async ({ clock, ownLog }: Services, stop: AbortSignal): Promise<boolean> => {
   await clock.sleep(COMPARE_PAUSE_MS, stop);
   return !stop.aborted && !ownLog.incident;
@@ -134,7 +134,7 @@ const lookForDrift = async (services: Services, stop: AbortSignal): Promise<void
   }
 };
 
-/** Runs the verification passes that are due. A check that fails is an alarm. */
+/** Runs the verification passes that are due. Logs each check that fails as an error. */
 const verifyWhatIsDue = async (services: Services, stop: AbortSignal): Promise<void> => {
   const { seal, clock, ids, log } = services;
   await runDuePasses({

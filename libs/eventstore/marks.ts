@@ -113,8 +113,8 @@ export interface MarkBookOptions {
 }
 
 /**
- * Files of other processes are read at most this often. Each process also writes its marks to its row, and rows are read each time. Files only show
- * what a restored database does not.
+ * The mark files of other processes are read again after this time. Each process also writes its marks to its row, and every check reads the rows. The
+ * files only add marks that a restored database has lost.
  */
 const FILES_FRESH_MS = 200;
 

@@ -62,7 +62,7 @@ export interface LogGate {
   verified(intent: Position | null): Promise<void>;
   /**
    * Proves that the events which were just read belong to this log. `last`: the last of them; null: only the end of the log was read. Call it before
-   * rows are made from them. False: the log does not hold `last`. Another log was in its place during the read, so read again. Throws as
+   * rows are made from these events. False: the log does not hold `last`, because another log answered the read. Read again. Throws as
    * {@link verified}.
    */
   verifiedRead(last: Mark | null): Promise<boolean>;
@@ -79,7 +79,7 @@ export class OwnLog implements EventStore, LogGate {
   /** `known`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
   private known: Pick<Known, 'marks' | 'checkpoints'> = { marks: [], checkpoints: [] };
   private found: ReadonlySet<string> = new Set();
-  /** Events that were read, whose readers wait for a check. */
+  /** The last events of reads that wait for a check. */
   private readonly reads = new Set<{ readonly mark: Mark; isHeld: boolean }>();
   private wholeAt = Number.NEGATIVE_INFINITY;
   private headAt = Number.NEGATIVE_INFINITY;
@@ -199,7 +199,7 @@ export class OwnLog implements EventStore, LogGate {
     // `whole`: also check the identity and the end of the log. If the log has a confirmed mark, it is ours and was not cut. So with a confirmed mark,
     // identity and end are checked less often. A mark that was only acknowledged proves nothing: another log may have acknowledged it.
     const whole = !own.some(({ confirmed }) => confirmed) || begun - this.wholeAt >= this.checkEveryMs / 2;
-    // The book is read at each check. A virtual machine that was suspended cannot tell how old a copy of it is.
+    // Each check reads the book. A virtual machine that was suspended cannot tell how old its copy of the book is.
     const reads = [...this.reads];
     const marks = [...own, ...reads].map(({ mark }) => mark);
     const [known, missing, other] = await Promise.all([book.read(), store.missing(marks), whole ? this.otherLog() : null]);

@@ -151,7 +151,7 @@ describe('a log that is not ours, or not whole', () => {
     await expect(b.verified(null)).rejects.toThrow(StoreIncident);
   });
 
-  test('events that another log has answered are named as such when the right log is back, and open no incident', async () => {
+  test('if another log answers a read and the right log is back, the events are refused and no incident is opened', async () => {
     const own = await openLog();
     const other = await earlierCopy(bare, 1);
     await Promise.all([append(own), append(other)]);

@@ -139,8 +139,8 @@ export class ProjectionFailed extends Error {
 }
 
 /**
- * The worker must begin again at the checkpoint. Either it no longer owns the checkpoint: another worker took over, or the checkpoint was reset or
- * restored. Or the events that it has read are not in the log.
+ * The worker must begin again at the checkpoint, for one of two reasons. It no longer owns the checkpoint: another worker took over, or the checkpoint
+ * was reset or restored. Or the events that the worker has read are not in the log.
  */
 class Lost extends Error {}
 

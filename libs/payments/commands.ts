@@ -208,7 +208,7 @@ const mayBeLost = async ({ ownLog }: PaymentPorts): Promise<boolean> => {
 
 /**
  * The payment from its stream or from its row in the list: the one with the higher revision. The stream and the row may be lost, or belong to another
- * log. If one of them cannot be read, throws the error of an incident: the other alone may be older than an earlier answer (C48).
+ * log. If one of them cannot be read, throws the error of an incident, because the other one may be older than an earlier answer (C48).
  */
 const furthest = async ({ ports, list }: PaymentServices, paymentId: string): Promise<{ readonly payment: Payment }> => {
   const [stream, [row]] = await Promise.all([ports.streams.load(paymentId), list.rows.read([paymentId])]).catch(() => {

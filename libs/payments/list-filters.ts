@@ -30,7 +30,7 @@ const CONDITIONS: { readonly [Name in keyof Conditional]: (value: NonNullable<Co
 export const setFilters = (filters: ListFilters): Partial<ListFilters> =>
   Object.fromEntries(Object.entries(filters).filter(([, value]) => value !== null));
 
-/** The conditions of all filters but the status. */
+/** The SQL conditions of all filters except the status. */
 export const conditionsOf = (filters: Conditional, bind: Bind): string[] => {
   const condition = <Name extends keyof Conditional>(name: Name): string[] => {
     const value = filters[name];

@@ -1,4 +1,4 @@
-/** Tests what the read model of staff finds: tasks that wait for a decision, and who did what. */
+/** Tests the read model of staff's work: tasks that wait for a decision, and the actions of staff. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { memoryEventStore, type NewEvent, type Origin, type Recorded } from '#eventstore';
 import { type Json, systemClock } from '#kernel';

@@ -1,6 +1,6 @@
 /**
- * What people did, and what waits for them: a read model of all events that staff or operators caused, and of the tasks that only a person may
- * decide. It reads the whole log, so that reports and figures need not.
+ * The read model of staff's work: all events that staff or operators caused, and the tasks that only a person may decide. It follows the whole log, so
+ * that reports and figures need not read the log.
  */
 import { type EventStore, type ReadModel, type Recorded } from '#eventstore';
 import { fold, type Json } from '#kernel';
@@ -80,8 +80,8 @@ export interface OpenStaffTasks {
 }
 
 /**
- * For metrics: the open tasks that a decision ends, by reason. Tasks about a rejected settlement stay open for ever, so they are not counted. Reads
- * only payments that are open.
+ * For metrics: the open tasks that a decision ends, by reason. Tasks about a rejected settlement stay open for ever, so they are not counted.
+ * Reads only open payments.
  */
 export const openStaffTasks = async (db: Queryable): Promise<readonly OpenStaffTasks[]> => {
   const { rows } = await db.query<{ task: StaffTaskReason; count: string; oldest: string }>(

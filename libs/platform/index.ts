@@ -1,7 +1,7 @@
 export { batched, Convoy, shared } from './batch.js';
 export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 export { type Config, ConfigError, type Network, readConfig, type WebhookSettings } from './config.js';
-// The envelope is only text. Behind #platform/http, every process would load the HTTP server and its validators for it.
+// Exported here and not from #platform/http, which would load the HTTP server and its validators into every process.
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';
 export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';

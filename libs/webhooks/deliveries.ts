@@ -369,7 +369,10 @@ export const listDeliveries = async (db: Queryable, { state, accountId, endpoint
   return rows.map(toRow);
 };
 
-/** SQL for the ids of the newest deliveries of the state $1, the account $2 and the endpoint $3, if not null. $4: all states. An endpoint belongs to one account. */
+/**
+ * SQL for the ids of the newest deliveries of the state $1, the account $2 and the endpoint $3. Each of them may be null: all. $4: all states. $5: the
+ * limit.
+ */
 const NEWEST = `
   select range.id from webhook_endpoint e
   cross join unnest(case when $1::text is null then $4::text[] else array[$1] end) as s (state)

@@ -2,7 +2,7 @@
  * `payfold audit verify` from a signed head, on a log that lost its last events, and with read models that make no progress. The command must end in
  * time. It must not report ok for a part that it did not compare.
  *
- * A worker that is killed in the middle of a verification pass, or of the drift sweep: the next worker goes on there.
+ * If a worker is killed in the middle of a verification pass or of the drift sweep, the next worker goes on there.
  */
 import { execFile } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
@@ -221,7 +221,7 @@ test('a full pass whose worker is killed goes on after the last page; no payment
   expect(readFileSync(join(dataDir.data, 'verified.head'), 'utf8').split('\n')[1]).toBe(String(end));
 });
 
-test('a sweep whose worker is killed goes on after the last events; each difference is there once', async () => {
+test('a sweep whose worker is killed goes on after the last events; each difference is stored once', async () => {
   const { rows } = await pool.query<{ status: string; payment_id: string }>(
     'select payment_id, status from payment_list order by payment_id limit 1',
   );

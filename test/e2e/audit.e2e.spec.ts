@@ -491,7 +491,7 @@ test('metrics show drift, seal, signatures and suspense', async () => {
     expect(await value('payfold_drift_differences')).toBe(1);
     await pool.query(`truncate drift_difference; update drift_sweep set completed_at = now() - interval '1 hour'`);
     expect(Math.round((await value('payfold_drift_last_run_seconds')) / 60)).toBe(60);
-    // The worker may move the place of the sweep between these calls. Then the calls are repeated.
+    // Between these calls the sweep may go on. Then the calls are repeated.
     await eventually(async () => {
       await pool.query(`update drift_sweep set position = '', busy_until = now() + interval '1 minute'`);
       return (await value('payfold_drift_oldest_seconds')) > 0;

@@ -923,7 +923,7 @@ test('a database that is away: a page with a way back, and no internal text; the
   }
 });
 
-test('metrics count what became of each checkout, and the calls to the processor by outcome', async () => {
+test('metrics count checkouts and calls to the processor, each by outcome', async () => {
   const { own } = createMetrics(service.services);
   const { one, id } = await begun();
   await one.pay(id, { card_number: CARD.declined });

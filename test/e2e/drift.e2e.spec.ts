@@ -225,7 +225,7 @@ describe('drift', () => {
       ((await sql('select status from payment_list where payment_id = $1', settledPayment())).rows[0] as { status: string }).status;
     const become = (to: string) => sql(`update payment_list set status = $2 where payment_id = $1`, settledPayment(), to);
 
-    test('the sweep looks at a payment when it changes; a full pass also at one that did not; what is mended is looked at again', async () => {
+    test('the sweep compares a payment that changes, a full pass also one that does not; a payment that differs is compared again', async () => {
       const kept = await status();
       await sweep();
       await become('failed');
@@ -248,7 +248,7 @@ describe('drift', () => {
       expect(await pass('full')).toEqual({});
       expect(await known()).toEqual([]);
     });
-    test('a sweep that is level reads nothing of the log', async () => {
+    test('a sweep at the end of the log reads nothing of it', async () => {
       await sweep();
       let reads = 0;
       const { store } = ports();
@@ -256,7 +256,7 @@ describe('drift', () => {
       expect(await sweepDrift({ ...ports(), store: counting })).toEqual({ differences: [], level: true });
       expect(reads).toBe(0);
     });
-    test('an incremental pass reads what came after the last good one: a sum of its days is proved, one of an older day is left to the full pass', async () => {
+    test('an incremental pass begins at the last good one: it proves the sums of the days since then, and leaves older days to the full pass', async () => {
       await signLog(service.services.seal);
       expect(await pass('full')).toEqual({});
       const { client } = day.partner;

@@ -704,7 +704,7 @@ describe('resolving what recovery must not (C29, C69)', () => {
   });
 });
 
-test('metrics show open exceptions by kind, the age of the last batch, and how long money has waited for the next one', async () => {
+test('metrics show open exceptions by kind, the age of the last batch, and the age of the oldest money without a batch', async () => {
   const { services } = service;
   const { shared, own } = createMetrics(services);
   while ((await services.openExceptions()) > 0);

@@ -293,7 +293,7 @@ describe('the second start', () => {
   });
 });
 
-describe('a command that uses the data directory', () => {
+describe('a start beside a command that uses the data directory', () => {
   const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
 
   /** Begins a command while no service runs, and stops it in the middle of its work. */
@@ -318,7 +318,7 @@ describe('a command that uses the data directory', () => {
     expect((await create(partner(service))).status).toBe(200);
   };
 
-  test('keeps a start waiting until it has ended; a stop ends the wait', async () => {
+  test('waits until the command has ended; a stop ends the wait', async () => {
     const command = await stoppedCommand();
     const first = await waitingService(command);
     first.signal('SIGTERM');
@@ -330,14 +330,14 @@ describe('a command that uses the data directory', () => {
     expect(second.stderr().match(/the start waits for/g)).toHaveLength(1);
   });
 
-  test('and is killed: the start goes on with the database that the command left', async () => {
+  test('goes on with the database of a command that was killed', async () => {
     const command = await stoppedCommand();
     const waiting = await waitingService(command);
     await command.killTree();
     await ready(waiting);
   });
 
-  test('and begins while a killed service is started again: both end well', async () => {
+  test('succeeds after a kill of the service, and so does a command that begins meanwhile', async () => {
     const before = await running();
     kill(before.pid);
     await before.exited;

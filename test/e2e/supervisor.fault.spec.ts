@@ -282,7 +282,7 @@ describe('/metrics of the supervisor', () => {
     await client.end();
     const { text, figures, get, status } = await scrape();
     expect(status).toBe(200);
-    // Each metric that the code names is printed, also one without a figure yet.
+    // Each metric that the code declares is printed, also one that has no value yet.
     expect([...text.matchAll(/^# HELP (payfold_\w+)/gm)].map(([, name]) => name).sort()).toEqual(Object.keys(metricsInCode()).sort());
     expect(get(answered)).toBe((before.get(answered) ?? 0) + 1);
     expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(11);

@@ -1,5 +1,5 @@
 /**
- * A store of many days, as `npm run bench -- year` makes it, but small: its seal and its books are whole, and the closing of a day reads that day only.
+ * A small store of several days, made as `npm run bench -- year` does. Its seal and its books are whole, and the closing of a day reads only that day.
  * Rows are counted, and no time is measured. `test/reads` counts what the reports of a day read.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
@@ -19,7 +19,7 @@ import { type Service, startService } from '../support/service.js';
 import { registerConnections, watchStatements } from '../support/statements.js';
 
 const HISTORY = 40;
-/** With this seed no charge stays without an outcome, which recovery would look for only after a minute. */
+/** With this seed, every charge gets an outcome at once. Recovery would end an open one only after a minute. */
 const SEED = 44;
 const PAYMENTS = 4_000;
 const PER_DAY = 800;
@@ -91,7 +91,7 @@ test('the seal, the read models and the books of the multiplied log are whole', 
   expect((await findDrift(year.seal)).differences).toEqual([]);
 });
 
-test('closing a day reads its day, however many lie before', async () => {
+test('closing a day reads only that day', async () => {
   const closing = (to: string) => entriesReadBy(() => closePeriod(year.periods, to, 'Dana'));
   await closing(day(1));
   const [early, late] = [await closing(day(2)), (await closing(day(3)), await closing(day(4)))];

@@ -1,6 +1,6 @@
 /**
- * Every request, report of one day, loop and figure reads what it answers, and not what lies before it. The spec runs them on 200,000 payments of 20
- * days, and counts the rows and blocks that each statement reads. It never looks at time.
+ * Every request, report of one day, loop and figure reads little more than it answers, however large the store is. The spec runs them on 200,000
+ * payments of 20 days, and counts the rows and blocks that each statement reads. It never measures time.
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import pg from 'pg';
@@ -21,14 +21,14 @@ import { registerConnections, type Statement, type Watched, watchStatements } fr
 const PAYMENTS_MADE = Number(process.env.READS_PAYMENTS ?? 200_000);
 const DAYS = 20;
 const DAY_MS = 86_400_000;
-/** Events that no read model needs. A statement that reads the log reads them, too. */
+/** Events that no read model needs. If a statement reads the whole log, it reads them too, and so it is found. */
 const FILLER_EVENTS = 10_000;
 const FILLER_CHARACTERS = 1_400;
 const APPEND_EVENTS = 100;
 /** A table with more rows than this is large. */
 const LARGE_ROWS = 5_000;
 
-/** A statement may read so many rows of large tables for each row that it answers, and so many more. */
+/** From large tables, a statement may read ROWS_FOR_ONE rows for each row that it answers, and ROWS_MORE on top. */
 const ROWS_FOR_ONE = 10;
 const ROWS_MORE = 2_000;
 /** The same for blocks of 8 KiB. */
@@ -73,7 +73,7 @@ beforeAll(async () => {
   });
   await client.connect();
   const until = new Date(Math.floor(clock.now() / DAY_MS) * DAY_MS).toISOString();
-  // Without a log for the disk, the copies are made in half the time.
+  // Unlogged tables halve the time to make the copies.
   for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment'])
     await client.query(`alter table ${table} set unlogged`);
   await multiply(client, { payments: PAYMENTS_MADE, days: DAYS, until });
@@ -121,8 +121,8 @@ const greedy = (statements: readonly Statement[]): string[] =>
   });
 
 /**
- * Runs `work`, which returns the number of rows that it answers. Each statement must read little more, and all of them together, too. `inAll` false: the
- * copies have no events, so a route that folds events looks at many of them in vain.
+ * Runs `work`, which returns the number of rows that it answers. Each statement may read little more, and so may all statements together. `inAll`
+ * false: the total is not checked. The copies have no events, so a route that folds events looks at many of them in vain.
  */
 const readsLittle = async (work: () => Promise<number>, inAll = true): Promise<void> => {
   watched.take();
@@ -137,7 +137,7 @@ const readsLittle = async (work: () => Promise<number>, inAll = true): Promise<v
     );
   }
   expect(findings).toEqual([]);
-  // Loops of the worker run beside, and read a little.
+  // Meanwhile the loops of the worker read a little, too.
   if (inAll && total > ROWS_FOR_ONE * answered + 10 * ROWS_MORE)
     throw new Error(`${total} rows read for ${answered}:\n${statements.map((one) => `${rowsOfLarge(one)} ${one.text.slice(0, 200)}`).join('\n')}`);
 };
@@ -270,7 +270,7 @@ test('metrics and readiness', () =>
     return text.length > 0 ? 1 : 0;
   }));
 
-// The sweep for drift is never idle. The worker runs it beside these steps, so its statements are judged, too.
+// The drift sweep is never idle here. The worker runs it during these tests, so its statements are counted, too.
 test('each loop of the worker, when nothing is due', () =>
   readsLittle(async () => {
     const { checkout, config, openExceptions, payments, pool, readModels, seal, settlement } = service.services;

@@ -21,7 +21,7 @@ export interface DeclaredMetric {
   readonly labels: readonly string[];
 }
 
-/** Every metric of ours, by name, as the code declares it. */
+/** Every metric that the code declares, by name. */
 export const metricsInCode = (): Readonly<Record<string, DeclaredMetric>> =>
   Object.fromEntries(
     ['metrics.ts', 'lifecycle.ts', 'standalone/main.ts']

@@ -1,13 +1,13 @@
 /**
  * Multiplies the payments of a small real history in the tables that reports, lists and loops read: read models, keys, counters and webhooks. The log
- * is not multiplied. So the copies have no events, and their journal entries lie at places before the first event.
+ * is not multiplied. So the copies have no events, and their journal entries have positions before the first event.
  */
 import type pg from 'pg';
 
 export interface MultiplyOptions {
   /** Number of copies. */
   readonly payments: number;
-  /** The copies were made within so many days before `until`. */
+  /** The copies are spread over this number of days before `until`. */
   readonly days: number;
   /** RFC 3339. */
   readonly until: string;
@@ -15,16 +15,16 @@ export interface MultiplyOptions {
 
 /** Number of accounts among which the copies are divided. The first one is the account of the real history. */
 export const ACCOUNTS = 20;
-/** So many copies share one instant. */
+/** Number of copies with the same time. */
 const TOGETHER = 4;
 /** Copies of the newest days are not settled yet. */
 const UNSETTLED_DAYS = 2;
-/** One of so many copies repeats a payment that is no plain success. */
+/** One in ten copies repeats a payment that is not a plain success. */
 const RARE = 10;
-/** One of so many copies has a dispute, an exception of settlement, or an action of staff. */
+/** One in a hundred copies has a dispute, a settlement exception, or an action of staff. */
 const RARER = 100;
 
-/** `client` must have the `search_path` of the read models. Runs for some seconds per 100,000 copies. */
+/** `client` must have the `search_path` of the read models. Takes some seconds per 100,000 copies. */
 export const multiply = async (client: Pick<pg.Client, 'query'>, { payments, days, until }: MultiplyOptions): Promise<void> => {
   const { rows: indexes } = await client.query<{ name: string; sql: string }>(INDEXES, [MANY_ROWS]);
   for (const { name } of indexes) await client.query(`drop index ${name}`);

@@ -8,9 +8,9 @@ export interface Statement {
   readonly text: string;
   /** Rows that the statement answered or changed. */
   readonly answered: number;
-  /** Rows that it read from each table, with those that it read in vain. */
+  /** Rows that it read from each table, also those that it did not need. */
   readonly read: ReadonlyMap<string, number>;
-  /** Blocks of 8 KiB that it looked at. */
+  /** Blocks of 8 KiB that it read, from memory or disk. */
   readonly blocks: number;
   readonly plan: string;
 }
@@ -60,7 +60,7 @@ export const registerConnections = (): void => {
   };
 };
 
-/** From now on, each statement is kept. */
+/** Begins to record every statement. */
 export const watchStatements = async (): Promise<Watched> => {
   heard = [];
   await Promise.all([...clients].map((client) => client.query(SETTINGS).catch(() => undefined)));

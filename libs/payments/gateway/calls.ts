@@ -1,4 +1,4 @@
-/** Observes the calls of gateways, for metrics. An observer sees how a call ended and how long it took, but nothing of the payment. */
+/** Observes the calls of gateways, for metrics. An observer gets the outcome and the duration of a call, but no data of the payment. */
 import type { Clock } from '#kernel';
 import { type PaymentGateway, UnknownCursor } from './gateway.js';
 
@@ -48,7 +48,7 @@ export class GatewayCalls {
         let [outcome, ms] = ['listed', 0];
         try {
           for (;;) {
-            // Do not count the time in which the caller works on a record.
+            // The time that the caller spends on a record does not count.
             const begun = clock.monotonic();
             const next = await records.next().finally(() => (ms += clock.monotonic() - begun));
             if (next.done) return;

@@ -69,7 +69,7 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0051-idempotency-created',
-    // The report of keys reads them by time.
+    // The report `attempts` reads keys by time.
     run: 'concurrently',
     sql: 'create index concurrently if not exists idempotency_key_created on idempotency_key (created_at)',
   },

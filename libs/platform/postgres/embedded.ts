@@ -104,8 +104,8 @@ const LOG_LINE = /^\S+ \S+ \S+ \[\d+\] ([0-9A-Z]{5}) ([A-Z]+[0-9]?): {2}/;
 const SERIOUS = /^(53|58|F0|XX)/;
 
 /**
- * The level at which a line of the server's log is logged. An ERROR belongs to the statement of a process, which reports its own faults, so only
- * serious ones are passed on. DETAIL and CONTEXT may hold a payer's data and stay at `debug`.
+ * The level at which a line of the server's log is logged. An ERROR belongs to a statement, and the process that sent it reports it. So only serious
+ * errors are passed on. DETAIL and CONTEXT may hold a payer's data and stay at `debug`.
  */
 export const levelOfLine = (line: string): 'error' | 'warn' | 'debug' => {
   const [, sqlState = '', severity = ''] = LOG_LINE.exec(line) ?? [];

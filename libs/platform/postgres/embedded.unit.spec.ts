@@ -19,7 +19,7 @@ describe('the level of a line of the embedded Postgres', () => {
     expect(levelOfLine(`2026-11-24 23:00:00.000 UTC [123] ${text}`)).toBe(level);
   });
 
-  test('a further line of a message: debug, whatever it says', () => {
+  test('a further line of a message is logged at debug, also if it names an error', () => {
     expect(levelOfLine('\tPANIC:  text of a statement')).toBe('debug');
     expect(levelOfLine('')).toBe('debug');
   });
