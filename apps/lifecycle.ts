@@ -1,10 +1,10 @@
 /** Start, metrics endpoint and stop of a process, for every role. */
 import { setMaxListeners } from 'node:events';
-import { existsSync, readFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
 import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
+import { refuseMemoryDumps, takeInspectorSignal } from './memory-guard.js';
 
 /** At a stop, requests in flight may take this long. Their own deadline is 28 s. */
 const DRAIN_MS = 35_000;
@@ -88,8 +88,11 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
   setMaxListeners(0, stopStart.signal);
   const run = async (): Promise<void> => {
     const config = readConfig();
-    if (config.environment === 'production') refuseMemoryDumps();
     const log = createLogger(config.logLevel, name);
+    if (config.environment === 'production') {
+      takeInspectorSignal(log);
+      refuseMemoryDumps();
+    }
     let starting: Promise<Running | null> = Promise.resolve(null);
     const stop = (code: number) => {
       if (stopping && supervised) return;
@@ -163,14 +166,6 @@ const answerParent = ({ addresses, metrics, firstAccount }: Running): void => {
     );
   });
   tellParent({ ready: addresses ?? {} });
-};
-
-/** Memory may hold card numbers. In production no flag may write memory to disk or show it (docs/contract.md#card-data). */
-const refuseMemoryDumps = (): void => {
-  const flag = process.execArgv.find((argument) => /^--(inspect|heapsnapshot|heap-prof|report)/.test(argument));
-  if (flag) throw new Error(`${flag} is refused in production: it can show card data that is in memory`);
-  const limits = existsSync('/proc/self/limits') ? readFileSync('/proc/self/limits', 'utf8') : '';
-  if (/^Max core file size +(?!0 )/m.test(limits)) throw new Error('core dumps are on; production needs a core file size limit of 0 (ulimit -c 0)');
 };
 
 /** The text for an error that ended the start: the message of an outside error, such as a port in use, or the stack of our own fault. */

@@ -11,10 +11,11 @@ import type { Clock } from '#kernel';
 import type { Claims } from '#payments';
 import { type Config, Convoy, type KeyRing, type Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
+import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
 import { HealthController, untilBuilt } from './health.controller.js';
 import { Health, type ReadinessChecks } from './health.js';
-import { buildOpenApi, serveOpenApi } from './openapi.js';
+import { buildOpenApi } from './openapi.js';
 import { AuthController } from './partner/auth.controller.js';
 import { FeesController } from './partner/fees.controller.js';
 import { PaymentsController } from './partner/payments.controller.js';
@@ -38,7 +39,7 @@ export interface ApiParts {
   readonly log: Logger;
   /** The address at which partners and payers reach this service. */
   readonly publicUrl: string;
-  readonly config: Pick<Config, 'environment' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutRatePerPortal' | 'proxyHops'>;
+  readonly config: Pick<Config, 'environment' | 'apiDocs' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutRatePerPortal' | 'proxyHops'>;
   readonly onAnswer?: ServerOptions['onAnswer'];
   readonly timeouts?: ServerOptions['timeouts'];
 }
@@ -124,7 +125,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     }),
   );
   app.useGlobalGuards(untilBuilt(parts.readModels));
-  serveOpenApi(app, buildOpenApi(app, publicUrl));
+  serveOpenApi(adapter.getInstance<FastifyInstance>(), buildOpenApi(app, publicUrl), { apiDocs: config.apiDocs, publicUrl });
   await app.init();
   await parts.claims.begun();
   await adapter.getInstance<FastifyInstance>().ready();

@@ -1,4 +1,4 @@
-/** The OpenAPI 3.1 document, generated from the controllers and the request classes, and the page that shows it. */
+/** The OpenAPI 3.1 document, generated from the controllers and the request classes. */
 import { DocumentBuilder, type OpenAPIObject, SwaggerModule } from '@nestjs/swagger';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import { RESOURCES } from './partner/resources.js';
@@ -16,7 +16,3 @@ export const buildOpenApi = (app: NestFastifyApplication, publicUrl: string): Op
     .addSecurity('accessToken', { type: 'http', scheme: 'bearer', bearerFormat: 'JWT' });
   return SwaggerModule.createDocument(app, builder.build(), { extraModels: RESOURCES });
 };
-
-/** Serves `/openapi.json` and the browsable `/docs`; both need no credentials (C65). */
-export const serveOpenApi = (app: NestFastifyApplication, document: OpenAPIObject): void =>
-  SwaggerModule.setup('docs', app, document, { jsonDocumentUrl: 'openapi.json', yamlDocumentUrl: 'openapi.yaml', customSiteTitle: 'Payfold API' });

@@ -7,6 +7,7 @@ import type { FastifyInstance } from 'fastify';
 import { createHttpAdapter, ErrorsFilter } from '#platform/http';
 import { API_VERSION } from '../api/openapi.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
+import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
 import type { Services } from '../services.js';
 import { AuditController, AUDITED, AuditGuard } from './audit.controller.js';
@@ -48,11 +49,7 @@ export const createAudit = async (services: Services): Promise<Audit> => {
     .setVersion(API_VERSION)
     .addSecurity('auditKey', { type: 'apiKey', in: 'header', name: 'Authorization', description: '`AuditKey pa_…`, or the key alone' });
   const document = SwaggerModule.createDocument(app, builder.build(), { extraModels: [ErrorEnvelope] });
-  SwaggerModule.setup('docs', app, document, {
-    jsonDocumentUrl: 'openapi.json',
-    yamlDocumentUrl: 'openapi.yaml',
-    customSiteTitle: 'Payfold audit API',
-  });
+  serveOpenApi(adapter.getInstance<FastifyInstance>(), document, services.config);
   await app.init();
   await adapter.getInstance<FastifyInstance>().ready();
   return {

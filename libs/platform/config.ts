@@ -52,6 +52,8 @@ export interface Config {
   readonly auditHost: string;
   readonly auditPort: number;
   readonly publicUrl: string;
+  /** True if `/docs` shows the API reference. */
+  readonly apiDocs: boolean;
   /** `start`: each process brings the schema up to its release. `prepare`: only `payfold upgrade prepare` changes the schema. */
   readonly migrate: 'start' | 'prepare';
   readonly logLevel: 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'silent';
@@ -132,6 +134,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   const environment = oneOf('ENVIRONMENT', ['sandbox', 'production'], 'sandbox');
   const production = environment === 'production';
   const host = text('HOST', '127.0.0.1');
+  const auditHost = text('AUDIT_HOST', '127.0.0.1');
   const apiPort = port('PORT', 3000);
   const dataDir = resolve(text('DATA_DIR', '.payfold'));
   const publicUrl = (url('PUBLIC_URL', ['http:', 'https:']) ?? `http://${host.includes(':') ? `[${host}]` : host}:${apiPort}`).replace(/\/+$/, '');
@@ -143,6 +146,14 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (production && !publicUrl.startsWith('https:')) faults.push('PUBLIC_URL: must be https in production');
   if (URL.canParse(publicUrl) && new URL(publicUrl).pathname !== '/') faults.push('PUBLIC_URL: must have no path; checkout pages stand at the root');
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
+  const behindTls = oneOf('BEHIND_TLS', ['on', 'off'], 'off') === 'on';
+  for (const [name, address] of [
+    ['HOST', host],
+    ['AUDIT_HOST', auditHost],
+  ] as const)
+    // prettier-ignore
+    if (production && !behindTls && !isLoopback(address))
+      faults.push(`${name}=${address}: card data would travel without TLS; put TLS in front and say so with BEHIND_TLS=on`);
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
 
   /** Reads a list separated by commas. `read` parses one part, and returns null if the part is wrong. */
@@ -185,9 +196,10 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     simulatorPort: port('SIMULATOR_PORT', 0),
     simulatorBatchClose: timeOfDay('SIMULATOR_BATCH_CLOSE', '05:00'),
     metricsPort: port('METRICS_PORT', 9464),
-    auditHost: text('AUDIT_HOST', '127.0.0.1'),
+    auditHost,
     auditPort: port('AUDIT_PORT', 3001),
     publicUrl,
+    apiDocs: oneOf('API_DOCS', ['on', 'off'], 'on') === 'on',
     migrate: oneOf('MIGRATE', ['start', 'prepare'], 'start'),
     logLevel: oneOf('LOG_LEVEL', ['fatal', 'error', 'warn', 'info', 'debug', 'silent'], 'info'),
     masterKeyFile: resolve(env.MASTER_KEY_FILE || `${dataDir}/master.key`),
@@ -203,6 +215,8 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (faults.length > 0) throw new ConfigError(faults);
   return config;
 };
+
+const isLoopback = (host: string): boolean => host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
 
 const isPort = (text: string): boolean => /^\d{1,5}$/.test(text) && Number(text) >= 1 && Number(text) <= 65_535;
 

@@ -5,7 +5,8 @@
  * key does not reveal the others. To rotate the master key, add a key and name it as `current`.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
+import { closeSync, constants, existsSync, fstatSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
+import { platform } from 'node:os';
 import { dirname } from 'node:path';
 import type { Config } from './config.js';
 
@@ -84,14 +85,33 @@ export class KeyRing {
 /** A ring with one fresh key. */
 export const newKeyRing = (): KeyRing => new KeyRing('k1', new Map([['k1', randomBytes(KEY_BYTES)]]));
 
+/** Bits of a file's mode that let its group or others read, write or run it. */
+const MODE_OF_OTHERS = 0o077;
+
+/** Reads the key file. Refuses one that others can read: its keys may be known. Windows has no such modes. */
+const readSecret = (file: string): string => {
+  const fault = (why: string, cause?: unknown) => new Error(`MASTER_KEY_FILE ${file} ${why}`, { cause });
+  let descriptor: number;
+  try {
+    // Opening a pipe would wait for a writer.
+    descriptor = openSync(file, constants.O_RDONLY | constants.O_NONBLOCK);
+  } catch (error) {
+    throw fault(`cannot be read (${(error as NodeJS.ErrnoException).code})`, error);
+  }
+  try {
+    const status = fstatSync(descriptor);
+    if (!status.isFile()) throw fault('is not a file');
+    if (platform() !== 'win32' && (status.mode & MODE_OF_OTHERS) !== 0)
+      throw fault(`can be read by its group or by others; make it private with: chmod 600 ${file}`);
+    return readFileSync(descriptor, 'utf8');
+  } finally {
+    closeSync(descriptor);
+  }
+};
+
 /** Reads the ring. Throws an error of one line for any fault. */
 export const readKeyRing = (file: string): KeyRing => {
-  let text: string;
-  try {
-    text = readFileSync(file, 'utf8');
-  } catch (error) {
-    throw new Error(`MASTER_KEY_FILE ${file} cannot be read (${(error as NodeJS.ErrnoException).code})`, { cause: error });
-  }
+  const text = readSecret(file);
   const refuse = (why: string): never => {
     throw new Error(`MASTER_KEY_FILE ${file} is not a key ring: ${why}`);
   };

@@ -523,3 +523,15 @@ describe('everybody can use it', () => {
       expect([await page.isDisabled(payButton), await page.textContent(payButton)]).toEqual([false, 'Pay $128.63']);
     }));
 });
+
+test('the API reference lies on the origin of the card pages: it has their headers, and works with them', async () => {
+  await inWindow(async (page) => {
+    const answer = await page.goto(`${sites.payUrl}/docs`);
+    expect(await answer!.allHeaders()).toMatchObject({
+      'content-security-policy': expect.stringMatching(/^default-src 'none'; script-src 'self'; .*frame-ancestors 'none'$/),
+      'x-frame-options': 'DENY',
+      'strict-transport-security': expect.anything(),
+    });
+    await page.locator('.opblock').first().waitFor();
+  });
+});

@@ -460,7 +460,9 @@ describe('the stores of a command', () => {
       expect.stringMatching(/^the database holds data but .*master\.key is missing/),
     ]);
     expect(await readdir(other)).toEqual([]);
-    await writeFile(join(other, 'master.key'), JSON.stringify({ current: 'k1', keys: { k1: Buffer.alloc(32, 1).toString('base64') } }));
+    await writeFile(join(other, 'master.key'), JSON.stringify({ current: 'k1', keys: { k1: Buffer.alloc(32, 1).toString('base64') } }), {
+      mode: 0o600,
+    });
     const wrong = await payfold(['accounts', 'create', '--name', 'X', '--json'], env);
     expect([wrong.code, valueOf<Envelope>(wrong).message]).toEqual([1, expect.stringMatching(/master\.key is not the master key of this database/)]);
   });

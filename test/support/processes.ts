@@ -175,14 +175,20 @@ const environment = (dataDir: DataDir, env: Environment): NodeJS.ProcessEnv => (
   ...env,
 });
 
-/** Starts a process, but does not wait until it is ready. `entry`: a role, or arguments of Node. */
+/** Starts a process, but does not wait until it is ready. `entry`: a role, or arguments of Node. `first`: a shell command that sets limits. */
 export const launch = (
   entry: Role | readonly string[],
   dataDir: DataDir,
   env: Environment = {},
+  first = ':',
 ): Omit<RunningProcess, 'url'> & { firstLine(prefix: RegExp): Promise<RegExpExecArray> } => {
   const args = typeof entry === 'string' ? ['--enable-source-maps', entryOf(entry)] : entry;
-  const child = spawn(process.execPath, args, { cwd: tmpdir(), env: environment(dataDir, env), detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+  const child = spawn('sh', ['-c', `${first} && exec "$0" "$@"`, process.execPath, ...args], {
+    cwd: tmpdir(),
+    env: environment(dataDir, env),
+    detached: true,
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
   const said = { stdout: '', stderr: '' };
   for (const stream of ['stdout', 'stderr'] as const) child[stream].setEncoding('utf8').on('data', (text: string) => (said[stream] += text));
   const exited = new Promise<Ended>((resolve, reject) => {
@@ -229,8 +235,8 @@ const within = <T>(work: Promise<T>, ms: number, message: () => string): Promise
 };
 
 /** Starts a role and waits until it prints that it is ready. */
-export const start = async (role: Role, dataDir: DataDir, env: Environment = {}): Promise<RunningProcess> => {
-  const launched = launch(role, dataDir, env);
+export const start = async (role: Role, dataDir: DataDir, env: Environment = {}, first?: string): Promise<RunningProcess> => {
+  const launched = launch(role, dataDir, env, first);
   if (role !== 'simulator') {
     const [, url = ''] = await launched.firstLine(/^ready (\S+)\n/m);
     return { ...launched, url: role === 'worker' ? '' : url };
@@ -240,8 +246,8 @@ export const start = async (role: Role, dataDir: DataDir, env: Environment = {})
 };
 
 /** Runs a role that must fail to start, and waits for its end. */
-export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = {}): Promise<Ended> => {
-  const launched = launch(role, dataDir, env);
+export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = {}, first?: string): Promise<Ended> => {
+  const launched = launch(role, dataDir, env, first);
   const ended = await within(launched.exited, START_TIMEOUT_MS, () => `still running:\n${launched.stdout()}\n${launched.stderr()}`).catch(
     async (error: unknown) => {
       await launched.killTree();

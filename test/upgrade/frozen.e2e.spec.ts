@@ -1,6 +1,6 @@
 /** The present code with the data of every frozen release (`npm run release:freeze`): old answers, open work, signatures and closed periods. */
 import { afterEach, describe, expect, test } from '@jest/globals';
-import { cpSync } from 'node:fs';
+import { chmodSync, cpSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import pg from 'pg';
@@ -30,6 +30,8 @@ const takeOver = async (release: string) => {
   cleanUps.push(() => dataDir.remove());
   await mkdir(dataDir.data);
   for (const name of ['master.key', 'heads', 'simulator']) cpSync(join(folder, name), join(dataDir.data, name), { recursive: true });
+  // Git keeps no mode that hides a file from others.
+  chmodSync(join(dataDir.data, 'master.key'), 0o600);
   const client = new pg.Client({ connectionString: database.url });
   await client.connect();
   cleanUps.push(() => client.end());

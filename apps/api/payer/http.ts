@@ -29,8 +29,8 @@ export const isForPayers = (path: string, status: number): boolean =>
 
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
-/** With the referrer policy `no-referrer`, browsers would send our own forms with `Origin: null`. */
-const SECURITY_HEADERS = {
+/** The headers of pages. With the referrer policy `no-referrer`, browsers would send our own forms with `Origin: null`. */
+const PAGE_HEADERS = {
   'content-security-policy':
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
   'referrer-policy': 'same-origin',
@@ -43,9 +43,15 @@ const SECURITY_HEADERS = {
 } as const;
 const HSTS = 'max-age=63072000; includeSubDomains';
 
+/** The headers of every page on the origin of PUBLIC_URL. */
+export const pageHeaders = (publicUrl: string) => ({
+  ...PAGE_HEADERS,
+  ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}),
+});
+
 /** Adds the headers to all answers on payer paths, including refusals of the framework. */
 export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
-  const headers = { ...SECURITY_HEADERS, ...(publicUrl.startsWith('https:') ? { 'strict-transport-security': HSTS } : {}) };
+  const headers = pageHeaders(publicUrl);
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
     const path = request.url.split('?')[0]!;
     if (!isPayerPath(path)) return done();

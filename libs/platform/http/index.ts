@@ -1,4 +1,4 @@
-export { ErrorsFilter, sendAnswer } from './errors.filter.js';
+export { ErrorsFilter, JSON_TYPE, sendAnswer } from './errors.filter.js';
 export { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from './fields.js';
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
 export { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './headers.js';
