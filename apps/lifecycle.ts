@@ -4,6 +4,7 @@ import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
 import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
+import type { Health, HealthReport } from './health.js';
 import { refuseMemoryDumps, takeInspectorSignal } from './memory-guard.js';
 
 /** At a stop, requests in flight may take this long. Their own deadline is 28 s. */
@@ -29,8 +30,8 @@ export interface Running {
   readonly metrics?: { readonly own: Registry; readonly shared: Registry };
   /** Only for a worker: makes the sandbox's first account if there is none. */
   readonly firstAccount?: () => Promise<FirstAccount | null>;
-  /** Called before `stop`. Makes the process report that it is not ready. */
-  drain?(): void;
+  /** Its answers stand beside the metrics. Before `stop`, it is made to report that the process is not ready. */
+  readonly health?: Health;
   /** Stops everything, in order. */
   stop(): Promise<void>;
 }
@@ -49,6 +50,7 @@ export interface Answers {
   ownMetrics: Figures;
   sharedMetrics: Figures;
   firstAccount: FirstAccount | null;
+  ready: HealthReport;
 }
 export interface Question {
   readonly id: number;
@@ -103,9 +105,9 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
       const finish = async () => {
         // A start that is under way stops everything that it has started, such as a database.
         const running = await starting.catch(() => null);
-        running?.drain?.();
+        running?.health?.drain();
         const orphaned = supervised && !process.connected;
-        await new Promise((wake) => setTimeout(wake, running?.drain && !orphaned ? PRE_STOP_MS[config.environment] : 0));
+        await new Promise((wake) => setTimeout(wake, running?.addresses && !orphaned ? PRE_STOP_MS[config.environment] : 0));
         await running?.stop();
       };
       finish().then(
@@ -133,8 +135,13 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     starting = begun;
     const running = await begun;
     if (supervised) return answerParent(running);
-    const { metrics, addresses } = running;
-    if (metrics) await serveMetrics(config.metricsPort, async () => client.Registry.merge([metrics.own, metrics.shared]));
+    const { metrics, health, addresses } = running;
+    if (metrics && health)
+      await serveMetrics(config.metricsPort, {
+        metrics: async () => client.Registry.merge([metrics.own, metrics.shared]),
+        live: () => health.live(),
+        ready: () => health.ready(),
+      });
     process.stdout.write(`ready ${addresses?.url ?? name}\n`);
   };
   run().catch((error: unknown) => {
@@ -153,11 +160,12 @@ const tellParent = (message: FromChild, done: () => void = () => undefined): voi
   else done();
 };
 
-const answerParent = ({ addresses, metrics, firstAccount }: Running): void => {
+const answerParent = ({ addresses, metrics, health, firstAccount }: Running): void => {
   const known: { readonly [Name in keyof Answers]: (() => Promise<Answers[Name]>) | undefined } = {
     ownMetrics: metrics && (() => metrics.own.getMetricsAsJSON()),
     sharedMetrics: metrics && (() => metrics.shared.getMetricsAsJSON()),
     firstAccount,
+    ready: health && (() => health.ready()),
   };
   process.on('message', ({ id, ask }: Question) => {
     known[ask]!().then(
@@ -197,23 +205,42 @@ export const countMaskedLines = (registry: Registry): void => {
 
 const LOOPBACK = '127.0.0.1';
 
-/** Serves `/metrics` on loopback. Answers 503 if `read` fails. */
-export const serveMetrics = (port: number, read: () => Promise<Registry>): Promise<Server> =>
-  new Promise((resolve, reject) => {
+/** What the metrics listener answers. */
+export interface Watched {
+  metrics(): Promise<Registry>;
+  live(): HealthReport;
+  ready(): Promise<HealthReport>;
+}
+
+/**
+ * Serves `/metrics`, `/healthz` and `/readyz` on loopback. Clients of the API cannot fill this listener. Answers 503 if the figures or the report
+ * cannot be made.
+ */
+export const serveMetrics = (port: number, watched: Watched): Promise<Server> => {
+  const report = (health: HealthReport) => ({ status: health.ok ? 200 : 503, type: 'application/json; charset=utf-8', text: JSON.stringify(health) });
+  const answers: Readonly<Record<string, () => Promise<{ status: number; type: string; text: string }>>> = {
+    '/metrics': async () => {
+      const registry = await watched.metrics();
+      return { status: 200, type: registry.contentType, text: await registry.metrics() };
+    },
+    '/healthz': async () => report(watched.live()),
+    '/readyz': async () => report(await watched.ready()),
+  };
+  return new Promise((resolve, reject) => {
     const server = createServer((request, response) => {
-      if (request.method !== 'GET' || request.url !== '/metrics') {
+      const answer = request.method === 'GET' && Object.hasOwn(answers, request.url!) ? answers[request.url!]! : null;
+      if (!answer) {
         response.writeHead(404).end();
         return;
       }
-      read()
-        .then(async (registry) => [await registry.metrics(), registry.contentType] as const)
-        .then(
-          ([text, type]) => response.writeHead(200, { 'content-type': type }).end(text),
-          () => response.writeHead(503).end(),
-        );
+      answer().then(
+        ({ status, type, text }) => response.writeHead(status, { 'content-type': type }).end(text),
+        () => response.writeHead(503).end(),
+      );
     });
     server.once('error', reject).listen(port, LOOPBACK, () => resolve(server));
   });
+};
 
 /** Waits for `work`, but at most `ms`. */
 const atMost = async (work: Promise<unknown>, ms: number): Promise<void> => {

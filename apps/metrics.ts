@@ -7,7 +7,7 @@ import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
 import { batchFigures, exceptionFigures } from '#settlement';
 import { deliveryFigures } from '#webhooks';
-import { checkAll } from './api/health.js';
+import { checkAll } from './health.js';
 import { countMaskedLines } from './lifecycle.js';
 import type { Services } from './services.js';
 

@@ -61,6 +61,7 @@ const knownNames = (() => {
 const isKnown = (name: string) => knownNames.has(name) || name.startsWith('NODE_');
 /** The script file in a `node` command. */
 const scriptOf = (command: readonly string[]) => command.find((part) => part.endsWith('.js'))!;
+const config = (name: string) => readConfig({ ...imageEnvironment, ...compose.services[name]!.environment });
 const secondsOf = (period: string) => Number(/^(\d+)s$/.exec(period)![1]);
 
 describe('the image', () => {
@@ -78,6 +79,19 @@ describe('the image', () => {
     expect([one('VOLUME'), imageEnvironment.DATA_DIR]).toEqual(['/data', '/data']);
   });
 
+  test('has a program that the service cannot change', () => {
+    expect(dockerfile.filter(({ name, text }) => name === 'COPY' && text.includes('--chown'))).toEqual([]);
+  });
+
+  test('is healthy while the address beside the metrics answers', () => {
+    const [, command] = /CMD (\[.*\])$/.exec(one('HEALTHCHECK'))!;
+    expect((JSON.parse(command!) as string[]).slice(0, 2)).toEqual(['node', '-e']);
+    expect(command).toContain('${process.env.METRICS_PORT}/healthz');
+    expect(Object.keys(imageEnvironment)).toContain('METRICS_PORT');
+    for (const [name, { healthcheck }] of ours) expect([name, healthcheck !== undefined]).toEqual([name, name === 'simulator']);
+    expect(JSON.stringify(compose.services.simulator!.healthcheck)).toContain(`:${config('simulator').simulatorPort}/healthz`);
+  });
+
   test('sets only settings that exist, and listens at the address that it names', () => {
     expect(Object.keys(imageEnvironment).filter((name) => !isKnown(name))).toEqual([]);
     expect(imageEnvironment).toMatchObject({ NODE_ENV: 'production', HOST: '0.0.0.0' });
@@ -89,7 +103,7 @@ describe('the image', () => {
     for (const { text } of dockerfile.filter(({ name, text }) => name === 'COPY' && !text.startsWith('--from')))
       for (const source of text.split(' ').slice(0, -1)) expect([source, existsSync(join(ROOT, source))]).toEqual([source, true]);
     const copied = dockerfile.filter(({ name, text }) => name === 'COPY' && text.startsWith('--from')).map(({ text }) => text.split(' ').at(-1));
-    expect(copied).toEqual(['./', './node_modules', './dist', './apps/operator/payfold.mjs', './apps/operator/verify.mjs']);
+    expect(copied).toEqual(['./', './node_modules', './dist/apps', './dist/libs', './apps/operator/payfold.mjs', './apps/operator/verify.mjs']);
     const { bin } = JSON.parse(read('package.json')) as { bin: { payfold: string } };
     expect(copied).toContain(`./${bin.payfold}`);
     for (const { text } of dockerfile.filter(({ name, text }) => name === 'COPY' && text.startsWith('--from')))
@@ -140,8 +154,6 @@ describe('the compose file', () => {
     // The process ends itself after at most 50 s (lifecycle.ts).
     expect(secondsOf(stop_grace_period!)).toBeGreaterThan(50);
   });
-
-  const config = (name: string) => readConfig({ ...imageEnvironment, ...compose.services[name]!.environment });
 
   test('api and worker share stores, processor and key file', () => {
     const [api, worker] = [config('api'), config('worker')];

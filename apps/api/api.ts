@@ -13,8 +13,8 @@ import { type Config, Convoy, type KeyRing, type Logger } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
+import { Health } from '../health.js';
 import { HealthController, untilBuilt } from './health.controller.js';
-import { Health, type ReadinessChecks } from './health.js';
 import { buildOpenApi } from './openapi.js';
 import { AuthController } from './partner/auth.controller.js';
 import { FeesController } from './partner/fees.controller.js';
@@ -32,7 +32,7 @@ export interface ApiParts {
   readonly queries: QueryBus;
   readonly checkout: CheckoutPorts;
   readonly keys: KeyRing;
-  readonly readiness: ReadinessChecks;
+  readonly health: Health;
   readonly claims: Claims;
   readonly readModels: { areBuilt(): Promise<boolean> };
   readonly clock: Clock;
@@ -93,13 +93,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     limits: createRateLimits({ perAddress: config.checkoutRatePerAddress, perPortal: config.checkoutRatePerPortal }, clock),
     proxyHops: config.proxyHops,
   };
-  const health = new Health(
-    parts.readiness,
-    clock,
-    config.webhooks.privateTargets.length > 0 ? { webhookPrivateTargets: true } : {},
-    parts.checkout.payments.ownLog,
-    parts.claims,
-  );
+  const { health } = parts;
   const adapter = createHttpAdapter({
     log,
     now: () => clock.now(),

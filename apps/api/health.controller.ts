@@ -3,7 +3,7 @@ import { type CanActivate, Controller, type ExecutionContext, Get, Inject, Res }
 import { ApiExcludeController } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { ServiceError } from '#kernel';
-import { Health, type HealthReport } from './health.js';
+import { Health, type HealthReport } from '../health.js';
 
 @ApiExcludeController()
 @Controller()

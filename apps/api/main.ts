@@ -4,19 +4,21 @@ import { closed, drained, CLOSE_GRACE_MS, runRole } from '../lifecycle.js';
 import { createMetrics } from '../metrics.js';
 import { openServices, requirePlaces } from '../services.js';
 import { createAudit } from '../audit/audit.js';
+import { Health } from '../health.js';
 import { createApi } from './api.js';
 
 runRole('api', async (config, log, { stop }) => {
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'api', stop });
   const metrics = createMetrics(services);
-  const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
+  const health = new Health(services);
+  const api = await createApi({ ...services, health, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   const url = await api.listen(config.port, config.host);
   const audit = await createAudit(services);
   const auditUrl = await audit.listen(config.auditPort, config.auditHost);
   return {
     addresses: { url, auditUrl },
     metrics,
-    drain: () => api.health.drain(),
+    health,
     stop: async () => {
       // Close both at the same time. While one drains, the other must take nothing new.
       await drained(Promise.all([api.close(CLOSE_GRACE_MS), audit.close(CLOSE_GRACE_MS)]));

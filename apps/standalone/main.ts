@@ -18,6 +18,7 @@ import client, { type Registry } from 'prom-client';
 import { orStopped } from '#kernel';
 import { type Config, type EmbeddedPostgres, type Logger, levelOfLine, openKeys, startEmbeddedPostgres } from '#platform';
 import { lockForService } from '../data-dir.js';
+import type { HealthReport } from '../health.js';
 import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
 import { type Kept, keepRunning } from './keep-running.js';
@@ -48,7 +49,12 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     openKeys(config);
 
     const roles: Partial<Record<'api' | 'worker', Kept<RoleProcess>>> = {};
-    const metricsServer = await serveMetrics(config.metricsPort, () => allMetrics(roles));
+    const metricsServer = await serveMetrics(config.metricsPort, {
+      metrics: () => allMetrics(roles),
+      live: () => ({ ok: true, checks: {} }),
+      // The worker and the API look at the same stores.
+      ready: async () => (roles.api ? roles.api.current().ask('ready') : NOT_STARTED),
+    });
     stops.push(async () => metricsServer.close());
     const [{ databaseUrl, lifeline }, simulatorUrl] = await together(
       config.databaseUrl === null ? embedded(config, log, stops, stopStart) : { databaseUrl: config.databaseUrl, lifeline: 'ignore' as const },
@@ -107,6 +113,8 @@ const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A,
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
   return Promise.all([a, b]);
 };
+
+const NOT_STARTED: HealthReport = { ok: false, checks: { start: 'not complete' } };
 
 /** The variables that give a new child the ports of the child before it. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {

@@ -1,6 +1,7 @@
 /** The role `worker`: runs the projections, the background loops and the webhook dispatcher. */
 import { Administration, createSandboxDefaults, directoryModel } from '#accounts';
 import { openKeys } from '#platform';
+import { Health } from '../health.js';
 import { closed, type FirstAccount, runRole } from '../lifecycle.js';
 import { createMetrics } from '../metrics.js';
 import { openServices, requirePlaces, type Services } from '../services.js';
@@ -36,6 +37,7 @@ runRole('worker', async (config, log, { supervisor, stop }) => {
   const worker = startWorker(services);
   return {
     metrics: createMetrics(services),
+    health: new Health(services),
     firstAccount: () => firstAccount(services),
     stop: () => closed(worker.stop().then(() => services.close())),
   };

@@ -27,6 +27,7 @@ import type { Position } from '#eventstore';
 import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { serveMetrics } from '../../apps/lifecycle.js';
+import { Health } from '../../apps/health.js';
 import { createMetrics } from '../../apps/metrics.js';
 import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
@@ -480,7 +481,8 @@ describe('closed periods', () => {
 test('metrics show drift, seal, signatures and suspense', async () => {
   const { pool, seal } = service.services;
   const { shared } = createMetrics(service.services);
-  const server = await serveMetrics(0, async () => shared);
+  const health = new Health(service.services);
+  const server = await serveMetrics(0, { metrics: async () => shared, live: () => health.live(), ready: () => health.ready() });
   try {
     const { port } = server.address() as { port: number };
     const value = async (name: string) =>

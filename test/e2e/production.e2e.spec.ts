@@ -2,9 +2,10 @@
 import { chmod, mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { freePort } from '#platform';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Environment, kill, type Role, type RunningProcess, runToEnd, start } from '../support/processes.js';
+import { DataDir, type Environment, kill, type Role, runToEnd, start } from '../support/processes.js';
 
 /** As in a container with `--ulimit core=0`. */
 const NO_CORE_DUMPS = 'ulimit -c 0';
@@ -36,10 +37,16 @@ const refusal = async (role: Role, change: Environment = {}, first = NO_CORE_DUM
 };
 
 test.each([[['worker', 'api']], [['standalone']]] as const)('starts: %s', async (roles) => {
-  const running = await Promise.all(roles.map((role) => start(role, dataDir, env, NO_CORE_DUMPS)));
+  const watched = await Promise.all(roles.map(() => freePort()));
+  const running = await Promise.all(
+    roles.map((role, index) => start(role, dataDir, { ...env, METRICS_PORT: String(watched[index]) }, NO_CORE_DUMPS)),
+  );
   const { url } = running.at(-1)!;
   await eventually(async () => (await fetch(`${url}/readyz`)).status === 200);
   expect((await fetch(`${url}/docs`)).headers.get('strict-transport-security')).not.toBeNull();
+  // Beside the metrics, clients of the API cannot fill the listener.
+  for (const port of watched)
+    for (const path of ['/healthz', '/readyz', '/metrics']) await eventually(async () => (await fetch(`http://127.0.0.1:${port}${path}`)).ok);
   for (const process of running) {
     // Without our handler, Node would open its inspector at this signal, and others on this host could read the memory.
     kill(process.pid, 'SIGUSR1');

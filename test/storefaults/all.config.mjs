@@ -7,4 +7,6 @@ export default {
   testRegex: String.raw`test/storefaults/.*\.spec\.ts$`,
   // One spec at a time, because the specs measure how soon a fault is noticed.
   maxWorkers: 1,
+  // With one worker, specs run in the main process. There the native client of KurrentDB can keep Node from ending by itself.
+  forceExit: true,
 };

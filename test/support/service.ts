@@ -14,6 +14,7 @@ import type { PaymentStatus, PaymentView, RefundView, VoidView } from '#payments
 import { createLogger, newKeyRing, readConfig } from '#platform';
 import type { ServerOptions } from '#platform/http';
 import { type Api, createApi } from '../../apps/api/api.js';
+import { Health } from '../../apps/health.js';
 import { openServices, type Services } from '../../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { startSimulator } from '../../apps/simulator/server.js';
@@ -297,7 +298,12 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
         const worker = startWorker(services);
         stops.push(() => worker.stop());
       }
-      const api = await createApi({ ...services, publicUrl: config.publicUrl, ...(options.timeouts ? { timeouts: options.timeouts } : {}) });
+      const api = await createApi({
+        ...services,
+        health: new Health(services),
+        publicUrl: config.publicUrl,
+        ...(options.timeouts ? { timeouts: options.timeouts } : {}),
+      });
       stops.push(() => api.close());
       apis.push(api);
       urls.push(await api.listen(0, '127.0.0.1'));

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import pg from 'pg';
 import { createLogger, readConfig, readKeyRing } from '#platform';
 import { createApi } from '../../apps/api/api.js';
+import { Health } from '../../apps/health.js';
 import { openServices } from '../../apps/services.js';
 import { startWorker } from '../../apps/worker/worker.js';
 import { Payer } from '../support/checkout.js';
@@ -123,7 +124,7 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     const worker = startWorker(services);
     cleanUps.push(() => worker.stop());
     await eventually(() => services.readModels.areBuilt(), { timeoutMs: 20_000 });
-    const api = await createApi({ ...services, publicUrl: config.publicUrl });
+    const api = await createApi({ ...services, health: new Health(services), publicUrl: config.publicUrl });
     cleanUps.push(() => api.close());
     const payer = new Payer(await api.listen(0, '127.0.0.1'), PUBLIC);
     for (const [path, cookie] of expected.checkout.cookies) payer.cookies.set(path, cookie);

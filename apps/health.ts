@@ -1,8 +1,9 @@
-/** The checks of liveness and readiness. */
+/** Liveness and readiness of a process. */
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import type { LogGate } from '#eventstore';
 import { type Clock, within } from '#kernel';
 import type { Claims } from '#payments';
+import type { Config } from '#platform';
 
 export interface HealthReport {
   readonly ok: boolean;
@@ -36,17 +37,19 @@ export const checkAll = (checks: ReadinessChecks, clock: Clock): Promise<[name: 
     }),
   );
 
+export interface HealthParts {
+  readonly readiness: ReadinessChecks;
+  readonly clock: Clock;
+  readonly config: Pick<Config, 'webhooks'>;
+  readonly ownLog: Pick<LogGate, 'incident'>;
+  readonly claims: Pick<Claims, 'isOpen'>;
+}
+
 export class Health {
   private draining = false;
   private readonly loop = monitorEventLoopDelay({ resolution: 100 });
 
-  constructor(
-    private readonly checks: ReadinessChecks,
-    private readonly clock: Clock,
-    private readonly flags: Pick<HealthReport, 'webhookPrivateTargets'> = {},
-    private readonly ownLog: Pick<LogGate, 'incident'> = { incident: null },
-    private readonly claims: Pick<Claims, 'isOpen'> = { isOpen: true },
-  ) {
+  constructor(private readonly parts: HealthParts) {
     this.loop.enable();
   }
 
@@ -59,19 +62,23 @@ export class Health {
     const delayMs = this.loop.max / 1e6;
     this.loop.reset();
     const ok = delayMs < MAX_LOOP_DELAY_MS;
-    return { ok, checks: { eventLoop: ok ? 'ok' : `blocked for ${Math.round(delayMs)} ms` }, ...this.flags };
+    return {
+      ok,
+      checks: { eventLoop: ok ? 'ok' : `blocked for ${Math.round(delayMs)} ms` },
+      ...(this.parts.config.webhooks.privateTargets.length > 0 && { webhookPrivateTargets: true }),
+    };
   }
 
   async ready(): Promise<HealthReport> {
     if (this.draining) return DRAINING;
-    const results = await checkAll(this.checks, this.clock);
+    const results = await checkAll(this.parts.readiness, this.parts.clock);
     // The drain may have begun during the checks.
     if (this.draining) return DRAINING;
     const report = { ok: results.every(([, result]) => result === 'ok'), checks: Object.fromEntries(results) };
     return {
       ...report,
-      ...(this.ownLog.incident && { storeIncident: true }),
-      ...(!this.claims.isOpen && { claimsClosed: true }),
+      ...(this.parts.ownLog.incident && { storeIncident: true }),
+      ...(!this.parts.claims.isOpen && { claimsClosed: true }),
     };
   }
 }
