@@ -182,3 +182,15 @@ export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
   };
   return Object.fromEntries(PARTS.map((part) => [part, of(part)])) as Record<Part, number>;
 };
+
+/** Processor time of all processes of the service so far, in milliseconds. */
+export const serviceMs = (service: BenchService): number => {
+  const parts = processorMs(service);
+  return PARTS.filter((part) => part !== 'load').reduce((sum, part) => sum + parts[part], 0);
+};
+
+/** Processor time of the processes that this process started and that have ended, in milliseconds. */
+export const endedChildrenMs = (): number => {
+  const { fields } = statOf(process.pid);
+  return TICK_MS * STAT.ofEnded.reduce((sum, field) => sum + Number(fields[field]), 0);
+};
