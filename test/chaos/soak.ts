@@ -256,6 +256,8 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     }
     stop.abort();
     await paying;
+    // The comparison sends requests of its own, at another rate.
+    partners.onAnswered = () => undefined;
     await Promise.all(watching);
     service.collectErrors();
     const calmErrors = [...service.errors.calm].map(([text, count]) => `an error line without a cause, ${count} times: ${text}`);
