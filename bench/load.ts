@@ -53,12 +53,13 @@ export interface Answered {
   readonly answeredMs: number;
 }
 
-/** Sends `rate` requests per second at their due times, for `seconds`. */
+/** Sends `rate` requests per second at their due times, for `seconds` or until `stop` aborts. */
 export const openLoop = async (
   load: Load,
   rate: number,
   seconds: number,
   onAnswered: (answered: Answered) => void = () => undefined,
+  stop: AbortSignal | null = null,
 ): Promise<LoadResult> => {
   const clients = await openClients(load);
   const recorder = new Recorder();
@@ -69,7 +70,7 @@ export const openLoop = async (
     clients.map(async (client) => {
       for (;;) {
         const mine = number++;
-        if (mine >= total) return;
+        if (mine >= total || stop?.aborted) return;
         const due = started + (mine * 1_000) / rate;
         const wait = due - performance.now();
         if (wait > 0) await new Promise((wake) => setTimeout(wake, wait));

@@ -1,12 +1,28 @@
 /** The measurements of `bench -- year`: each request, report, closing, verification and idle loop that must not cost more in a larger store. */
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { REPORTS } from '#audit';
+import { logState, REPORTS, rootOf, signHead, storedTiles } from '#audit';
+import { readKeyRing } from '#platform';
 import { caughtUp } from './history.js';
 import { openLoop, percentile } from './load.js';
-import { operate } from './operate.js';
+import { type Operated, operate } from './operate.js';
 import { countingPages } from './pages.js';
-import { type BenchService, createRequest, getRequest, PARTS, processorMs } from './service.js';
+import { type BenchService, createRequest, getRequest, PARTS, processorMs, serviceMs } from './service.js';
+import { settleBatch } from './settlement.js';
 import { startOfDay } from './multiply.js';
+
+/** What a figure must hold (docs/proof.md). `times`: of the same figure at the base size. The others hold at every size. */
+export interface Gate {
+  /** At most so many times the median at the base size. */
+  readonly times?: number;
+  readonly mostMs?: number;
+  readonly mostP99?: number;
+  /** Processor time in milliseconds for an operation. */
+  readonly mostCpuMs?: number;
+  readonly mostMib?: number;
+}
 
 /** What an operation costs. null: not measured. */
 export interface Figure {
@@ -20,6 +36,8 @@ export interface Figure {
   readonly pages: number | null;
   readonly mib: number | null;
   readonly note: string | null;
+  /** null: the figure explains others, and has no gate. */
+  readonly gate: Gate | null;
 }
 const figure = (name: string, known: Partial<Figure>): Figure => ({
   name,
@@ -29,6 +47,7 @@ const figure = (name: string, known: Partial<Figure>): Figure => ({
   pages: null,
   mib: null,
   note: null,
+  gate: null,
   ...known,
 });
 
@@ -41,6 +60,8 @@ export interface Measured {
   /** Seconds of each load. */
   readonly seconds: number;
   readonly idleSeconds: number;
+  /** Lines of the settlement batch. 0: it is not measured. */
+  readonly lines: number;
   readonly say: (line: string) => void;
 }
 
@@ -55,11 +76,20 @@ const NEW_PAGES = 2;
 const TIMES = 3;
 const SETTLED_POLL_MS = 1_000;
 
-/** Processor time of the whole service so far. */
-const serviceMs = (service: BenchService): number => {
-  const parts = processorMs(service);
-  return PARTS.filter((part) => part !== 'load').reduce((sum, part) => sum + parts[part], 0);
-};
+/** Gates: what a figure may cost at any size, in times of the base size. */
+const REQUEST: Gate = { times: 1.2 };
+const BOOKS_OF_A_DAY: Gate = { times: 1.2 };
+const REPORT: Gate = { times: 1.3 };
+const READY: Gate = { times: 1.5 };
+/** 2 % of a core. */
+const IDLE: Gate = { mostCpuMs: 20 };
+const SETTLEMENT: Gate = { mostMs: 60_000 };
+const BESIDE_SETTLEMENT: Gate = { mostP99: 100 };
+/** 20,000 events per second. */
+const FULL_VERIFY_OF_1000: Gate = { mostMs: 50 };
+const FULL_VERIFY: Gate = { mostMib: 300 };
+/** Reports of the books of a day. The other reports may cost a little more. */
+const BOOKS: readonly string[] = ['payable', 'fees', 'trial-balance'];
 
 /** After a start, the worker records what fell due in the multiplied days: funding of batches, keys of the last day. */
 const atRest = async (service: BenchService): Promise<void> => {
@@ -76,7 +106,7 @@ const atRest = async (service: BenchService): Promise<void> => {
 };
 
 export const measureYear = async (first: BenchService, options: Measured): Promise<{ service: BenchService; figures: readonly Figure[] }> => {
-  const { payments, auditKey, portalId, now, seconds, idleSeconds, say } = options;
+  const { payments, auditKey, portalId, now, seconds, idleSeconds, lines, say } = options;
   const figures: Figure[] = [];
   const add = (name: string, known: Partial<Figure>) => {
     const one = figure(name, known);
@@ -85,14 +115,17 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
   };
   await atRest(first);
   const service = await first.restart();
-  add('ready', { ms: 1_000 * service.readySeconds });
+  add('ready', { ms: 1_000 * service.readySeconds, gate: READY });
   await atRest(service);
 
-  const idleFrom = serviceMs(service);
+  const idleFrom = processorMs(service);
   const idle = await countingPages(service.pool, () => sleep(1_000 * idleSeconds));
   const idlePages = idle.pages / idle.seconds;
-  const idleMs = (serviceMs(service) - idleFrom) / idleSeconds;
-  add('idle, each second', { cpuMs: idleMs, pages: idlePages, note: `${(idleMs / 10).toFixed(1)} % of a core` });
+  const idleTo = processorMs(service);
+  const parts = PARTS.filter((part) => part !== 'load').map((part) => ({ part, cpuMs: (idleTo[part] - idleFrom[part]) / idle.seconds }));
+  const idleMs = parts.reduce((sum, { cpuMs }) => sum + cpuMs, 0);
+  for (const { part, cpuMs } of parts) add(`idle ${part}, each second`, { cpuMs, note: `${(cpuMs / 10).toFixed(2)} % of a core` });
+  add('idle, each second', { cpuMs: idleMs, pages: idlePages, note: `${(idleMs / 10).toFixed(2)} % of a core`, gate: IDLE });
 
   /** Pages of the work, less what the idle service reads in the same time. */
   const counting = async <T>(work: () => Promise<T>) => {
@@ -112,6 +145,7 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
       cpuMs: (serviceMs(service) - cpu) / result.answered,
       pages: pages / result.answered,
       note: bad.length > 0 ? bad.join(', ') : null,
+      gate: REQUEST,
     });
   };
   const list = '/api/partner/v1/payments';
@@ -164,7 +198,7 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
   await measureLoad('readiness', get('/readyz'));
 
   // Reports and audit routes of one day.
-  const measureFetch = async (name: string, url: URL, headers: Record<string, string> = { authorization: `AuditKey ${auditKey}` }) => {
+  const measureFetch = async (name: string, url: URL, gate: Gate, headers: Record<string, string> = { authorization: `AuditKey ${auditKey}` }) => {
     const times: number[] = [];
     let note: string | null = null;
     const { pages } = await counting(async () => {
@@ -177,11 +211,16 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
       }
     });
     times.sort((a, b) => a - b);
-    add(name, { ms: times[Math.floor(TIMES / 2)]!, p99: times.at(-1)!, pages: pages / TIMES, note });
+    add(name, { ms: times[Math.floor(TIMES / 2)]!, p99: times.at(-1)!, pages: pages / TIMES, note, gate });
   };
-  const measureAudit = (name: string, path: string) => measureFetch(name, new URL(path, service.auditUrl));
-  for (const report of Object.keys(REPORTS)) await measureAudit(`report ${report}, one day`, `/audit/v1/exports/${report}?from=${from}&to=${to}`);
-  await measureFetch('metrics', service.metricsUrl, {});
+  const measureAudit = (name: string, path: string, gate = REPORT) => measureFetch(name, new URL(path, service.auditUrl), gate);
+  for (const report of Object.keys(REPORTS))
+    await measureAudit(
+      `report ${report}, one day`,
+      `/audit/v1/exports/${report}?from=${from}&to=${to}`,
+      BOOKS.includes(report) ? BOOKS_OF_A_DAY : REPORT,
+    );
+  await measureFetch('metrics', service.metricsUrl, REQUEST, {});
   const dated = sample[0]!.id;
   await measureAudit('audit: a payment as of a day', `/audit/v1/payments/${dated}?asOf=${to}`);
   await measureAudit('audit: timeline', `/audit/v1/payments/${dated}/timeline`);
@@ -196,24 +235,72 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
   await measureAudit('audit: batches', '/audit/v1/batches');
 
   // Commands.
-  const measureCommand = async (name: string, ...args: readonly string[]) => {
+  const addCommand = (name: string, run: Operated, cpuMs: number, known: Partial<Figure>) => {
+    const failed = run.exitCode === 0 ? null : `exit ${run.exitCode}: ${(run.stderr || run.stdout).slice(0, 200)}`;
+    add(name, { ms: 1_000 * run.seconds, cpuMs, mib: run.peakMib, ...known, note: failed ?? known.note ?? null });
+  };
+  /** `cpuMs` of the figure: of the command and of the whole service while it runs. */
+  const measureCommand = async (name: string, gate: Gate | null, ...args: readonly string[]) => {
+    const cpu = serviceMs(service);
     const { result, pages } = await counting(() => operate(service, ...args));
-    const failed = result.exitCode === 0 ? null : `exit ${result.exitCode}: ${(result.stderr || result.stdout).slice(0, 200)}`;
-    add(name, { ms: 1_000 * result.seconds, pages, mib: result.peakMib, note: failed });
+    addCommand(name, result, result.cpuMs + serviceMs(service) - cpu, { pages, gate });
     return result;
   };
-  await measureCommand('command that does nothing', 'portals', 'list');
-  await measureCommand('payments tasks', 'payments', 'tasks');
+  await measureCommand('command that does nothing', null, 'portals', 'list');
+  await measureCommand('payments tasks', REQUEST, 'payments', 'tasks');
   // The closing of the day before makes the last day a period of its own. In a store of one day, nothing lies before.
   await operate(service, 'audit', 'close-period', '--to', from);
-  await measureCommand('close a day', 'audit', 'close-period', '--to', to);
-  const help = await operate(service, 'audit', 'verify', '--help');
-  if (!help.stdout.includes('--from-head')) add('incremental verify', { note: 'not measured: this release has none' });
-  const full = help.stdout.includes('--full') ? ['--full'] : [];
-  const verified = await measureCommand('full verify', 'audit', 'verify', '--timeout-seconds', '3600', ...full);
+  await measureCommand('close a day', BOOKS_OF_A_DAY, 'audit', 'close-period', '--to', to);
+  const folder = mkdtempSync(join(tmpdir(), 'payfold-head-'));
+  try {
+    const head = join(folder, 'day.head');
+    const signed = await signHeadOf(service, from);
+    if (signed === null) add('incremental verify of one day', { note: 'not measured: nothing lies before the last day' });
+    else {
+      writeFileSync(head, signed);
+      // This pass compares the payments of the day with their events, too.
+      await measureCommand('incremental verify and drift of one day', REPORT, 'audit', 'verify', '--from-head', head);
+    }
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
+  const verified = await measureCommand('full verify', FULL_VERIFY, 'audit', 'verify', '--timeout-seconds', '3600', '--full');
   const { size = 0 } = verified.exitCode === 0 ? (JSON.parse(verified.stdout) as { size?: number }) : {};
-  add('full verify, 1,000 events', { ms: (1_000_000 * verified.seconds) / size, note: `${(size / verified.seconds).toFixed(0)} events/s of ${size}, ${payments} payments` }); // prettier-ignore
+  add('full verify, 1,000 events', { ms: (1_000_000 * verified.seconds) / size, note: `${(size / verified.seconds).toFixed(0)} events/s of ${size}, ${payments} payments`, gate: FULL_VERIFY_OF_1000 }); // prettier-ignore
+
+  // The last measurement, because it makes the store larger.
+  if (lines > 0) {
+    const { imported, creates, cpuMs, failed } = await settleBatch(service, lines, CREATES_RATE);
+    addCommand('settlement batch', imported, cpuMs, { gate: SETTLEMENT, note: failed ?? `${lines} lines` });
+    const bad = [...creates.statuses].filter(([status]) => status !== 200).map(([status, count]) => `${count} × ${status}`);
+    add('create beside the settlement batch', {
+      ms: percentile(creates.latencies, 0.5),
+      p99: percentile(creates.latencies, 0.99),
+      note: [...bad, `${creates.answered} creates`].join(', '),
+      gate: BESIDE_SETTLEMENT,
+    });
+  }
   return { service, figures };
+};
+
+/** A signed head over all events that were stored before an instant, as if it had been signed then. null: there are none. */
+const signHeadOf = async ({ pool, dataDir }: BenchService, at: string): Promise<string | null> => {
+  // The log is in the order of time, and positions count events. So the end is found by halves.
+  let [low, high] = [0, Number((await pool.query<{ position: string }>('select position from es.head')).rows[0]!.position)];
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    const { rows } = await pool.query<{ before: boolean }>('select stored_at < $2::timestamptz as before from es.events where position = $1', [
+      middle,
+      at,
+    ]);
+    if (rows[0]!.before) low = middle;
+    else high = middle - 1;
+  }
+  if (low === 0) return null;
+  const { rows } = await pool.query<{ position: string }>(`select lpad($1::text, length(position), '0') as position from log_state`, [low]);
+  const { origin } = await logState(pool);
+  const head = { origin, size: low, root: await rootOf(storedTiles(pool), low), at, position: rows[0]!.position };
+  return signHead(head, readKeyRing(join(dataDir, 'master.key')));
 };
 
 const walBytes = async ({ pool }: BenchService): Promise<number> =>

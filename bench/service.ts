@@ -158,7 +158,8 @@ const childrenOf = (parent: number): Stat[] =>
     })
     .filter(({ fields }) => Number(fields[STAT.parent]) === parent);
 
-const pidsOf = (supervisor: number): Record<Part, number> => {
+/** The processes of a service that has started. */
+export const pidsOf = (supervisor: number): Record<Part, number> => {
   const children = childrenOf(supervisor).map(({ pid }) => ({ pid, command: readFileSync(`/proc/${pid}/cmdline`, 'utf8') }));
   const find = (pattern: RegExp): number => children.find(({ command }) => pattern.test(command))!.pid;
   return {
@@ -172,7 +173,7 @@ const pidsOf = (supervisor: number): Record<Part, number> => {
 };
 
 /** Processor time of each part so far, in milliseconds. The time of Postgres includes ended sessions. */
-export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
+export const processorMs = ({ pids }: Pick<BenchService, 'pids'>): Record<Part, number> => {
   const ticks = (stats: readonly Stat[], at: readonly number[]) =>
     stats.reduce((sum, { fields }) => sum + at.reduce((own, field) => own + Number(fields[field]), 0), 0);
   const of = (part: Part): number => {
@@ -181,4 +182,16 @@ export const processorMs = ({ pids }: BenchService): Record<Part, number> => {
     return TICK_MS * (ticks([stat, ...childrenOf(stat.pid)], STAT.own) + ticks([stat], STAT.ofEnded));
   };
   return Object.fromEntries(PARTS.map((part) => [part, of(part)])) as Record<Part, number>;
+};
+
+/** Processor time of all processes of the service so far, in milliseconds. */
+export const serviceMs = (service: Pick<BenchService, 'pids'>): number => {
+  const parts = processorMs(service);
+  return PARTS.filter((part) => part !== 'load').reduce((sum, part) => sum + parts[part], 0);
+};
+
+/** Processor time of the processes that this process started and that have ended, in milliseconds. */
+export const endedChildrenMs = (): number => {
+  const { fields } = statOf(process.pid);
+  return TICK_MS * STAT.ofEnded.reduce((sum, field) => sum + Number(fields[field]), 0);
 };

@@ -86,10 +86,11 @@ export const makeHistory = async (ports: HistoryPorts, payments: number, byStaff
   for (const [index, { id }] of rows.entries()) await (index < byStaff ? ports.dispute(id) : ports.refund(id));
 };
 
-export const eventsOf = async (pool: Queryable): Promise<StoredEvent[]> => {
+/** Events in the order of the log. `where`: SQL that limits them. */
+export const eventsOf = async (pool: Queryable, where = ''): Promise<StoredEvent[]> => {
   const { rows } = await pool.query<StoredEvent>(
     `select stream_id as stream, revision, event_id as "eventId", type, data::text as data, meta::text as meta, meta->>'recordedAt' as "recordedAt"
-     from es.events order by position`,
+     from es.events ${where} order by position`,
   );
   return rows;
 };
@@ -172,7 +173,7 @@ export const makeStore = async (databaseUrl: string, base: readonly StoredEvent[
   }
 };
 
-const EVENT_COLUMNS = ['position', 'stream_id', 'revision', 'event_id', 'type', 'data', 'meta', 'stored_at'];
+export const EVENT_COLUMNS = ['position', 'stream_id', 'revision', 'event_id', 'type', 'data', 'meta', 'stored_at'];
 
 /** Writes all copies. Each transaction writes whole copies, moves the head, and records how many copies there are. */
 const multiply = async (pool: Pool, base: readonly StoredEvent[], times: readonly number[], onProgress: OnProgress): Promise<void> => {

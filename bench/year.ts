@@ -6,6 +6,9 @@
  *
  * `--dir <folder>` keeps the store. The next run with the same folder goes on where an earlier one ended, and measures the same store again.
  * `--only-make` ends when the store is made. A plot of all recorded sizes is written to `reports/year.svg`.
+ *
+ * `--base 100000` compares each figure with the newest run of that size in `reports/bench.ndjson`. The last column says whether the gate of the figure
+ * is met. `--lines` sets the size of the settlement batch, which is measured last, because it adds as many payments to the store (0: not measured).
  */
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { chmod, mkdir, mkdtemp, rm } from 'node:fs/promises';
@@ -18,7 +21,7 @@ import { SERVICES } from '../apps/demo/city.js';
 import { openContext } from '../apps/operator/context.js';
 import { printBytes } from './bytes.js';
 import { caughtUp } from './history.js';
-import { type Figure, measureYear } from './measurements.js';
+import { type Figure, type Gate, measureYear } from './measurements.js';
 import { operate } from './operate.js';
 import { refuseWithoutFsync } from './pgbench.js';
 import { type Costs, writePlot } from './plot.js';
@@ -37,10 +40,19 @@ const { values } = parseArgs({
     /** Seconds of each measured load. */
     seconds: { type: 'string', default: '10' },
     'idle-seconds': { type: 'string', default: '60' },
+    /** Lines of the settlement batch. */
+    lines: { type: 'string', default: '200000' },
+    /** Payments of the run with which this one is compared. */
+    base: { type: 'string', default: '100000' },
   },
 });
 const [payments, perDay, history] = [Number(values.payments), Number(values['per-day']), Number(values.history)];
-const [seconds, idleSeconds] = [Number(values.seconds), Number(values['idle-seconds'])];
+const [seconds, idleSeconds, lines, base] = (['seconds', 'idle-seconds', 'lines', 'base'] as const).map((name) => Number(values[name])) as [
+  number,
+  number,
+  number,
+  number,
+];
 /** Disputes, and refunds by staff, of the history. */
 const BY_STAFF = 3;
 const DISPUTE = ['--amount-cents', '100', '--status', 'in_dispute', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud', '--opened-on', '2026-11-02', '--due-date', '2026-12-02']; // prettier-ignore
@@ -144,7 +156,7 @@ try {
   const store = await made(directory);
   if (!values['only-make']) {
     service = await startService(store);
-    const figures = await measureYear(service, { ...store, payments, seconds, idleSeconds, say });
+    const figures = await measureYear(service, { ...store, payments, seconds, idleSeconds, lines, say });
     service = figures.service;
     await printBytes(service.pool);
     table(figures.figures);
@@ -159,25 +171,63 @@ try {
 
 function table(figures: readonly Figure[]): void {
   const cell = (value: number | null, digits = 1) => (value === null ? '' : value.toFixed(digits)).padStart(11);
-  console.log(`${''.padEnd(44)}${['p50 ms', 'p99 ms', 'cpu ms', 'pages', 'MiB'].map((head) => head.padStart(11)).join('')}`);
-  for (const { name, ms, p99, cpuMs, pages, mib, note } of figures)
-    console.log(`${name.padEnd(44)}${cell(ms)}${cell(p99)}${cell(cpuMs, 2)}${cell(pages, 0)}${cell(mib, 0)}${note === null ? '' : `  ${note}`}`);
+  console.log(`${''.padEnd(44)}${['p50 ms', 'p99 ms', 'cpu ms', 'pages', 'MiB'].map((head) => head.padStart(11)).join('')}  gate`);
+  const known = recorded().get(base)?.costs ?? {};
+  const missed: string[] = [];
+  for (const figure of figures) {
+    const { name, ms, p99, cpuMs, pages, mib, note, gate } = figure;
+    const verdict = gate === null ? '' : judged(figure, gate, known[name] ?? null);
+    if (verdict.startsWith('MISSED')) missed.push(name);
+    console.log(
+      `${name.padEnd(44)}${cell(ms)}${cell(p99)}${cell(cpuMs, 2)}${cell(pages, 0)}${cell(mib, 0)}  ${verdict.padEnd(34)}${note ?? ''}`.trimEnd(),
+    );
+  }
+  const gates = figures.filter(({ gate }) => gate !== null).length;
+  console.log(
+    `gates against ${base} payments: ${gates - missed.length} of ${gates} not missed${missed.length > 0 ? `; missed: ${missed.join(', ')}` : ''}`,
+  );
+}
+
+/** Whether a figure holds its gate. `baseMs`: its median at the base size. null: that was not recorded. */
+function judged({ ms, p99, cpuMs, mib }: Figure, { times, mostMs, mostP99, mostCpuMs, mostMib }: Gate, baseMs: number | null): string {
+  const said: string[] = [];
+  let met = true;
+  const most = (value: number | null, limit: number | undefined, unit: string) => {
+    if (limit === undefined) return;
+    met &&= value !== null && value <= limit;
+    said.push(`≤ ${limit} ${unit}`);
+  };
+  most(ms, mostMs, 'ms');
+  most(p99, mostP99, 'ms p99');
+  most(cpuMs, mostCpuMs, 'ms cpu');
+  most(mib, mostMib, 'MiB');
+  if (times !== undefined && payments !== base) {
+    if (baseMs === null || ms === null) return 'no base';
+    met &&= ms <= times * baseMs;
+    said.push(`${(ms / baseMs).toFixed(2)} × ≤ ${times} × ${baseMs.toFixed(1)}`);
+  }
+  return said.length === 0 ? 'base' : `${met ? 'met' : 'MISSED'}: ${said.join(', ')}`;
 }
 
 function costsOf(figures: readonly Figure[]): Record<string, number> {
   return Object.fromEntries(figures.flatMap(({ name, ms }) => (ms === null ? [] : [[name, ms]])));
 }
 
-/** Draws the newest line of each size in the reports, and this run. Only names that every size has. */
-function plotAll(mine: Costs): void {
+/** The newest recorded run of each size. */
+function recorded(): Map<number, Costs> {
   const bySize = new Map<number, Costs>();
   const file = 'reports/bench.ndjson';
   for (const line of existsSync(file) ? readFileSync(file, 'utf8').trimEnd().split('\n') : []) {
     const { bench, printed } = JSON.parse(line) as { bench: string; printed?: string[] };
-    const recorded = bench === 'year' ? printed?.find((text) => text.startsWith('{"size"')) : undefined;
-    if (recorded) bySize.set((JSON.parse(recorded) as Costs).size, JSON.parse(recorded) as Costs);
+    const said = bench === 'year' ? printed?.find((text) => text.startsWith('{"size"')) : undefined;
+    if (said) bySize.set((JSON.parse(said) as Costs).size, JSON.parse(said) as Costs);
   }
-  bySize.set(mine.size, mine);
+  return bySize;
+}
+
+/** Draws the newest run of each size in the reports, and this one. Only names that every size has. */
+function plotAll(mine: Costs): void {
+  const bySize = recorded().set(mine.size, mine);
   const all = [...bySize.values()].sort((a, b) => a.size - b.size);
   const names = Object.keys(mine.costs).filter((name) => all.every(({ costs }) => name in costs));
   const shown = all.map(({ size, costs }) => ({ size, costs: Object.fromEntries(names.map((name) => [name, costs[name]!])) }));

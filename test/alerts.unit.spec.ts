@@ -5,21 +5,13 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
-import { parse } from 'yaml';
+import { Alerts, readRules, type Rule } from './support/alerts.js';
 import { metricsInCode } from './support/metrics.js';
 
 const ROOT = new URL('..', import.meta.url).pathname;
 const read = (file: string) => readFileSync(join(ROOT, file), 'utf8');
 
-interface Rule {
-  readonly alert: string;
-  readonly expr: string;
-  readonly for?: string;
-  readonly labels: { readonly severity: string };
-  readonly annotations: { readonly summary: string; readonly runbook: string };
-}
-const { groups } = parse(read('docker/alerts.yaml')) as { readonly groups: readonly { readonly name: string; readonly rules: readonly Rule[] }[] };
-const rules = groups.flatMap((group) => group.rules);
+const rules = readRules();
 const { panels } = JSON.parse(read('docker/dashboard.json')) as {
   readonly panels: readonly { readonly id: number; readonly title: string; readonly targets: readonly { readonly expr: string }[] }[];
 };
@@ -70,6 +62,37 @@ describe('alert rules', () => {
     const names = rules.map(({ alert }) => alert);
     expect(new Set(names).size).toBe(names.length);
     for (const name of names) expect(operations).toContain(`\`${name.replace('Payfold', '')}\``);
+  });
+});
+
+describe('the evaluation of alert rules', () => {
+  /** Scrapes every 10 s the series that `text` gives for a second. Returns the time at which an alert first fires in seconds. null: it never does. */
+  const firesAfter = (alert: string, seconds: number, text: (second: number) => string | null): number | null => {
+    const alerts = new Alerts(rules);
+    for (let second = 0; second <= seconds; second += 10) if (alerts.scraped(text(second), second * 1_000).includes(alert)) return second;
+    return null;
+  };
+  const requests = (ok: number, failed: number) =>
+    `payfold_http_request_duration_seconds_count{route="/x",status="200"} ${ok}\npayfold_http_request_duration_seconds_count{route="/x",status="503"} ${failed}\n`;
+
+  test('each rule can be evaluated', () => {
+    expect(new Alerts(rules).scraped('payfold_ready{check="database"} 1\n', 0)).toEqual([]);
+  });
+  test('a limit: at once, or only when it has lasted', () => {
+    expect(firesAfter('PayfoldStoreIncident', 100, (second) => `payfold_store_incident ${second >= 50 ? 1 : 0}\n`)).toBe(50);
+    expect(firesAfter('PayfoldNotReady', 300, () => null)).toBe(120);
+    expect(firesAfter('PayfoldNotReady', 300, () => 'payfold_ready{check="a"} 1\npayfold_ready{check="b"} 0\n')).toBe(120);
+    expect(firesAfter('PayfoldNotReady', 300, (second) => `payfold_ready{check="a"} ${second % 100 === 0 ? 1 : 0}\n`)).toBeNull();
+    expect(firesAfter('PayfoldOpenAttemptOld', 600, () => 'payfold_open_attempts{figure="count"} 9999\n')).toBeNull();
+    expect(firesAfter('PayfoldOpenAttemptOld', 600, () => 'payfold_open_attempts{figure="oldest_seconds"} 901\n')).toBe(300);
+  });
+  test('a counter: its increase counts, also after a restart, and not its height', () => {
+    expect(firesAfter('PayfoldChildRestarts', 600, () => 'payfold_child_restarts_total{child="api"} 3\n')).toBeNull();
+    expect(firesAfter('PayfoldChildRestarts', 600, (second) => `payfold_child_restarts_total{child="api"} ${second < 300 ? 3 : 1}\n`)).toBe(300);
+  });
+  test('a share of requests', () => {
+    expect(firesAfter('PayfoldServerErrors', 900, (second) => requests(second * 100, second))).toBeNull();
+    expect(firesAfter('PayfoldServerErrors', 900, (second) => requests(second * 100, second * 2))).toBe(310);
   });
 });
 

@@ -231,8 +231,11 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
     .requiredOption('--forward-to <url>', 'http URL on this machine, such as http://127.0.0.1:4000/hook', localUrl)
     .action(
       action(async (context, { account, forwardTo }: { account: string; forwardTo: URL }) => {
-        const { config, pool, keys, clock, administration, services, untilInterrupted } = context;
+        const { config, pool, keys, clock, administration, runtime, services, untilInterrupted } = context;
         if (config.environment === 'production') throw new ServiceError('INVALID_STATE', 'Listening is for the sandbox; register an endpoint.');
+        // Without a service, this command holds the lock of DATA_DIR, and a start would wait for it for as long as it listens.
+        if (runtime === null && config.databaseUrl === null)
+          throw new ServiceError('INVALID_STATE', 'No service uses this DATA_DIR. Start it first, then listen.');
         const { listenTo, listenSecretOf } = await open(context);
         await administration.account(account);
         const signal = untilInterrupted();

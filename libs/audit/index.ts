@@ -22,8 +22,8 @@ export {
   sweepDrift,
 } from './drift.js';
 export { isReport, type ReportName, reportOf, REPORTS } from './exports.js';
-export { ForgedHead, headFiles, headKeys, openHead, readHeadFile } from './head.js';
-export { eventHash } from './merkle.js';
+export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead } from './head.js';
+export { eventHash, rootOf } from './merkle.js';
 export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
 export { exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
@@ -40,6 +40,7 @@ export {
   sealedEnd,
   signedEnd,
   signLog,
+  storedTiles,
   unsignedEvents,
 } from './seal.js';
 export { nextPass, passFigures, type PassName, runDuePasses, verifiedHeadFile, verifyPassMigration } from './scheduled-passes.js';

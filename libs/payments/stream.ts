@@ -1,5 +1,5 @@
 import { hash } from 'node:crypto';
-import { canonicalJson, type Clock, type Deadline, type Ids, type Json, ServiceError } from '#kernel';
+import { canonicalJson, type Clock, type Deadline, fold, type Ids, type Json, ServiceError } from '#kernel';
 import {
   defineEvents,
   type DecidedStreamType,
@@ -8,6 +8,7 @@ import {
   load,
   type Origin,
   type Position,
+  readStreams,
   type Recorded,
   retryOnConflict,
 } from '#eventstore';
@@ -99,6 +100,18 @@ export class PaymentStreams {
   async load(paymentId: string): Promise<LoadedPayment> {
     const { state, revision } = await load(this.store, PAYMENT_STREAM, paymentId);
     return { paymentId, payment: state, revision };
+  }
+
+  /** Folds several streams, which are read in one statement. Throws Unavailable. */
+  async loadAll(paymentIds: readonly string[]): Promise<ReadonlyMap<string, LoadedPayment>> {
+    const streams = await readStreams(this.store, paymentIds.map(paymentStream));
+    return new Map(
+      paymentIds.map((paymentId, index) => {
+        const events = streams[index]!;
+        const payment = fold(decider, events.map(paymentEvents.read));
+        return [paymentId, { paymentId, payment, revision: events.at(-1)?.revision ?? null }];
+      }),
+    );
   }
 
   /** All events of the stream, in order. */

@@ -211,18 +211,20 @@ export const openExceptions = async (
   cases: { caughtUp(): Promise<void> },
   stop?: AbortSignal,
 ): Promise<number> => {
-  await cases.caughtUp();
+  // The rows of both models say what is opened and what has ended.
+  const caughtUp = async () => void (await Promise.all([ports.register.caughtUp(), cases.caughtUp()]));
+  await caughtUp();
   let total = 0;
   for (;;) {
     // Supersede first. The amount in suspense of a line depends on its exceptions that are not superseded.
     const superseded = await supersede(ports, db);
-    if (superseded > 0) await cases.caughtUp();
+    if (superseded > 0) await caughtUp();
     const now = timestamp(ports.payments.clock.now());
     const [lines, late, wrong] = [await newLines(db), await missing(db, now), await wrongInSuspense(db)];
     const opened = [...lines, ...late, ...uniqueById(wrong)];
     for (const one of opened)
       await changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
-    if (opened.length > 0) await cases.caughtUp();
+    if (opened.length > 0) await caughtUp();
     total += opened.length;
     const mayHaveMore = [superseded, lines.length, late.length, wrong.length].some((count) => count === DETECTED_PER_ROUND);
     if (!mayHaveMore || stop?.aborted) return total;
@@ -238,7 +240,7 @@ const OPEN_STATUSES: readonly ExceptionStatus[] = ['opened', 'assigned', 'explai
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ exception_id: string; reason: string }>(
     `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
-     where d.superseded and c.status not in ('resolved', 'superseded')
+     where d.superseded and d.opened and not d.ended and c.status not in ('resolved', 'superseded')
      union all
      select c.exception_id, 'it settled in batch ' || t.settled_batch_id from settlement_case c
      cross join lateral (select settled_batch_id from gateway_transaction where ref = c.ref limit 1) as t
@@ -268,7 +270,7 @@ const IS_ENDING = `
 const newLines = async (db: Queryable): Promise<OpenedException[]> => {
   const { rows } = await db.query<Record<string, string> & { line: number }>(
     `select d.*, case when d.suspense_cents = 0 then 0 else ${IN_SUSPENSE} end as left_cents from settlement_exception d
-     where not d.superseded and not exists (select from settlement_case c where c.exception_id = d.exception_id) and not ${IS_ENDING} order by d.recorded_at limit $1`,
+     where not d.opened and not d.superseded and not exists (select from settlement_case c where c.exception_id = d.exception_id) and not ${IS_ENDING} order by d.recorded_at limit $1`,
     [DETECTED_PER_ROUND],
   );
   return rows.map((row) => ({
@@ -328,7 +330,7 @@ const wrongInSuspense = async (db: Queryable): Promise<OpenedException[]> => {
          (select count(*) from settlement_case c where c.gateway = d.gateway and c.merchant_account = d.merchant_account and c.batch_id = d.batch_id
             and c.line = d.line and c.kind = 'SUSPENSE_MISMATCH') as before
        from settlement_exception d
-       where d.superseded and d.line >= 0
+       where d.superseded and d.resolved_cents <> 0 and d.line >= 0
          and d.exception_id in (select c.exception_id from settlement_case c where c.status = 'resolved' and c.suspense_cents <> 0)
          and not exists (select from settlement_exception e where e.gateway = d.gateway and e.merchant_account = d.merchant_account and e.batch_id = d.batch_id
            and e.line = d.line and not e.superseded and not exists (select from settlement_case c where c.exception_id = e.exception_id))

@@ -38,8 +38,8 @@ import {
 
 /** Number of lines per event. An append allows many more. The payments of these lines are looked up in one statement. */
 const LINES_PER_EVENT = 200;
-/** Number of payments whose streams are written at the same time. */
-const PARALLEL_PAYMENTS = 16;
+/** Number of payments whose streams are written at the same time. The store writes what waits in one statement. */
+const PARALLEL_PAYMENTS = 64;
 /** After this many conflicts, this process leaves the batch to the other writer. */
 const MAX_CONFLICTS = 50;
 
@@ -505,7 +505,7 @@ const matchLines = async (
 
   const seen = new Set<string>();
   const results = new Map<number, RecordedLine>();
-  const byPayment = new Map<string, { number: number; line: SettlementRecord; transaction: RegisteredTransaction }[]>();
+  const byPayment = new Map<string, FoundLine[]>();
   for (const { number, line } of lines) {
     const transaction = found(line);
     const name = nameOfLine(line);
@@ -518,15 +518,26 @@ const matchLines = async (
       results.set(number, toRecorded(number, line, repeated ? 'DUPLICATE_AT_GATEWAY' : 'MISSING_HERE', origin, null));
     } else byPayment.set(transaction.paymentId, [...(byPayment.get(transaction.paymentId) ?? []), { number, line, transaction }]);
   }
-  const queue = [...byPayment.values()];
+  const queue = [...byPayment];
+  const loaded = await ports.payments.streams.loadAll([...byPayment.keys()]);
   await Promise.all(
     Array.from({ length: PARALLEL_PAYMENTS }, async () => {
-      for (let payment = queue.pop(); payment; payment = queue.pop())
-        for (const { number, line, transaction } of payment) results.set(number, await settleLine(ports, account, batch, number, line, transaction));
+      for (let payment = queue.pop(); payment; payment = queue.pop()) {
+        const [paymentId, [first, ...others]] = payment;
+        results.set(first!.number, await settleLine(ports, account, batch, first!, loaded.get(paymentId)));
+        for (const line of others) results.set(line.number, await settleLine(ports, account, batch, line));
+      }
     }),
   );
   return lines.map(({ number }) => results.get(number)!);
 };
+
+/** A line with the transaction that it names. */
+interface FoundLine {
+  readonly number: number;
+  readonly line: SettlementRecord;
+  readonly transaction: RegisteredTransaction;
+}
 
 const toRecorded = (
   number: number,
@@ -549,20 +560,28 @@ const toRecorded = (
   expectedCents,
 });
 
-/** Judges one line against its payment. If the line settles a leg, the payment's stream records this. */
+/**
+ * Judges one line against its payment. If the line settles a leg, the payment's stream records this. `before`: the payment as it was read with others.
+ * If it has changed since, an append at its revision fails. Without an append nothing would notice that, so the payment is then read again.
+ */
 const settleLine = (
   { payments, store }: SettlementPorts,
   { merchantAccount }: GatewayAccount,
   { batchId, closedAt }: { readonly batchId: string; readonly closedAt: string },
-  number: number,
-  line: SettlementRecord,
-  transaction: RegisteredTransaction,
+  { number, line, transaction }: FoundLine,
+  before: LoadedPayment | null = null,
 ): Promise<RecordedLine> => {
   const { clock, streams } = payments;
   const { paymentId, leg } = transaction;
+  const judge = ({ payment }: LoadedPayment) => judgeLine(line, { merchantAccount, batchId }, transaction, payment, clock.now());
   return retryingConflicts(async () => {
-    const loaded = await streams.load(paymentId);
-    const judgement = judgeLine(line, { merchantAccount, batchId }, transaction, loaded.payment, clock.now());
+    let loaded = before ?? (await streams.load(paymentId));
+    let judgement = judge(loaded);
+    if (before && (judgement === 'wait' || !judgement.settles)) {
+      loaded = await streams.load(paymentId);
+      judgement = judge(loaded);
+    }
+    before = null;
     if (judgement === 'wait')
       throw new NotYet(`payment ${paymentId} of batch ${batchId} is being charged or reversed; the batch goes on when that has ended`);
     const { result, expectedCents, settles } = judgement;

@@ -6,7 +6,8 @@ import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
 import { collect, everyRow, hashedUuid, type Pool, type Queryable } from '#platform';
 import { type Dispute, type DisputeStatus, type GatewayAccount, type Leg, type PaymentEvent, paymentEvents, paymentIdOf } from '#payments';
-import { settlementEvents } from './events.js';
+import { exceptionEvents, settlementEvents } from './events.js';
+import type { ExceptionEvent } from './exception.js';
 import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
 
 // The columns of gateway_transaction stand in the order that leaves no gaps between them: a store holds two rows of it for each payment.
@@ -32,7 +33,9 @@ const TABLES = `
     exception_id uuid not null primary key, gateway text not null, merchant_account text not null, batch_id text not null, line int not null,
     kind text not null, type text not null, transaction_id text not null, ref text, payment_id uuid, leg text, gross_cents bigint not null,
     expected_cents bigint, suspense_cents bigint not null, recorded_at timestamptz not null, position text collate "C" not null,
-    superseded boolean not null default false)`;
+    superseded boolean not null default false, opened boolean not null default false, ended boolean not null default false,
+    resolved_cents bigint not null default 0)`;
+// The worker looks every 20 s for what it must open or supersede. The last three indexes hold only that, so an idle round reads nothing.
 const INDEXES = `
   alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
   create index gateway_transaction_id on gateway_transaction (transaction_id) where transaction_id is not null;
@@ -44,17 +47,21 @@ const INDEXES = `
   create index settlement_batch_closed on settlement_batch (closed_at, gateway, merchant_account, batch_id);
   create index settlement_batch_funding on settlement_batch (funded_on) where not funded;
   create index dispute_due on dispute (due_date, dispute_id);
+  create index dispute_open on dispute (due_date, dispute_id) where status <> 'recovered';
+  create index dispute_recovered on dispute (updated_at) where status = 'recovered';
   create index settlement_exception_payment on settlement_exception (payment_id);
   create index settlement_exception_batch on settlement_exception (batch_id, line);
-  create index settlement_exception_superseded on settlement_exception (exception_id) where superseded`;
+  create index settlement_exception_unopened on settlement_exception (recorded_at) where not opened and not superseded;
+  create index settlement_exception_ending on settlement_exception (exception_id) where superseded and opened and not ended;
+  create index settlement_exception_corrected on settlement_exception (exception_id) where superseded and resolved_cents <> 0`;
 
 /** The register collects events for this long before it writes. Call `caughtUp` for the newest state. */
 const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 3,
-  streamPrefixes: ['payment-', 'settlement-'],
+  shape: 4,
+  streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
   createTables: TABLES,
@@ -102,7 +109,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   const lateIds: LateId[] = [];
   const disputes = new Map<string, Dispute & { paymentId: string; at: string }>();
   const refunds: { paymentId: string; event: PaymentEvent & { type: 'RefundRequested' } }[] = [];
-  const settled: { recorded: Recorded; event: SettlementEvent }[] = [];
+  const settled: { recorded: Recorded; event: SettlementEvent | ExceptionEvent }[] = [];
   const nameOf = (paymentId: string, leg: Leg, attemptId: string | null) => `${paymentId} ${leg} ${attemptId ?? ''}`;
   const identify = (late: LateId) => {
     const row = rows.get(nameOf(late.paymentId, late.leg, late.refundAttemptId));
@@ -114,6 +121,10 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   for (const recorded of events) {
     if (isSettlementStream(recorded.stream)) {
       settled.push({ recorded, event: settlementEvents.read(recorded) });
+      continue;
+    }
+    if (recorded.stream.startsWith('exception-')) {
+      settled.push({ recorded, event: exceptionEvents.read(recorded) });
       continue;
     }
     // Skip streams of imported files, which have the same prefix as batches.
@@ -170,7 +181,24 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeTransactionIds(client, lateIds);
   await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
-  for (const { recorded, event } of settled) await writeSettlement(client, recorded, event);
+  // Exceptions are opened and ended between settlement events, so all of them keep the order of the log.
+  for (const { recorded, event } of settled)
+    if (isExceptionEvent(event)) await writeProgress(client, recorded, event);
+    else await writeSettlement(client, recorded, event);
+};
+
+const isExceptionEvent = (event: SettlementEvent | ExceptionEvent): event is ExceptionEvent => event.type.startsWith('Exception');
+
+/** Notes what became of an exception, if a line made it. An exception of a missing transaction has no row here. */
+const writeProgress = async (client: Queryable, { stream }: Recorded, event: ExceptionEvent): Promise<void> => {
+  const isEnd = event.type === 'ExceptionResolved' || event.type === 'ExceptionSuperseded';
+  if (event.type !== 'ExceptionOpened' && !isEnd) return;
+  const resolvedCents = event.type === 'ExceptionResolved' ? event.data.suspenseCents : 0;
+  await client.query({
+    name: 'register-exception-progress',
+    text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3 where exception_id = $1',
+    values: [stream.slice('exception-'.length), isEnd, resolvedCents],
+  });
 };
 
 const writeTransactions = async (client: Queryable, rows: readonly TransactionRow[]): Promise<void> => {

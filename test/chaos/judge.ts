@@ -33,7 +33,7 @@ export interface Verdict {
 }
 
 /** Runs recovery and lets the partners repeat their open requests, at most SETTLE_ROUNDS times. Returns how many payments recovery resolved. */
-export const bringToEnd = async (installation: Installation, partners: Partners, random: Random): Promise<number> => {
+export const bringToEnd = async (installation: Pick<Installation, 'recover'>, partners: Partners, random: Random): Promise<number> => {
   let resolved = 0;
   for (let round = 0; round < SETTLE_ROUNDS; round++) {
     resolved += await installation.recover();
@@ -43,7 +43,11 @@ export const bringToEnd = async (installation: Installation, partners: Partners,
 };
 
 /** `since`: the number of charges at the start of the round. Only the keys of later charges and of the newest returns are sent again. */
-export const judge = async ({ stores, bank }: Installation, partners: Partners, since = { charges: 0 }): Promise<Verdict> => {
+export const judge = async (
+  { stores, bank }: Pick<Installation, 'stores' | 'bank'>,
+  partners: Partners,
+  since = { charges: 0 },
+): Promise<Verdict> => {
   const violations: string[] = [];
   let books: Books;
   try {

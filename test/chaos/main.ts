@@ -3,6 +3,7 @@
  *
  * - `npm run chaos [-- --minutes M --rounds R --seed S --plant charge|loss]`
  * - `npm run chaos -- --keys 200`: sends each key 50 times at once.
+ * - `npm run chaos -- --soak [--minutes 40 --rate 42 --seed S]`: an even load on `npm start`, with commands of staff and restarts.
  * - `npm run chaos -- --disk [--rounds 5]`: needs root.
  * - `npm run chaos:tcp [-- --seed S]`
  */
@@ -12,17 +13,21 @@ import { progress, writeReport } from '../support/report.js';
 import { PLANTS, runChaos } from './chaos.js';
 import { mayMount, proveDisk } from './disk.js';
 import { proveKeys } from './keys.js';
+import { runSoak } from './soak.js';
 import { proveTcp } from './tcp.js';
 
 const { values } = parseArgs({
   options: {
     tcp: { type: 'boolean', default: false },
-    minutes: { type: 'string', default: '10' },
+    minutes: { type: 'string' },
     rounds: { type: 'string' },
     seed: { type: 'string' },
     keys: { type: 'string' },
     plant: { type: 'string' },
     disk: { type: 'boolean', default: false },
+    soak: { type: 'boolean', default: false },
+    /** Charges per second of a soak. */
+    rate: { type: 'string', default: '42' },
   },
 });
 const seed = Number(values.seed ?? Math.floor(Date.now() / 1_000));
@@ -46,6 +51,9 @@ if (values.tcp) {
   const report = await proveTcp(random, { onProgress: (cases) => bar.update(cases) });
   bar.stop();
   finish('chaos-tcp', report);
+} else if (values.soak) {
+  const options = { minutes: Number(values.minutes ?? 40), rate: Number(values.rate) };
+  finish('chaos-soak', await runSoak(random, { ...options, onProgress: (line) => console.log(line) }));
 } else if (values.disk) {
   if (mayMount()) finish('chaos-disk', await proveDisk(random, Number(values.rounds ?? 5), (line) => console.log(line)));
   else console.log('no disk was filled: only root may mount one that is small enough');
@@ -56,7 +64,7 @@ if (values.tcp) {
   bar.stop();
   finish('chaos-keys', report);
 } else {
-  const milliseconds = Number(values.minutes) * 60_000;
+  const milliseconds = Number(values.minutes ?? 10) * 60_000;
   const rounds = values.rounds === undefined ? Number.POSITIVE_INFINITY : Number(values.rounds);
   finish('chaos', await runChaos(random, { milliseconds, rounds, plant, onProgress: (line) => console.log(line) }));
 }

@@ -81,6 +81,8 @@ export class Partners {
   readonly returns: Return[] = [];
   readonly violations: string[] = [];
   readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
+  /** Called for each answer. `kind`: GET, list, payments, refund or void. `ms`: from the first byte sent. */
+  onAnswered: (kind: string, ms: number, status: number) => void = () => undefined;
   private readonly agent = new Agent({ keepAlive: true });
   /** False: a request without an outcome is parked after its next answer. */
   private open = true;
@@ -195,7 +197,8 @@ export class Partners {
   // ----------------------------------------------------------------------------------------------------------------------------------
   // Returns, reads, lists.
 
-  private idlePayment(random: Random): Charge | null {
+  /** A payment of which something can be returned. null: none was found in a few tries. */
+  idlePayment(random: Random): Charge | null {
     for (let tries = 0; tries < 5 && this.charges.length > 0; tries++) {
       const charge = random.pick(this.charges);
       if (charge.state === 'paid' && charge.returning === null && !charge.voided && this.leftOf(charge) > 0) return charge;
@@ -269,7 +272,7 @@ export class Partners {
     return true;
   }
 
-  private async list(random: Random): Promise<void> {
+  async list(random: Random): Promise<void> {
     this.figures.lists += 1;
     const reply = await this.send('GET', `payments?limit=${LIST_LIMIT}`, null, null, random);
     if (reply === null || reply.status >= 500) return;
@@ -316,6 +319,7 @@ export class Partners {
     this.figures.requests += 1;
     const chosen = instance ?? this.choose(random);
     const url = this.urls[chosen]!;
+    const sent = performance.now();
     return new Promise<Reply | null>((resolve) => {
       const text = body && JSON.stringify(body);
       const headers = {
@@ -351,6 +355,7 @@ export class Partners {
       call.once('error', () => resolve(null)).end(text ?? undefined);
     }).then((reply) => {
       this.figures[reply === null ? 'unanswered' : 'answers'] += 1;
+      if (reply !== null) this.onAnswered(kindOf(method, path), performance.now() - sent, reply.status);
       if (reply === null) this.silentUntil[chosen] = performance.now() + AVOID_MS;
       return reply;
     });
@@ -377,6 +382,9 @@ export class Partners {
     this.agent.destroy();
   }
 }
+
+const kindOf = (method: string, path: string): string =>
+  method === 'GET' ? (path.includes('?') ? 'list' : 'GET') : path.slice(path.lastIndexOf('/') + 1);
 
 /** True if the service stores this answer under the key and replays it (C15). */
 export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);

@@ -330,6 +330,16 @@ describe('a start beside a command that uses the data directory', () => {
     expect(second.stderr().match(/the start waits for/g)).toHaveLength(1);
   });
 
+  test('webhooks listen is refused: a start would wait for as long as it listens', async () => {
+    await stopped();
+    const account = '01890000-0000-7000-8000-000000000000';
+    const command = launch([LAUNCHER, 'webhooks', 'listen', '--account', account, '--forward-to', 'http://127.0.0.1:9/hook'], dataDir);
+    expect(await command.exited).toMatchObject({
+      code: 1,
+      stderr: expect.stringContaining('No service uses this DATA_DIR. Start it first, then listen.'),
+    });
+  });
+
   test('goes on with the database of a command that was killed', async () => {
     const command = await stoppedCommand();
     const waiting = await waitingService(command);
