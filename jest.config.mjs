@@ -13,6 +13,7 @@ export default {
     '^#platform/http$': '<rootDir>/libs/platform/http/index.ts',
     '^(\\.{1,2}/.*)\\.js$': '$1',
   },
+  testSequencer: '<rootDir>/test/support/longest-first.mjs',
   globalSetup: '<rootDir>/test/support/global-setup.mjs',
   globalTeardown: '<rootDir>/test/support/global-teardown.mjs',
   // A guard against hanging, not an expectation: a busy machine starts a process in seconds.

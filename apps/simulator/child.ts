@@ -3,8 +3,8 @@ import { spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 
-/** The simulator reads its whole journal at its start, the operations of 30 days. A million records take some seconds. */
-const START_TIMEOUT_MS = 5 * 60_000;
+/** A start takes some seconds, but the first one reads the whole journal of an older release. Four million records take some minutes. */
+const START_TIMEOUT_MS = 30 * 60_000;
 /** Longer than the 2 s for which a stopping simulator waits for answers in flight. */
 const STOP_TIMEOUT_MS = 10_000;
 

@@ -34,7 +34,7 @@ import { isCents, systemClock, timestamp, type Clock } from '#kernel';
 import { brandOf, crockford } from '#platform';
 import { CALLS, Faults, MISBEHAVIOURS, type CallFacts, type Fault } from './faults.js';
 import { fixtureFor, TOKENS } from './fixtures.js';
-import { JournalFailed, openJournal } from './journal.js';
+import { readJournal } from './journal.js';
 import {
   Processor,
   type Answer,
@@ -44,10 +44,10 @@ import {
   type Leg,
   type Operation,
   type ProcessorRecord,
-  type Remainder,
   type Result,
   type ReversalAsked,
 } from './processor.js';
+import { openStore, StoreFailed, type Store } from './store.js';
 
 const DAY_MS = 86_400_000;
 const MAX_BODY_BYTES = 16 * 1024;
@@ -69,14 +69,11 @@ const RANDOM_ID_CHARACTERS = 16;
 /** A settled batch is forgotten this long after it closed, with the charges and references that only it needs. */
 const KEPT_MS = 30 * DAY_MS;
 const FORGET_EVERY_MS = 60 * 60_000;
-/** The journal is written anew when this share of its records is no longer needed. A steady load reaches it about once a day. */
-const FORGET_SHARE = 0.03;
-const NOTHING_TO_FORGET: Remainder = { dropped: 0, records: [], drop: () => undefined };
 
 const STATUS_OF_RESULT = { approved: 200, declined: 402, rejected: 422, not_processed: 502 } as const satisfies Record<Result['kind'], number>;
 
 export interface SimulatorOptions {
-  /** The directory of the journal, created if missing. Only one simulator at a time can use it. */
+  /** The directory of the books, created if missing. Only one simulator at a time can use it. */
   readonly directory: string;
   readonly host?: string;
   /** 0 or omitted: any free port. */
@@ -91,7 +88,7 @@ export interface SimulatorOptions {
   readonly closeBatchesAt?: string | null;
   /** Whether the operator's endpoints are served. Default true. */
   readonly controls?: boolean;
-  /** Called when the journal can no longer be written. The process should then end and start again. */
+  /** Called when the books can no longer be read or written. The process should then end and start again. */
   readonly onFailure?: (error: Error) => void;
 }
 
@@ -126,6 +123,8 @@ interface Request {
   readonly body: Fields;
   readonly response: ServerResponse;
 }
+
+type MaybeAsync<T> = T | Promise<T>;
 
 type Handler = (request: Request) => Reply | Promise<Reply>;
 
@@ -230,14 +229,14 @@ const readBody = async (request: IncomingMessage): Promise<Fields> => {
   return fields('the body', value);
 };
 
-const summary = ({ batchId, closedAt, fundedOn, lines }: Batch) => ({
+const summary = ({ batchId, closedAt, fundedOn, count, grossCents, feeCents, netCents }: Batch) => ({
   batchId,
   closedAt,
   fundedOn,
-  count: lines.length,
-  grossCents: lines.reduce((sum, line) => sum + (line.accepted ? line.grossCents : 0), 0),
-  feeCents: lines.reduce((sum, line) => sum + line.feeCents, 0),
-  netCents: lines.reduce((sum, line) => sum + line.netCents, 0),
+  count,
+  grossCents,
+  feeCents,
+  netCents,
 });
 
 /** The address of a simulator that runs on this directory. null: none answers. */
@@ -260,11 +259,10 @@ const untilTimeOfDay = (timeOfDay: string, now: number): number => {
 
 const SERVICE = 'payfold-simulator';
 const FIND_TIMEOUT_MS = 2_000;
-const JOURNAL_FILE = 'journal.ndjson';
 const ADDRESS_FILE = 'address.json';
 
 /**
- * Starts the processor on its directory. Throws `JournalRefused` if another simulator holds the directory or the file is damaged. Throws the system's
+ * Starts the processor on its directory. Throws `StoreRefused` if another simulator holds the directory or its files are damaged. Throws the system's
  * error if the port is taken.
  */
 export const startSimulator = async (options: SimulatorOptions): Promise<Simulator> => {
@@ -278,14 +276,21 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     closeBatchesAt = null,
     onFailure = () => undefined,
   } = options;
-  let write: (record: ProcessorRecord) => void = () => undefined;
-  const processor = new Processor(
-    { partialVoid: options.partialVoid ?? true, refundUnsettled: options.refundUnsettled ?? false },
-    (record) => write(record),
-    (prefix) => prefix + crockford(randomBytes(RANDOM_ID_BYTES), RANDOM_ID_CHARACTERS),
-  );
-  const journal = await openJournal<ProcessorRecord>(join(directory, JOURNAL_FILE), (record) => processor.apply(record), onLog);
-  write = (record) => journal.append(record);
+  const openProcessor = (store: Store) =>
+    Processor.open(
+      { partialVoid: options.partialVoid ?? true, refundUnsettled: options.refundUnsettled ?? false },
+      store,
+      (prefix) => prefix + crockford(randomBytes(RANDOM_ID_BYTES), RANDOM_ID_CHARACTERS),
+    );
+  const store = await openStore(directory, async (journal, empty) => {
+    const older = await openProcessor(empty);
+    for await (const records of readJournal<ProcessorRecord>(journal, onLog)) {
+      for (const record of records) older.apply(record);
+      await empty.durable();
+    }
+    onLog(`carried ${journal} over`);
+  });
+  const processor = await openProcessor(store);
 
   const faults = new Faults();
   const stopping = new AbortController();
@@ -310,45 +315,36 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       await clock.sleep(untilTimeOfDay(timeOfDay, clock.now()), stopping.signal);
       if (stopping.signal.aborted) return;
       onLog(`closed ${closeAllBatches().length} batches, as every day at ${timeOfDay} UTC`);
-      await journal.durable();
+      await store.durable();
     }
   };
 
-  /** Forgets what ended {@link KEPT_MS} ago, in the journal and then in memory. */
+  /** Forgets what settled {@link KEPT_MS} ago. */
   const forgetOld = async (): Promise<void> => {
     while (!stopping.signal.aborted) {
-      const before = timestamp(clock.now() - KEPT_MS);
-      const { dropped, records, drop } = (processor.oldestAt ?? before) < before ? processor.remainder(before) : NOTHING_TO_FORGET;
-      if (dropped > FORGET_SHARE * (records.length + dropped)) {
-        try {
-          await journal.compact(records);
-          drop();
-          onLog(`forgot ${dropped} records of operations that ended more than 30 days ago; ${records.length} are kept`);
-        } catch (error) {
-          if (!stopping.signal.aborted) onLog(`the journal could not be compacted: ${(error as Error).message}`);
-        }
-      }
+      const forgotten = await processor.forget(timestamp(clock.now() - KEPT_MS), stopping.signal);
+      if (forgotten > 0) onLog(`forgot ${forgotten} operations of batches that closed more than 30 days ago`);
       await clock.sleep(FORGET_EVERY_MS, stopping.signal);
     }
   };
 
   /**
-   * Executes a call, with the fault that hits it, if any. `execute` changes the state without waiting. Its record is on disk before the answer is
-   * sent.
+   * Executes a call, with the fault that hits it, if any. `execute` changes the state before it waits for anything. The change is on disk before the
+   * answer is sent.
    */
   const perform = async (
     response: ServerResponse,
     facts: CallFacts,
     delayMs: number,
-    execute: () => { status: number; body: unknown },
+    execute: () => MaybeAsync<{ status: number; body: unknown }>,
   ): Promise<Reply> => {
     if (!enabled) throw new Refusal(503, 'disabled', 'processing is disabled');
     const fault = faults.take(facts);
     if (fault?.answer === 'disabled') throw new Refusal(503, 'disabled', 'processing is disabled');
     await wait(delayMs + (fault?.delayBeforeMs ?? 0));
-    const reply = fault?.effect === false ? { status: 200, body: { ref: facts.ref, outcome: { kind: 'approved' } } } : execute();
+    const reply = fault?.effect === false ? { status: 200, body: { ref: facts.ref, outcome: { kind: 'approved' } } } : await execute();
     // Wait for the disk even for a repeated answer. The record of the first answer may not be on disk yet.
-    await journal.durable();
+    await store.durable();
     if (!fault) return reply;
     await wait(fault.delayAfterMs);
     return misbehave(response, fault, reply);
@@ -443,7 +439,10 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
 
   const batches = (execute: (request: Request) => unknown): Handler => {
     return (request) =>
-      perform(request.response, { call: 'batches', merchantAccount: request.merchantAccount }, 0, () => ({ status: 200, body: execute(request) }));
+      perform(request.response, { call: 'batches', merchantAccount: request.merchantAccount }, 0, async () => ({
+        status: 200,
+        body: await execute(request),
+      }));
   };
 
   const closeBatch = batches(({ merchantAccount }) => {
@@ -451,17 +450,17 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     return { batch: batch && summary(batch) };
   });
 
-  const listBatches = batches(({ merchantAccount, query }) => {
-    const list = processor.batchesAfter(merchantAccount, query.get('after'));
+  const listBatches = batches(async ({ merchantAccount, query }) => {
+    const list = await processor.batchesAfter(merchantAccount, query.get('after'), BATCHES_PER_PAGE + 1);
     if (!list) throw new Refusal(404, 'not_found', 'no such batch');
     return { batches: list.slice(0, BATCHES_PER_PAGE).map(summary), more: list.length > BATCHES_PER_PAGE };
   });
 
-  const batchLines = batches(({ merchantAccount, parameters: [batchId = ''], query }) => {
-    const batch = processor.batch(merchantAccount, batchId);
-    if (!batch) throw new Refusal(404, 'not_found', 'no such batch');
+  const batchLines = batches(async ({ merchantAccount, parameters: [batchId = ''], query }) => {
     const from = integer('from', query.get('from'), 0, Number.MAX_SAFE_INTEGER, 0);
-    return { batchId, lines: batch.lines.slice(from, from + LINES_PER_PAGE), more: batch.lines.length > from + LINES_PER_PAGE };
+    const page = await processor.linesOf(merchantAccount, batchId, from, LINES_PER_PAGE);
+    if (!page) throw new Refusal(404, 'not_found', 'no such batch');
+    return { batchId, ...page };
   });
 
   /** Makes a handler for the operator only. */
@@ -469,8 +468,8 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     (execute: (request: Request) => unknown): Handler =>
     async (request) => {
       if (request.merchantAccount !== OPERATOR) throw new Refusal(403, 'forbidden', 'for the operator only');
-      const body = execute(request);
-      await journal.durable();
+      const body = await execute(request);
+      await store.durable();
       return { status: 200, body };
     };
 
@@ -483,7 +482,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     ['POST', /^\/v1\/batches\/close$/, closeBatch],
     ['GET', /^\/v1\/batches$/, listBatches],
     ['GET', /^\/v1\/batches\/([0-9A-Za-z_-]{1,64})$/, batchLines],
-    ['GET', /^\/v1\/disputes$/, batches(({ merchantAccount }) => ({ disputes: processor.listDisputes(merchantAccount) }))],
+    ['GET', /^\/v1\/disputes$/, batches(async ({ merchantAccount }) => ({ disputes: await processor.listDisputes(merchantAccount) }))],
     ...(controls
       ? ([
           ['POST', /^\/control\/faults$/, control(({ body }) => ({ id: faults.arm(faultOf(body)) }))],
@@ -501,15 +500,15 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
           [
             'GET',
             /^\/control\/charges$/,
-            control(({ query }) => {
+            control(async ({ query }) => {
               const from = integer('from', query.get('from'), 0, Number.MAX_SAFE_INTEGER, 0);
               const limit = integer('limit', query.get('limit'), 1, MAX_TRUTH_PER_PAGE, TRUTH_PER_PAGE);
-              const operations = processor.truth(from, limit);
+              const operations = await processor.truth(from, limit);
               return { operations, next: operations.length === limit ? operations.at(-1)!.number + 1 : null };
             }),
           ],
           ['POST', /^\/control\/batches\/close$/, control(() => ({ batches: closeAllBatches() }))],
-          ['GET', /^\/control\/disputes$/, control(() => ({ disputes: processor.listDisputes(null) }))],
+          ['GET', /^\/control\/disputes$/, control(async () => ({ disputes: await processor.listDisputes(null) }))],
           [
             'POST',
             /^\/control\/disputes\/([0-9A-Za-z_-]{1,64})$/,
@@ -559,7 +558,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
       response.socket?.destroy();
       if (error instanceof Refusal || request.errored) return;
       onLog(`a call failed: ${error instanceof Error ? (error.stack ?? error.message) : 'unknown'}`);
-      if (error instanceof JournalFailed) onFailure(error);
+      if (error instanceof StoreFailed) onFailure(error);
     }
   };
 
@@ -578,13 +577,13 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     graceOver.abort();
     server.closeAllConnections();
     await closed;
-    await journal.close();
+    await store.close();
   };
 
   try {
     await new Promise<void>((resolve, reject) => server.once('error', reject).listen(port, host, resolve));
   } catch (error) {
-    await journal.close();
+    await store.close();
     throw error;
   }
   const address = server.address() as AddressInfo;
@@ -595,7 +594,9 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   await rename(`${addressFile}.new`, addressFile);
 
   const daily = closeBatchesAt === null ? Promise.resolve() : closeDaily(closeBatchesAt).catch(onFailure);
-  const forgetting = forgetOld();
+  const forgetting = forgetOld().catch((error: Error) => {
+    if (!stopping.signal.aborted) onFailure(error);
+  });
 
   let closing: Promise<void> | null = null;
   return {
