@@ -11,7 +11,7 @@ runRole('api', async (config, log, { stop }) => {
   const metrics = createMetrics(services);
   const api = await createApi({ ...services, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   const url = await api.listen(config.port, config.host);
-  const audit = await createAudit(services);
+  const audit = await createAudit({ ...services, onAnswer: metrics.answered });
   const auditUrl = await audit.listen(config.auditPort, config.auditHost);
   return {
     addresses: { url, auditUrl },
