@@ -14,6 +14,7 @@ import {
 } from '@nestjs/common';
 import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import { once } from 'node:events';
+import type { Writable } from 'node:stream';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
@@ -295,7 +296,7 @@ export class AuditController {
     try {
       for (let piece = first; !piece.done; piece = await pieces.next()) {
         if (raw.destroyed) return;
-        if (!raw.write(piece.value)) await drained(raw);
+        if (!raw.write(piece.value)) await untilDrained(raw);
       }
       const made = await manifest();
       raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(made) });
@@ -325,7 +326,7 @@ export class AuditController {
 }
 
 /** Waits until the connection takes more, or is closed. */
-const drained = async (raw: FastifyReply['raw']): Promise<void> => {
+export const untilDrained = async (raw: Writable): Promise<void> => {
   const waiting = new AbortController();
   const either = [once(raw, 'drain', waiting), once(raw, 'close', waiting)];
   // Without the abort, each wait would leave a listener on the connection.
