@@ -6,6 +6,7 @@ import { apiKeyUseMigration, type AuthenticationDeps, directoryModel, type Direc
 import { AccountsModule, AUTHENTICATION, DIRECTORY } from '#accounts/module';
 import {
   auditKeyModel,
+  driftAgainMigration,
   driftFollowMigration,
   driftMigration,
   driftPassMigration,
@@ -69,6 +70,7 @@ export const MIGRATIONS: readonly Migration[] = [
   driftMigration,
   driftPassMigration,
   driftFollowMigration,
+  driftAgainMigration,
   verifyPassMigration,
   dropReadModelsOf010,
 ];

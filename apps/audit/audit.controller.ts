@@ -14,6 +14,7 @@ import {
 } from '@nestjs/common';
 import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import { once } from 'node:events';
+import type { Writable } from 'node:stream';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
@@ -295,7 +296,7 @@ export class AuditController {
     try {
       for (let piece = first; !piece.done; piece = await pieces.next()) {
         if (raw.destroyed) return;
-        if (!raw.write(piece.value)) await Promise.race([once(raw, 'drain'), once(raw, 'close')]);
+        if (!raw.write(piece.value)) await untilDrained(raw);
       }
       const made = await manifest();
       raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(made) });
@@ -323,6 +324,14 @@ export class AuditController {
     return position;
   }
 }
+
+/** Waits until the connection takes more, or is closed. */
+export const untilDrained = async (raw: Writable): Promise<void> => {
+  const waiting = new AbortController();
+  const either = [once(raw, 'drain', waiting), once(raw, 'close', waiting)];
+  // Without the abort, each wait would leave a listener on the connection.
+  await Promise.race(either).finally(() => waiting.abort());
+};
 
 const openCursor = (cursor: string): { createdAt: string; id: string } => {
   const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];

@@ -4,7 +4,7 @@ import { NestFactory } from '@nestjs/core';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import { DocumentBuilder, SwaggerModule } from '@nestjs/swagger';
 import type { FastifyInstance } from 'fastify';
-import { createHttpAdapter, ErrorsFilter } from '#platform/http';
+import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { API_VERSION } from '../api/openapi.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
 import { serveOpenApi } from '../api-docs.js';
@@ -28,9 +28,9 @@ export interface Audit {
   close(graceMs?: number): Promise<void>;
 }
 
-export const createAudit = async (services: Services): Promise<Audit> => {
-  const { log, clock } = services;
-  const adapter = createHttpAdapter({ log, now: () => clock.now() });
+export const createAudit = async (services: Services & Pick<ServerOptions, 'onAnswer'>): Promise<Audit> => {
+  const { log, clock, onAnswer } = services;
+  const adapter = createHttpAdapter({ log, now: () => clock.now(), ...(onAnswer && { onAnswer }) });
   const close = gracefulClose(adapter.getInstance<FastifyInstance>(), clock);
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {

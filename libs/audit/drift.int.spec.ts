@@ -1,13 +1,23 @@
 /** If the database fails during a drift check, the caller gets one error. A second, unhandled rejection would end the worker. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
-import { type EventStore, memoryEventStore, openEventStore, prepareReadModels, readStreams, type Recorded, searchPathOf } from '#eventstore';
+import {
+  checkpointOf,
+  type EventStore,
+  memoryEventStore,
+  openEventStore,
+  prepareReadModels,
+  readStreams,
+  type Recorded,
+  searchPathOf,
+} from '#eventstore';
 import type { Json } from '#kernel';
 import { paymentListModel, type PaymentTerms } from '#payments';
 import { createLogger, createPool, migrate, PAGE_ROWS, type Pool, type Queryable, systemIds, transaction } from '#platform';
+import { paymentRegisterModel } from '#settlement';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
 import { freshDatabase } from '../../test/support/postgres.js';
-import { checkPayments, driftFound, findDrift, MAX_DIFFERENCES } from './drift.js';
+import { checkPayments, driftFound, findDrift, keepDifferences, MAX_DIFFERENCES, sweepDrift } from './drift.js';
 import { journalModel } from '#ledger';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -100,6 +110,71 @@ test('all findings of the sweep are shown', async () => {
     2 * PAGE_ROWS,
     2 * PAGE_ROWS,
   ]);
+});
+
+test('what somebody read earlier neither deletes nor replaces a difference that another one found since', async () => {
+  const id = systemIds(() => Date.now()).uuid();
+  const [early, late, later] = ['2026-03-01 10:00:00.000001+00', '2026-03-01 10:00:00.000002+00', '2026-03-01 10:00:00.000003+00'] as const;
+  const told = async () => (await pool.query<{ message: string }>('select message from drift_difference')).rows.map(({ message }) => message);
+  const found = (message: string) => [{ kind: 'list', paymentId: id, position: null, message }] as const;
+  await keepDifferences(pool, [id], { differences: found('of the sweep'), readAt: late });
+  await keepDifferences(pool, [id], { differences: [], readAt: early });
+  expect(await told()).toEqual(['of the sweep']);
+  await keepDifferences(pool, [id], { differences: found('of a slow pass'), readAt: early });
+  expect(await told()).toEqual(['of the sweep']);
+  await keepDifferences(pool, [id], { differences: found('of the next look'), readAt: later });
+  expect(await told()).toEqual(['of the next look']);
+  await keepDifferences(pool, [id], { differences: [], readAt: '2026-03-01 10:00:00.000004+00' });
+  expect(await told()).toEqual([]);
+});
+
+test('the time of a look is that before its reads', async () => {
+  const { readAt } = await checkPayments({ store: memoryEventStore(), db: pool, now: () => Date.now() }, [systemIds(() => Date.now()).uuid()]);
+  const { rows } = await pool.query<{ before: boolean }>('select $1::timestamptz < clock_timestamp() as before', [readAt]);
+  expect(rows[0]!.before).toBe(true);
+});
+
+test('a payment that just settled without its line is compared again when the line should be there', async () => {
+  const store = memoryEventStore();
+  const [id, sound] = [await charged(store), await charged(store)];
+  const settledAt = '2026-03-02T10:00:00.000Z';
+  for (const paymentId of [id, sound])
+    await store.append(`payment-${paymentId}`, 1n, [
+      {
+        id: systemIds(() => Date.now()).uuid(),
+        type: 'PaymentSettled',
+        v: 1,
+        data: { leg: 'combined', batchId: 'bat_1', closedAt: settledAt, grossCents: 1_030, feeCents: 20 },
+        meta: { recordedAt: settledAt, actor: { type: 'system', id: 'spec' }, correlationId: id },
+      },
+    ]);
+  const line = `insert into gateway_transaction (amount_cents, payment_id, attempt_id, ref, gateway, merchant_account, leg, op, settled_batch_id)
+                values (1030, $1::uuid, $1::uuid, 'c' || $1::uuid, 'simulator', 'mid', 'combined', 'charge', 'bat_1')`;
+  await pool.query(line, [sound]);
+  const events = (await readStreams(store, [`payment-${id}`, `payment-${sound}`])).flat();
+  await transaction(pool, (client) => paymentListModel.apply(client, events));
+  await transaction(pool, (client) => journalModel.apply(client, events));
+  for (const model of [paymentListModel, journalModel, paymentRegisterModel])
+    await pool.query('insert into projection_checkpoint (name, position, epoch) values ($1, $2, 0) on conflict (name) do update set position = $2', [
+      checkpointOf(model),
+      await store.head(),
+    ]);
+  await pool.query(`update drift_sweep set position = ''`);
+  let now = Date.parse(settledAt) + 60_000;
+  const sweep = async () => (await sweepDrift({ store, db: pool, now: () => now }))!.differences.map(({ paymentId, kind }) => [paymentId, kind]);
+  const waiting = async () => (await pool.query<{ payment_id: string }>('select payment_id from drift_again')).rows.map((row) => row.payment_id);
+
+  expect(await sweep()).toEqual([]);
+  expect(await waiting()).toEqual([id]);
+  now += 60 * 60_000;
+  expect(await sweep()).toEqual([]);
+  await pool.query(`update drift_again set due_at = now() - interval '1 second'`);
+  expect(await sweep()).toEqual([[id, 'settlement']]);
+  expect(await waiting()).toEqual([]);
+  await pool.query(line, [id]);
+  await pool.query(`update drift_difference set looked_at = now() - interval '1 hour'`);
+  expect(await sweep()).toEqual([]);
+  expect((await driftFound(pool)).differences).toEqual([]);
 });
 
 const charged = async (store: EventStore): Promise<string> => {

@@ -76,11 +76,13 @@ const PAGE_PAYMENTS = 100;
 const PAGES_AHEAD = 3;
 /**
  * For this long after a PaymentSettled event, a missing settlement line is no difference. The line is recorded shortly after the event. If the
- * process dies before that, the next round of settlement records the line.
+ * process dies before that, the next round of settlement records the line. The sweep compares such a payment again after this time.
  */
 const LINE_FOLLOWS_MS = 10 * 60_000;
 
 export interface Checkpoints {
+  /** Time of the database at which the checkpoints were read, with microseconds. All rows and events that are compared were read after it. */
+  readonly readAt: string;
   readonly list: string;
   readonly journal: string;
   readonly register: string;
@@ -88,12 +90,13 @@ export interface Checkpoints {
 }
 
 export const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> => {
-  const { rows } = await db.query<{ name: string; position: string }>(
-    'select name, position from projection_checkpoint where name = any($1::text[])',
+  const { rows } = await db.query<{ read_at: string; name: string | null; position: string }>(
+    'select clock_timestamp()::text as read_at, name, position from (select) one left join projection_checkpoint on name = any($1::text[])',
     [[paymentListModel, journalModel, paymentRegisterModel].map(checkpointOf)],
   );
   const at = (name: string) => rows.find((row) => row.name === name)?.position ?? '';
   return {
+    readAt: rows[0]!.read_at,
     list: at(checkpointOf(paymentListModel)),
     journal: at(checkpointOf(journalModel)),
     register: at(checkpointOf(paymentRegisterModel)),
@@ -167,8 +170,15 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
 const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14'];
 const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.includes(rule);
 
-const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, rows: Rows, now: number): Difference[] => {
+/** The differences of one payment. `again`: a settlement line may still follow, so the payment must be compared again. */
+interface LookedAt {
+  readonly differences: readonly Difference[];
+  readonly again: boolean;
+}
+
+const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, rows: Rows, now: number): LookedAt => {
   const differences: Difference[] = [];
+  let again = false;
   const differs = (kind: DriftKind, position: string | null, message: string) => differences.push({ kind, paymentId: id, position, message });
   const row = rows.list.get(id);
   const booked = rows.journal.get(id);
@@ -231,13 +241,13 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
   const legs = payment.phase === 'charged' ? payment.legs : [];
   for (const { leg, settledBatchId } of legs) {
     const line = evidence?.get(leg) ?? null;
-    const fresh = settledAt.has(leg) && now - Date.parse(settledAt.get(leg)!) < LINE_FOLLOWS_MS;
-    if (line !== settledBatchId && !fresh && !(last !== null && last > at.register))
-      differs('settlement', last, `its ${leg} leg settled in ${settledBatchId ?? 'no batch'}, the processor's lines say ${line ?? 'none'}`);
+    if (line === settledBatchId || (last !== null && last > at.register)) continue;
+    if (settledAt.has(leg) && now - Date.parse(settledAt.get(leg)!) < LINE_FOLLOWS_MS) again = true;
+    else differs('settlement', last, `its ${leg} leg settled in ${settledBatchId ?? 'no batch'}, the processor's lines say ${line ?? 'none'}`);
   }
   if (evidence && payment.phase !== 'charged')
     differs('settlement', last, `it was not charged, and lines of ${[...evidence.values()].join(', ')} settled it`);
-  return differences;
+  return { differences, again };
 };
 
 /** True if two values are equal as JSON. Plain JSON is compared first, since canonical JSON is ten times slower. */
@@ -396,8 +406,12 @@ const agrees = ({ payment, row, revision, books, entries }: Replayed, { list, jo
   );
 };
 
-interface Checked {
-  readonly differences: Difference[];
+export interface Checked {
+  /** {@link Checkpoints}. */
+  readonly readAt: string;
+  readonly differences: readonly Difference[];
+  /** Ids of payments that must be compared again later: a settlement line may still follow. */
+  readonly again: readonly string[];
   /** One line for each payment (id, revision, state), in the order of the given ids. */
   readonly texts: string[];
   /** Number of journal entries that follow from the payments' events in the counted part of the log. */
@@ -454,24 +468,25 @@ export const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: R
     for (const { position } of replayed.entries) if (position > after && position <= until) entries += 1;
     if (!streams[index]!.some(({ position }) => position > since && position <= after)) first += 1;
   }
-  return { differences: await lookClosely(ports, doubtful), texts, entries, first };
+  return { readAt: at.readAt, ...(await lookClosely(ports, doubtful)), texts, entries, first };
 };
 
-const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<Difference[]> => {
-  if (ids.length === 0) return [];
+const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<Pick<Checked, 'differences' | 'again'>> => {
+  if (ids.length === 0) return { differences: [], again: [] };
   const { store, db, now } = ports;
   const at = await readCheckpoints(ports);
   const rows = await readRows(db, ids);
   const streams = await readStreams(store, ids.map(paymentStream), { skipUnreadable: true });
-  return ids.flatMap((id, index) => {
+  const looked = ids.map((id, index): LookedAt => {
     const events = streams[index]!;
     try {
       return checkPayment(id, events, at, rows, now());
     } catch (error) {
       const message = `its events cannot be replayed: ${(error as Error).message}`;
-      return [{ kind: 'list', paymentId: id, position: events.at(-1)?.position ?? null, message }];
+      return { differences: [{ kind: 'list', paymentId: id, position: events.at(-1)?.position ?? null, message }], again: false };
     }
   });
+  return { differences: looked.flatMap(({ differences }) => differences), again: ids.filter((_, index) => looked[index]!.again) };
 };
 
 /** Ids of payments in the list or the journal, ascending, beginning after the id `after`. */
@@ -631,10 +646,23 @@ alter table drift_difference add column looked_at timestamptz not null default n
 `,
 };
 
+export const driftAgainMigration: Migration = {
+  name: '0108-drift-again',
+  sql: `
+create table drift_again (
+  payment_id uuid primary key,
+  due_at timestamptz not null
+);
+create index drift_again_due on drift_again (due_at);
+`,
+};
+
 /** After this number of events, a round of the sweep ends. */
 const SWEPT_EVENTS = 2_000;
 /** Number of payments that are compared without a pause. A request may have to wait for these few milliseconds. */
 export const SWEPT_AT_ONCE = 40;
+/** At most this many payments whose settlement line was missing are compared again in a round. */
+const AGAIN_PER_ROUND = 400;
 /** If a worker dies during its round, another worker can begin a round after this time without progress. */
 const ROUND_SECONDS = 60;
 /** A payment that differs is compared again after this time, until it is right. */
@@ -657,7 +685,8 @@ export const sweepDrift = async (ports: DriftPorts, goOn: () => Promise<boolean>
   const { store, db } = ports;
   const { list, journal, register } = await readCheckpoints(ports);
   const applied = [list, journal, register].sort()[0]!;
-  const known = await knownDifferences(db);
+  const due = await dueAgain(db);
+  const known = [...new Set([...(await knownDifferences(db)), ...due])];
   if (known.length === 0 && (await db.query('select from drift_sweep where position >= $1', [applied])).rowCount === 1)
     return { differences: [], level: true };
   const { rows } = await db.query<{ position: string }>(
@@ -670,9 +699,10 @@ export const sweepDrift = async (ports: DriftPorts, goOn: () => Promise<boolean>
   const compare = async (ids: readonly string[]): Promise<boolean> => {
     for (let from = 0; from < ids.length; from += SWEPT_AT_ONCE) {
       const group = ids.slice(from, from + SWEPT_AT_ONCE);
-      const { differences: found } = await checkPayments(ports, group);
-      await keepDifferences(db, group, found);
-      differences.push(...found);
+      const checked = await checkPayments(ports, group);
+      await keepDifferences(db, group, checked);
+      await lookAgain(db, group, checked.again);
+      differences.push(...checked.differences);
       if (!(await goOn())) return false;
     }
     return true;
@@ -693,8 +723,8 @@ export const sweepDrift = async (ports: DriftPorts, goOn: () => Promise<boolean>
       await move(position, ROUND_SECONDS);
       if (left <= 0) break;
     }
-  const level = goes && left > 0;
-  await move(level && applied > position ? applied : position, 0);
+  const level = goes && left > 0 && due.length < AGAIN_PER_ROUND;
+  await move(goes && left > 0 && applied > position ? applied : position, 0);
   return { differences, level };
 };
 
@@ -707,17 +737,43 @@ const knownDifferences = async (db: Queryable): Promise<string[]> => {
   return rows.map((row) => row.payment_id);
 };
 
-/** Stores the differences of payments that were just compared. Stored differences of these payments that no longer exist are deleted. */
-export const keepDifferences = async (db: Queryable, ids: readonly string[], differences: readonly Difference[]): Promise<void> => {
-  await db.query('delete from drift_difference where payment_id = any($1::uuid[]) and not (payment_id::text || kind = any($2::text[]))', [
-    ids,
-    differences.map(({ paymentId, kind }) => `${paymentId}${kind}`),
+/** Payments whose settlement line was missing, and should be there now. */
+const dueAgain = async (db: Queryable): Promise<string[]> => {
+  const { rows } = await db.query<{ payment_id: string }>('select payment_id from drift_again where due_at <= now() order by due_at limit $1', [
+    AGAIN_PER_ROUND,
   ]);
+  return rows.map((row) => row.payment_id);
+};
+
+/** Of the payments `ids`, which were just compared, those in `again` are compared again when their settlement line should be there. */
+const lookAgain = async (db: Queryable, ids: readonly string[], again: readonly string[]): Promise<void> => {
+  await db.query(
+    `with ended as (delete from drift_again where payment_id = any($1::uuid[]) and not payment_id = any($2::uuid[]))
+     insert into drift_again (payment_id, due_at) select id, now() + $3::int * interval '1 millisecond' from unnest($2::uuid[]) as id
+     on conflict (payment_id) do update set due_at = excluded.due_at`,
+    [ids, again, LINE_FOLLOWS_MS],
+  );
+};
+
+/**
+ * Stores the differences of payments that were compared. Stored differences of these payments that no longer exist are deleted. A payment may have
+ * been compared by somebody else meanwhile. What was read later stays.
+ */
+export const keepDifferences = async (
+  db: Queryable,
+  ids: readonly string[],
+  { differences, readAt }: Pick<Checked, 'differences' | 'readAt'>,
+): Promise<void> => {
+  await db.query(
+    `delete from drift_difference where payment_id = any($1::uuid[]) and not (payment_id::text || kind = any($2::text[])) and looked_at < $3::timestamptz`,
+    [ids, differences.map(({ paymentId, kind }) => `${paymentId}${kind}`), readAt],
+  );
   for (const { paymentId, kind, position, message } of differences)
     await db.query(
-      `insert into drift_difference (payment_id, kind, position, message) values ($1, $2, $3, $4)
-       on conflict (payment_id, kind) do update set position = excluded.position, message = excluded.message, looked_at = now()`,
-      [paymentId, kind, position, message],
+      `insert into drift_difference as kept (payment_id, kind, position, message, looked_at) values ($1, $2, $3, $4, $5)
+       on conflict (payment_id, kind) do update set position = excluded.position, message = excluded.message, looked_at = excluded.looked_at
+       where kept.looked_at < excluded.looked_at`,
+      [paymentId, kind, position, message, readAt],
     );
 };
 

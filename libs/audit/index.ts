@@ -12,6 +12,7 @@ export {
   checkPayments,
   type Difference,
   driftFigures,
+  driftAgainMigration,
   driftFollowMigration,
   driftFound,
   driftMigration,

@@ -38,7 +38,8 @@ export const leafOf = (event: Recorded) => {
   return { position, stream, revision: Number(revision), type, id, version: v, data, metadata: meta };
 };
 
-export const eventHash = (event: Recorded): Buffer => leafHash(Buffer.from(canonicalJson(leafOf(event)), 'utf8'));
+/** {@link leafHash} of the event's canonical text, without a copy of its bytes. */
+export const eventHash = (event: Recorded): Buffer => hash('sha256', `\0${canonicalJson(leafOf(event))}`, 'buffer');
 
 /** Root over adjacent hashes. Their number must be a power of two. */
 const perfectRoot = (hashes: Uint8Array): Buffer => {

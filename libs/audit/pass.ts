@@ -15,6 +15,7 @@ import {
   checkOtherEntries,
   checkPayments,
   checkRead,
+  type Checked,
   type CountedPart,
   type Difference,
   type DriftKind,
@@ -77,7 +78,7 @@ export interface PassOptions {
   /** Awaited within pages, so that other work can go on. May throw to end the pass. */
   readonly goOn?: () => Promise<void>;
   /** Called with the result of each group of payments. */
-  readonly onCompared?: (ids: readonly string[], differences: readonly Difference[]) => Promise<void>;
+  readonly onCompared?: (ids: readonly string[], checked: Checked) => Promise<void>;
   readonly onProgress?: (what: 'events' | 'payments', done: number) => void;
 }
 
@@ -148,11 +149,11 @@ const STEPS: Readonly<Record<Exclude<PassStep, 'done'>, Step>> = {
 
   payments: async function* (ports, state, options) {
     for await (const page of readPages(ports, state.payment, state.lastPayment, options.paymentsAtOnce)) {
-      const { entries, differences } = await checkRead(ports, page, { since: '', after: '', until: state.journal });
-      await report(state, options, page.ids, differences);
+      const checked = await checkRead(ports, page, { since: '', after: '', until: state.journal });
+      await report(state, options, page.ids, checked);
       state.payments += page.ids.length;
       state.begun += page.streams.filter(([event]) => event && event.position <= state.log.end.position).length;
-      state.entries += entries;
+      state.entries += checked.entries;
       state.payment = page.ids.at(-1)!;
       options.onProgress?.('payments', state.payments);
       await options.goOn?.();
@@ -204,18 +205,18 @@ const STEPS: Readonly<Record<Exclude<PassStep, 'done'>, Step>> = {
 const comparePayments = async (ports: PassPorts, state: PassState, options: PassOptions, changed: readonly string[], part: CountedPart) => {
   for (let from = 0; from < changed.length; from += options.paymentsAtOnce) {
     const ids = changed.slice(from, from + options.paymentsAtOnce);
-    const { entries, differences, first } = await checkPayments(ports, ids, part);
-    await report(state, options, ids, differences);
-    state.payments += first;
-    state.entries += entries;
+    const checked = await checkPayments(ports, ids, part);
+    await report(state, options, ids, checked);
+    state.payments += checked.first;
+    state.entries += checked.entries;
     options.onProgress?.('payments', state.payments);
     await options.goOn?.();
   }
 };
 
-const report = async (state: PassState, { onCompared }: PassOptions, ids: readonly string[], differences: readonly Difference[]): Promise<void> => {
-  for (const difference of differences) find(state.found[CHECK_OF[difference.kind]], inWords(difference));
-  await onCompared?.(ids, differences);
+const report = async (state: PassState, { onCompared }: PassOptions, ids: readonly string[], checked: Checked): Promise<void> => {
+  for (const difference of checked.differences) find(state.found[CHECK_OF[difference.kind]], inWords(difference));
+  await onCompared?.(ids, checked);
 };
 
 /** The checks of a pass. If the pass has not ended, they tell of the part that is done. */

@@ -12,7 +12,7 @@ import { dirname, join } from 'node:path';
 import type { Clock, Ids } from '#kernel';
 import type { Check } from '#ledger';
 import type { Migration, Queryable } from '#platform';
-import { type Difference, keepDifferences, readCheckpoints, SWEPT_AT_ONCE } from './drift.js';
+import { type Checked, type Difference, keepDifferences, readCheckpoints, SWEPT_AT_ONCE } from './drift.js';
 import { ForgedHead } from './head.js';
 import { beginPass, passChecks, type PassPorts, type PassState, runPass } from './pass.js';
 import { lastHead, logState } from './seal.js';
@@ -130,9 +130,11 @@ class ScheduledPass {
         eventsAtOnce: EVENTS_AT_ONCE,
         paymentsAtOnce: SWEPT_AT_ONCE,
         goOn: () => this.goOn(),
-        onCompared: async (compared: readonly string[], differences: readonly Difference[]) => {
-          await keepDifferences(work.db, compared, differences);
-          work.onDifferences(differences);
+        onCompared: async (compared: readonly string[], checked: Checked) => {
+          // If this worker lost its lease, what it read may be old.
+          if (checked.differences.length > 0) await this.renew('', []);
+          await keepDifferences(work.db, compared, checked);
+          work.onDifferences(checked.differences);
         },
       };
       for await (const _page of runPass(work, state.pass, options)) {

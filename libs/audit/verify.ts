@@ -7,7 +7,7 @@
  * The size of the tree is fixed when a verification begins, and nothing beyond that size is compared. So the service may go on. A verification can
  * begin at a trusted size, and it can stop and go on after each part.
  */
-import { type EventStore, LogGap, NotInTheLog, type Position, type Recorded } from '#eventstore';
+import { type EventStore, LogGap, NotInTheLog, type Position, readAhead, type Recorded } from '#eventstore';
 import type { Check } from '#ledger';
 import { paymentIdOf } from '#payments';
 import { everyRow, type KeyRing, type Queryable } from '#platform';
@@ -176,7 +176,9 @@ export class LogVerification {
     if (before.size === 0) await this.compareHeads(0);
     try {
       if (to > count)
-        reading: for await (const read of store.readAll((last || null) as Position | null, { until: end.position as Position })) {
+        reading: for await (const read of readAhead(store.readAll((last || null) as Position | null, { until: end.position as Position }))) {
+          // The hashes of a page do not yield to the event loop. This pause lets the request for the next page go out first.
+          await new Promise((turned) => setImmediate(turned));
           for (const event of read) {
             if (count === to) break reading;
             this.batch.push({ event, hash: eventHash(event) });

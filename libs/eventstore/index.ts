@@ -68,6 +68,7 @@ export {
   ProjectionFailed,
   type ProjectionLog,
   projectionPlace,
+  readAhead,
   type Subscriber,
   watchProjection,
 } from './subscriber.js';

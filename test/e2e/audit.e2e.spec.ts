@@ -517,6 +517,23 @@ test('metrics show drift, seal, signatures and suspense', async () => {
   }
 });
 
+test('answers are counted as those of partners, errors with their codes', async () => {
+  const { own, answered } = createMetrics(service.services);
+  const counting = await createAudit({ ...service.services, onAnswer: answered });
+  try {
+    const base = await counting.listen(0, '127.0.0.1');
+    const statusOf = async (path: string) => (await fetch(`${base}/audit/v1/${path}`, { headers: { authorization: finance } })).status;
+    expect([await statusOf('exports/staff-actions'), await statusOf('exports/none')]).toEqual([403, 400]);
+  } finally {
+    await counting.close();
+  }
+  const { values } = await own.getSingleMetric('payfold_http_errors_total')!.get();
+  expect(values.map(({ labels, value }) => ({ ...labels, value }))).toEqual([
+    { code: 'none', status: '403', value: 1 },
+    { code: 'VALIDATION_ERROR', status: '400', value: 1 },
+  ]);
+});
+
 test('a listener that closes completes an export, and accepts no further request', async () => {
   const closing = await createAudit(service.services);
   const base = await closing.listen(0, '127.0.0.1');
