@@ -1,4 +1,4 @@
-/** Prints where the bytes of a payment lie: each table and index, and the sum of all that stays when keys have expired and webhooks are off. */
+/** Prints the bytes of a payment for each table and index, and the sum without the rows that expire. */
 import { SCHEMAS_OF_POSTGRES } from './pages.js';
 import type { Pool } from '#platform';
 

@@ -66,7 +66,7 @@ export interface Measured {
 }
 
 const DAY_MS = 86_400_000;
-/** Requests per second of each load. The service is far from its limit, so the latency is that of the work itself. */
+/** Requests per second of each load. The service is far from its limit, so requests do not wait for each other. */
 const RATE = 20;
 const CREATES_RATE = 40;
 const CONNECTIONS = 8;
@@ -248,7 +248,7 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
   };
   await measureCommand('command that does nothing', null, 'portals', 'list');
   await measureCommand('payments tasks', REQUEST, 'payments', 'tasks');
-  // The closing of the day before makes the last day a period of its own. In a store of one day, nothing lies before.
+  // First close the day before, so that the last day is a period of its own. A store of one day has no day before.
   await operate(service, 'audit', 'close-period', '--to', from);
   await measureCommand('close a day', BOOKS_OF_A_DAY, 'audit', 'close-period', '--to', to);
   const folder = mkdtempSync(join(tmpdir(), 'payfold-head-'));

@@ -1,6 +1,6 @@
 /**
  * Multiplies a real history: each copy has the same events with other ids, references, keys and times. An id becomes the same new id wherever a copy
- * names it. So a copy is whole in itself: its batches settle its own payments.
+ * names it. So a copy is complete: its batches settle its own payments.
  */
 
 /** An event as the log of Postgres stores it. `data` and `meta`: JSON, byte for byte. `recordedAt`: RFC 3339. */
@@ -70,7 +70,7 @@ const newUuid = (uuid: string, copy: Copy): string => {
 export const startOfDay = (ms: number): number => ms - (ms % DAY_MS);
 
 type Name = (copy: Copy) => string;
-/** What a name becomes in a copy. null: it stays. `bornMs`: time of the original's first event. */
+/** The new name in a copy. null: the name stays. `bornMs`: time of the original's first event. */
 const nameOf = (name: string, kept: ReadonlySet<string>, bornMs: number): Name | null => {
   if (name[0] === '"' && name.length === 12)
     return ({ shiftMs }) => {
@@ -86,7 +86,7 @@ const nameOf = (name: string, kept: ReadonlySet<string>, bornMs: number): Name |
   return kept.has(name) ? null : (copy) => newUuid(name, copy);
 };
 
-/** Between the parts of an event while names are replaced. JSON holds no such character. */
+/** Separates the parts of an event while names are replaced. JSON never contains this character. */
 const SEPARATOR = '\t';
 
 /** Makes the copies of an event. `kept`: ids that stay in every copy. */

@@ -1,4 +1,4 @@
-/** Counts the pages that Postgres reads for a work: from its buffers or from the disk. Unlike a time, the count does not depend on the machine. */
+/** Counts the pages that Postgres reads for some work, from its buffers or from the disk. Unlike a time, the count does not depend on the machine. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Pool } from '#platform';
 

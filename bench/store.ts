@@ -1,6 +1,6 @@
 /**
  * Makes a large store from a small real history: the history is made over HTTP, its events are multiplied in an empty database, and our own code makes
- * everything else from the log: read models, seal, notifications. A step that was cut off continues where it was.
+ * everything else from the log: read models, seal, notifications. A step that was interrupted goes on where it stopped.
  */
 import { existsSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -29,7 +29,7 @@ import { copiesOf, isCopied, keptIds, startOfDay, type StoredEvent } from './mul
 const PARALLEL = 16;
 const PATIENCE_MS = 120_000;
 const SEED = 19;
-/** Each charge of this scenario is a batch of its own. A store would have more batches than a year has. */
+/** Each charge of this scenario is a batch of its own. With it, the store would have more batches than a real year. */
 const OWN_BATCH = 'approved, settles at once';
 const ENDED_POLL_MS = 500;
 
@@ -113,10 +113,10 @@ export interface StoreSize {
   readonly now: number;
 }
 
-/** A step, with the number of events that are done. `total`: events that it will do. */
+/** Progress of a step: `done` events of `total`. */
 export type OnProgress = (step: string, done: number, total: number) => void;
 
-/** The times of copies: as many each day as make `perDay` payments, evenly over the day. */
+/** The times of the copies: spread evenly over each day, so that a day has `perDay` payments. */
 export const copyTimes = (base: readonly StoredEvent[], { payments, perDay, now }: StoreSize): readonly number[] => {
   const based = base.filter(({ type }) => type === 'PaymentInitiated').length;
   const copies = Math.ceil(payments / based);
@@ -128,7 +128,7 @@ export const copyTimes = (base: readonly StoredEvent[], { payments, perDay, now 
   return Array.from({ length: copies }, (_, number) => first + Math.floor(number / ofDay) * DAY_MS + (number % ofDay) * everyMs);
 };
 
-/** Fills the database behind `databaseUrl`, which is empty or was partly filled by an earlier call with the same history and size. */
+/** Fills the database at `databaseUrl`. It must be empty, or partly filled by an earlier call with the same history and size. */
 export const makeStore = async (databaseUrl: string, base: readonly StoredEvent[], size: StoreSize, onProgress: OnProgress): Promise<void> => {
   const pool = createPool(databaseUrl, { name: 'bench', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
   const store = createPostgresEventStore(databaseUrl);
@@ -216,7 +216,7 @@ const addEndpoints = async (pool: Pool): Promise<void> => {
   );
 };
 
-/** Nobody answers at the endpoints. So each delivery gets the attempt of a success, and the endpoints are disabled. */
+/** The endpoints do not exist. So each delivery gets a delivery attempt that succeeded, and the endpoints are disabled. */
 const deliver = async (pool: Pool): Promise<void> => {
   await transaction(pool, async (client) => {
     await client.query(

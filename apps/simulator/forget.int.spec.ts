@@ -105,7 +105,7 @@ describe('after 30 days', () => {
         const used = asked(young).filter(([ref]) => whole.isAnswered(account, ref));
         const finalized = (one: Processor) => used.map(([ref, op]) => one.finalize(account, before, ref, op));
         expect(finalized(kept)).toEqual(finalized(whole));
-        // An older reference is answered as before, or not known any more. A charge whose outcome is never told stays.
+        // An older reference gets the earlier answer, or it is unknown. A charge without an outcome stays.
         const known = asked(old).filter(([ref]) => kept.isAnswered(account, ref));
         expect(known.map(([ref, op]) => kept.lookup(account, ref, op))).toEqual(known.map(([ref, op]) => whole.lookup(account, ref, op)));
         const neverTold = all.filter(({ merchantAccount, fixture }) => merchantAccount === account && fixture === 'cannot_tell');

@@ -1,8 +1,8 @@
 /**
- * Checks the journal as a whole: the number of its entries, that each balances, and the sums and parts of days that it keeps beside them.
+ * Checks the whole journal: the number of entries, the balance of each entry, and the sums and parts of days that are stored beside the entries.
  *
  * The sums of a day are compared with the entries that were recorded on that day. The entries are read in pieces. The last piece of a day is read in
- * one snapshot with the day's sums, because the journal goes on. The balances of all accounts are compared with the sums of all days.
+ * one snapshot with the day's sums, because the journal adds entries meanwhile. The balances of all accounts are compared with the sums of all days.
  */
 import { bookSumCents, balances, JOURNAL_END } from '#ledger';
 import { type Pool, type Queryable, transaction } from '#platform';
@@ -14,7 +14,7 @@ export interface WrongBooks {
 }
 
 export interface BooksQuery {
-  /** Entries after this position of the log are counted, and the days from its day on are compared. '': all. */
+  /** Counts the entries after this position of the log, and compares the days from the day of this position on. '': all. */
   readonly after: string;
   /** Entries up to this position are counted. */
   readonly until: string;
@@ -22,7 +22,7 @@ export interface BooksQuery {
   readonly expected: number;
   /** False: the balances of accounts are not compared with the sums of all days. */
   readonly full: boolean;
-  /** The last place of an earlier check, which goes on after it. */
+  /** The place at which an earlier check stopped. The check goes on there. Default: from the start. */
   readonly place?: BooksPlace;
 }
 
@@ -34,7 +34,7 @@ export interface BooksPlace {
 }
 
 export interface BooksPage {
-  /** null: a day is half compared, and a later check begins again at this day. */
+  /** null: a day is not compared to its end. A later check begins this day again. */
   readonly place: BooksPlace | null;
   readonly wrong: readonly WrongBooks[];
 }
@@ -45,7 +45,7 @@ const ALL_DAYS = '~';
 const NAMED_ENTRIES = 100;
 /** Number of entries that one statement counts or sums. */
 const PIECE_ENTRIES = 20_000;
-/** Entries of two processes may lie in the log in another order than their times. */
+/** Entries of two processes may have times that differ from their order in the log. */
 const CLOCKS_DIFFER = '10 minutes';
 
 const wrongSum = (message: string): WrongBooks => ({ message, position: null });
@@ -102,7 +102,7 @@ const endOfPiece = async (db: Queryable, after: string, until: string): Promise<
   return rows[0]?.position ?? null;
 };
 
-/** Days on which entries were recorded, ascending. All days of the sums; or the days since the first entry after `after`. */
+/** The days to compare, ascending. `after` '': all days that have sums. Else the days from the first entry after `after` on. */
 const daysToCompare = async (db: Queryable, after: string, full: boolean): Promise<string[]> => {
   const { rows } = full
     ? await db.query<{ day: string }>(
@@ -117,7 +117,7 @@ const daysToCompare = async (db: Queryable, after: string, full: boolean): Promi
   return rows.map(({ day }) => day);
 };
 
-/** The accounts whose balance is not the sum of all days. One statement sees both as they were at one moment. */
+/** The ledger accounts with a balance other than the sum of all days. One statement reads both, so they are of one moment. */
 const wrongBalances = async (db: Queryable): Promise<string[]> => {
   const { rows } = await db.query<{ account: string }>(
     `select account from (select account, sum(debit_cents) as debit, sum(credit_cents) as credit from journal_total group by account) t
@@ -130,7 +130,7 @@ const wrongBalances = async (db: Queryable): Promise<string[]> => {
 interface SumRow {
   readonly account: string;
   readonly rule: string;
-  /** The days on which the entries took effect, and are booked. */
+  /** Recorded, effective and booked day, as one text. */
   readonly days: string;
   readonly booked: string;
   readonly debit: string;
@@ -195,7 +195,7 @@ class DaySums {
 
   /** Adds the day's entries after one position of the log up to another. */
   private async add(db: Queryable, after: string, to: string): Promise<void> {
-    // As an expression, the condition on the day cannot make Postgres read the index of times for each piece.
+    // The cast keeps Postgres from using the index on `recorded_at`: the range of positions is the shorter one.
     const values = [after, to, this.day];
     const piece = 'from journal_entry where position > $1 and position <= $2 and (recorded_at::date) = $3::date';
     const { rows: sums } = await db.query<SumRow>(

@@ -99,17 +99,17 @@ const keyOf = (after: string, length: number): readonly string[] => {
 type Key = readonly [column: string, type: 'text' | 'uuid' | 'date' | 'timestamptz' | 'bigint' | 'int'];
 
 interface Source {
-  /** The rows of a page come from this table, which is `t` in the columns. */
+  /** The table of the rows. Columns name it `t`. */
   readonly table: string;
   /** `$1` is from, `$2` is to, and `$3` is asOf. */
   readonly where: string;
-  /** Joins that add columns to the rows of a page, and no rows. */
+  /** Joins that add columns, but neither add nor remove rows. */
   readonly joined?: string;
 }
 
 /**
  * SQL for a page of a table, in the order of its columns `key`. Only the first of them needs an index: rows that agree in it are read together and
- * sorted afterwards. With an order by all of them, Postgres might sort the rest of the report for each page.
+ * sorted afterwards. If the index had to order all key columns, Postgres might sort the whole rest of the report for each page.
  */
 const pageOf = (select: string, { table, where, joined = '' }: Source, key: readonly string[]): string =>
   `select ${select} from (select * from ${table} where ${where} order by ${key[0]} fetch first ${PAGE_ROWS} rows with ties) as t ${joined}
@@ -158,7 +158,7 @@ const paymentReport = (
   projection: paymentListModel,
   pages: async function* ({ db }, { from, to, after }) {
     const read = async (place: readonly string[] | null) => {
-      // A page ends after so many payments, whether or not they have rows. So each statement is short.
+      // A page ends after PAGE payments, also if they have no rows. So each statement is short.
       const { rows } = await db.query<[created: string, id: string, state: Payment | null]>({
         text: pageOf(
           `created_at::text, payment_id, case when ${where} then state end`,
@@ -505,7 +505,7 @@ export const REPORTS = {
     {
       table: 'webhook_attempt',
       where: 'started_at >= $1::timestamptz and started_at < $2::timestamptz and $3::timestamptz is not null',
-      // By key, whatever the planner takes the tables for.
+      // `offset 0` makes Postgres look rows up by key, also when its statistics are wrong.
       joined: `cross join lateral (select * from webhook_delivery where id = t.delivery_id offset 0) as d
         cross join lateral (select * from webhook_event where id = d.event_id offset 0) as e`,
     },

@@ -57,7 +57,7 @@ export interface PassState {
   readonly lastPayment: string | null;
   payment: string | null;
   payments: number;
-  /** Of these payments of a full pass, the number whose stream begins in the verified part of the log. */
+  /** Full pass: number of compared payments with their first event in the verified part of the log. */
   begun: number;
   /** Settlement, exceptions and adjustments were compared up to this position. */
   others: string;
@@ -73,7 +73,7 @@ export interface PassState {
 export interface PassOptions {
   /** Number of events whose hashes are compared in a page. */
   readonly eventsAtOnce: number;
-  /** Number of payments that are compared without a call of `goOn`. */
+  /** Number of payments that are compared between two calls of `goOn`. */
   readonly paymentsAtOnce: number;
   /** Awaited within pages, so that other work can go on. May throw to end the pass. */
   readonly goOn?: () => Promise<void>;
@@ -94,7 +94,7 @@ export const beginPass = async (ports: PassPorts, from: LogPlace | null, end: Lo
     step: 'log',
     log: logProgress(begin, end),
     root: '',
-    // An incremental pass may be followed by one that begins at its end. So no entry after its end is counted.
+    // The next incremental pass may begin at the end of this one. So this one counts no later entry, else it would count twice.
     journal: from !== null && end.position < journal ? end.position : journal,
     lastPayment: from === null ? await newestPaymentId(ports.db) : null,
     payment: null,
@@ -219,7 +219,7 @@ const report = async (state: PassState, { onCompared }: PassOptions, ids: readon
   await onCompared?.(ids, checked);
 };
 
-/** The checks of a pass. If the pass has not ended, they tell of the part that is done. */
+/** The results of a pass. Before its end: the results of the part that is done. */
 export const passChecks = ({ log, found, payments, entries, full, periods }: PassState): Check[] => {
   const which = full ? 'payments' : 'changed payments';
   return [

@@ -135,7 +135,7 @@ export interface ListThenQuery {
 }
 
 /**
- * Maximum number of payments that one page reads. A status as of an earlier time is known only after a payment was folded. Without this limit, a
+ * Maximum number of payments that one page reads. A status as of an earlier time needs a fold of the payment. Without this limit, a
  * request for a rare status could read the whole list.
  */
 const MAX_LOOKED_AT = 5_000;
@@ -150,7 +150,7 @@ export const listAsOf = async (
   { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: ListThenQuery['after'] }> => {
   const payments: PaymentThen['payment'][] = [];
-  // Now, the rows know the status of each payment.
+  // Without `asOf`, the rows hold the status of each payment.
   const ofStatus = asOf === null ? status : null;
   const size = status === ofStatus ? limit : LOOK_AT;
   // A payment never leaves the list and never moves in it. The present rows include all payments of that instant.

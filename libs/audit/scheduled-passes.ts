@@ -53,7 +53,7 @@ export const nextPass = (pass: PassName, now: number): Date => {
   return at;
 };
 
-/** If a worker dies during a pass, another worker goes on after this time. */
+/** A pass that shows no life for this time is taken over by another worker. */
 const LEASE_SECONDS = 60;
 const RENEW_MS = 15_000;
 const EVENTS_AT_ONCE = 4_096;
@@ -74,11 +74,11 @@ export interface PassWork extends PassPorts {
 
 interface StoredState {
   readonly pass: PassState;
-  /** The signed head at the end of the pass. null: the newest head is not one that the pass can end at. */
+  /** The signed head at the end of the pass. null: the newest head is not at a place where a pass can end. */
   readonly note: string | null;
 }
 
-/** As it lies in the row of the pass. */
+/** The JSON in the row of the pass. */
 interface KeptState extends StoredState {
   readonly mac: string;
 }
@@ -145,7 +145,7 @@ class ScheduledPass {
     } catch (error) {
       if (!(error instanceof PassInterrupted)) throw error;
     } finally {
-      // If this fails, the lease ends by itself.
+      // If this fails, the lease expires.
       await work.db
         .query('update verify_pass set holder = null, busy_until = null where pass = $1 and holder = $2', [pass, this.holder])
         .catch(() => undefined);
@@ -219,7 +219,7 @@ class ScheduledPass {
   }
 }
 
-/** Replaces the file at once, so that a reader never finds half of it. A smaller head does not replace a larger one. */
+/** Replaces the file by a rename, so that it is never half written. A smaller head does not replace a larger one. */
 const writeVerified = (file: string, note: string): void => {
   const sizeOf = (text: string) => Number(text.split('\n')[1]);
   if (existsSync(file) && sizeOf(readFileSync(file, 'utf8')) > sizeOf(note)) return;

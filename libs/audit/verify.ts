@@ -66,9 +66,9 @@ export const LOG_START: LogPlace = { size: 0, position: '' };
 
 /** The progress of a verification of the log, as plain JSON. */
 export interface LogProgress {
-  /** Nothing up to here is compared. */
+  /** Exclusive: the compared part begins after this place. */
   readonly from: LogPlace;
-  /** Nothing after this place is compared. */
+  /** Inclusive: the compared part ends here. */
   readonly end: LogPlace;
   reached: LogPlace;
   /** True if there is nothing more to read. */
@@ -168,7 +168,7 @@ export class LogVerification {
     const { store } = ports;
     const before = progress.reached;
     const wanted = Math.max(TILE_HASHES, maxEvents) + before.size;
-    // A part ends where a tile ends, or with the log.
+    // A part ends at the end of a tile, or at the end of the log.
     const to = wanted >= end.size ? end.size : wanted - (wanted % TILE_HASHES);
     const tree = await this.begin();
     const changed = new Set<string>();
@@ -258,7 +258,7 @@ export class LogVerification {
     }
   }
 
-  /** If events and tiles were removed from the end, only heads beyond the end show it. Heads that are signed meanwhile are left to the next time. */
+  /** If events and tiles were removed from the end, only heads beyond the end show it. A head that was signed after the start is left to the next verification. */
   private async nameHeadsBeyond(read: number): Promise<void> {
     const { end, found } = this.progress;
     for (let head = await this.signed.upTo(Number.POSITIVE_INFINITY); head; head = await this.signed.upTo(Number.POSITIVE_INFINITY)) {
@@ -293,7 +293,7 @@ class SignedHeads {
     this.sources = [this.fromRows(), this.fromFiles()];
   }
 
-  /** False: no head has a size up to `count`. */
+  /** Returns false if no head has a size up to `count`. */
   mayHold(count: number): boolean {
     return this.smallest <= count;
   }
@@ -411,7 +411,7 @@ class StoredTiles {
   }
 
   /**
-   * Checks that no level goes on beyond the tree. One statement reads the present size and the last tiles. If the sealer has added events meanwhile,
+   * Checks that no level of tiles holds more than the tree. One statement reads the present size and the last tiles. If the sealer has added events meanwhile,
    * these tiles are beyond the size that is verified, and are not looked at. The sealer itself refuses a last tile of a wrong length.
    */
   async end(size: number): Promise<void> {

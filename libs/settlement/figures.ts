@@ -1,4 +1,4 @@
-/** Figures of settlement for metrics. Each query reads only what is open or newest, whatever the tables hold. */
+/** Figures of settlement for metrics. Each query reads only open or newest rows, however large the tables are. */
 import type { Queryable } from '#platform';
 import { EXCEPTION_KINDS, type ExceptionKind, type ExceptionStatus } from './exception.js';
 
@@ -22,7 +22,7 @@ export const exceptionFigures = async (db: Queryable): Promise<readonly Exceptio
 };
 
 export interface BatchFigures {
-  /** Age of the newest batch that a processor's interface listed to its end, of all accounts. null: there is none. */
+  /** Age of the newest batch that was read completely from a processor, of all merchant accounts. null: there is none. */
   readonly lastBatchSeconds: number | null;
   /** Age of the oldest charge or refund that moved money after that batch was recorded, and is in no batch. 0: there is none. */
   readonly waitingSeconds: number;
