@@ -22,6 +22,7 @@
  */
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
+import { setMaxListeners } from 'node:events';
 import { Writable } from 'node:stream';
 import { orStopped, systemClock, within, type Clock } from '#kernel';
 import { shared } from '#platform';
@@ -321,9 +322,16 @@ const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
   return service;
 };
 
+/** Each subscription of a client adds a listener. */
+const retirement = (): AbortController => {
+  const controller = new AbortController();
+  setMaxListeners(0, controller.signal);
+  return controller;
+};
+
 class Connection {
   private client: Client;
-  private retirement = new AbortController();
+  private retirement = retirement();
   private failures = 0;
   private failingSince: number | null = null;
   private replacedAt = Number.NEGATIVE_INFINITY;
@@ -394,10 +402,10 @@ class Connection {
   }
 
   private replace(): void {
-    const { client, retirement } = this;
-    this.retirement = new AbortController();
+    const { client, retirement: before } = this;
+    this.retirement = retirement();
     this.client = this.open();
-    retirement.abort();
+    before.abort();
     void this.retire(client);
   }
 
