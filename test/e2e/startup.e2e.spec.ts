@@ -75,9 +75,9 @@ const sql = async (statement: string): Promise<void> => {
 /** The lines on stderr for people: all lines that are not JSON of the log. */
 const complaint = ({ stderr }: Ended): string[] => stderr.split('\n').filter((line) => line !== '' && !line.startsWith('{"level"'));
 
-/** The checksum of every file below a folder. */
 /** Files that LevelDB writes anew whenever it opens the simulator's store. They hold no row. */
 const HOUSEKEEPING = /^(LOG|LOG\.old|LOCK|CURRENT|MANIFEST-\d+)$/;
+/** The checksum of every file below a folder. */
 const checksums = async (folder: string): Promise<Record<string, string>> => {
   const found: Record<string, string> = {};
   for (const entry of await readdir(folder, { recursive: true, withFileTypes: true })) {
