@@ -7,7 +7,19 @@ import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
 import type { ReadModel } from '#eventstore';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
-import { anyText, inForceOrShown, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import {
+  inForceOrShown,
+  moment,
+  loginName,
+  print,
+  progressBar,
+  table,
+  type Terminal,
+  UsageError,
+  uuid,
+  wholeNumber,
+  personName,
+} from './terminal.js';
 
 /** How long to wait for the seal and the read models. At their first run they read the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -141,7 +153,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .command('close-period')
     .description('close the books to a time: from now on nothing is booked before it; its trial balance is recorded and a head signed')
     .requiredOption('--to <time>', 'end of the period, exclusive', moment)
-    .option('--by <name>', 'who decides', anyText, loginName())
+    .option('--by <name>', 'who decides', personName, loginName())
     .action(
       action(
         async ({ services }, { to, by }: { to: string; by: string }) => {
