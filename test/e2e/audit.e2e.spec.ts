@@ -176,6 +176,13 @@ describe('reading', () => {
   ])('?%s is refused', async (query) => {
     expect((await get(`/audit/v1/payments?${query}`)).status).toBe(400);
   });
+  test.each(['0000-01-01T00:00:00.000Z', '2026-02-30T00:00:00.000Z', '2026-01-01T24:00:00.000Z'])('a forged cursor of %s is refused', async (at) => {
+    const cursor = Buffer.from(`${at} ${day.payments[0]!.id}`).toString('base64url');
+    expect((await get(`/audit/v1/payments?cursor=${cursor}`)).status).toBe(400);
+  });
+  test.each(['%00', 'gone'])('exceptions?status=%s is refused', async (status) => {
+    expect((await get(`/audit/v1/exceptions?status=${status}`)).status).toBe(400);
+  });
   test('a payment as it was, and one that was not yet', async () => {
     const { id, createdAt } = day.payments[3]!;
     const first = await get(`/audit/v1/payments/${id}?revision=0`);
