@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { hash } from 'node:crypto';
-import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { appendFileSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -340,6 +340,7 @@ describe('the evidence pack', () => {
     await pack('b');
     const names = readdirSync(join(folder, 'a')).sort();
     expect(readdirSync(join(folder, 'b')).sort()).toEqual(names);
+    for (const name of names) expect([name, statSync(join(folder, 'a', name)).mode & 0o077]).toEqual([name, 0]);
     for (const name of names)
       expect([name, readFileSync(join(folder, 'b', name)).equals(readFileSync(join(folder, 'a', name)))]).toEqual([name, true]);
     expect(made.drift.differences).toEqual([]);
