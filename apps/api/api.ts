@@ -21,7 +21,7 @@ import { FeesController } from './partner/fees.controller.js';
 import { PaymentsController } from './partner/payments.controller.js';
 import { UnsupportedController } from './partner/unsupported.controller.js';
 import { CheckoutController } from './payer/checkout.controller.js';
-import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPayers } from './payer/http.js';
+import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPayers, routeOf } from './payer/http.js';
 import { IntakeController } from './payer/intake.controller.js';
 import { PayerPages } from './payer/pages.js';
 import { createRateLimits } from './payer/rate-limits.js';
@@ -114,7 +114,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   const pages = app.get(PayerPages);
   app.useGlobalFilters(
     new ErrorsFilter(log, routes, CHALLENGE, {
-      covers: (request, status) => isForPayers(request.url.split('?')[0]!, status),
+      covers: (request, status) => isForPayers(routeOf(request), status),
       send: (request, reply, status) => pages.failed(request, reply, status),
     }),
   );

@@ -17,10 +17,10 @@ import { once } from 'node:events';
 import type { Writable } from 'node:stream';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
-import { AuthenticationError, isUuid, ServiceError } from '#kernel';
+import { AuthenticationError, isUuid, ServiceError, timestamp } from '#kernel';
 import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport, listAsOf, paymentAsOf, REPORTS, reportOf, timeline } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
-import { batchesAsOf, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
+import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
 import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
 import { collect, successAnswer } from '#platform';
 import { headerLines, sendAnswer, validationError } from '#platform/http';
@@ -239,6 +239,8 @@ export class AuditController {
   @Answers({ exceptions: LIST })
   async exceptions(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { status } = known(query, 'status');
+    if (status !== undefined && !EXCEPTION_STATUSES.includes(status as ExceptionStatus))
+      throw fault('status', `must be one of ${EXCEPTION_STATUSES.join(', ')}`);
     await this.standing(reply, exceptionModel);
     const rows = await collect(exceptionRows(this.services.pool, { status: status ?? null, now: this.services.clock.now() }));
     sendAnswer(reply, successAnswer({ exceptions: rows }));
@@ -335,6 +337,9 @@ export const untilDrained = async (raw: Writable): Promise<void> => {
 
 const openCursor = (cursor: string): { createdAt: string; id: string } => {
   const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];
-  if (createdAt === undefined || !isUuid(id) || Number.isNaN(Date.parse(createdAt))) throw fault('cursor', 'is not one of this list');
+  // Postgres knows no year 0, and no 30 February.
+  const isTime =
+    createdAt !== undefined && createdAt > '0001' && !Number.isNaN(Date.parse(createdAt)) && timestamp(Date.parse(createdAt)) === createdAt;
+  if (!isTime || !isUuid(id)) throw fault('cursor', 'is not one of this list');
   return { createdAt, id };
 };

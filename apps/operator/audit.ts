@@ -1,13 +1,26 @@
 /** `payfold audit`: the sealed log, its proofs, and the comparison of books and events. */
-import { readFileSync, writeFileSync } from 'node:fs';
+import { closeSync, constants, openSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
 import type { ReadModel } from '#eventstore';
+import { ServiceError } from '#kernel';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
-import { anyText, inForceOrShown, moment, loginName, print, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import {
+  inForceOrShown,
+  moment,
+  loginName,
+  print,
+  progressBar,
+  table,
+  type Terminal,
+  UsageError,
+  uuid,
+  wholeNumber,
+  personName,
+} from './terminal.js';
 
 /** How long to wait for the seal and the read models. At their first run they read the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -16,6 +29,21 @@ const CATCH_UP_MS = 30 * 60_000;
  * verify` gives its verdict even if one of them does not reach the end.
  */
 const VERIFY_WAIT_SECONDS = 300;
+
+/** Writes a file that only its owner can read. A symbolic link is not followed: somebody else may have put it there. */
+const writePrivately = (file: string, value: unknown): void => {
+  let descriptor: number;
+  try {
+    descriptor = openSync(file, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC | constants.O_NOFOLLOW, 0o600);
+  } catch (error) {
+    throw new ServiceError('VALIDATION_ERROR', `${file} cannot be written (${(error as NodeJS.ErrnoException).code}).`);
+  }
+  try {
+    writeFileSync(descriptor, `${JSON.stringify(value, null, 1)}\n`);
+  } finally {
+    closeSync(descriptor);
+  }
+};
 
 export const addAudit = (program: Command, { action }: Terminal): void => {
   const audit = program.command('audit').description('proofs and checks of the ledger');
@@ -107,7 +135,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const checks = await sealed(all);
         const proofs = await provePayment(all.seal, paymentId);
         const head = openHead(proofs.head, headKeys(proofs.head.split('\n')[0]!, all.keys));
-        writeFileSync(out, `${JSON.stringify(proofs, null, 1)}\n`);
+        writePrivately(out, proofs);
         const detail = `${proofs.events.length} events are in the log of ${head.size} events, signed at ${head.at}; written to ${out}`;
         return reported({ position: head.position, size: head.size, root: head.root.toString('base64') }, [
           ...checks,
@@ -128,7 +156,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const all = await services();
         const { proveConsistency } = await import('#audit');
         const { heads, ...proof } = await proveConsistency(all.seal, notes[0]!, notes[1]!);
-        if (out !== undefined) writeFileSync(out, `${JSON.stringify(proof, null, 1)}\n`);
+        if (out !== undefined) writePrivately(out, proof);
         const [before, after] = heads;
         const detail = `the ${after.size} events signed at ${after.at} begin with the ${before.size} signed at ${before.at}`;
         return reported({ position: after.position, size: after.size, root: after.root.toString('base64') }, [
@@ -141,7 +169,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .command('close-period')
     .description('close the books to a time: from now on nothing is booked before it; its trial balance is recorded and a head signed')
     .requiredOption('--to <time>', 'end of the period, exclusive', moment)
-    .option('--by <name>', 'who decides', anyText, loginName())
+    .option('--by <name>', 'who decides', personName, loginName())
     .action(
       action(
         async ({ services }, { to, by }: { to: string; by: string }) => {

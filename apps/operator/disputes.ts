@@ -2,7 +2,7 @@
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { Dispute, DisputeStatus, Leg } from '#payments';
-import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface OpenOptions {
   readonly id?: string;
@@ -44,7 +44,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
       new Option('--leg <leg>', 'the charge that the processor named, where the fee was charged apart').choices(['principal', 'fee', 'combined']),
     )
     .option('--id <dispute>', 'an id of your own, a UUID: sent again it opens no second dispute', uuid)
-    .option('--by <name>', 'who records it; otherwise who is logged in')
+    .option('--by <name>', 'who records it; otherwise who is logged in', personName)
     .action(
       action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, ...rest }: OpenOptions) => {
         const { OpenDispute } = await import('#settlement/module');
@@ -63,7 +63,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .argument('<dispute>', 'dispute id', uuid)
     .addOption(statusOption())
     .option('--stage <stage>', 'the processor’s word for the step')
-    .option('--by <name>', 'who records it; otherwise who is logged in')
+    .option('--by <name>', 'who records it; otherwise who is logged in', personName)
     .action(
       action(async ({ services, ids }, disputeId: string, { status, stage, by }: UpdateOptions) => {
         if (status === undefined && stage === undefined) throw new UsageError('name a --status, a --stage or both');

@@ -3,7 +3,7 @@ import { type Command, Option } from 'commander';
 import { decimal, ServiceError, timestamp } from '#kernel';
 import type { JournalFormat } from '#ledger';
 import type { Services } from '../services.js';
-import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 /** How long to wait for the journal. At its first run it reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -59,7 +59,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .requiredOption('--amount-cents <cents>', 'how much', wholeNumber)
     .option('--effective-at <time>', 'when it took effect; now otherwise', moment)
     .requiredOption('--reason <reason>', 'why; for the record')
-    .requiredOption('--by <name>', 'who decides')
+    .requiredOption('--by <name>', 'who decides', personName)
     .option('--id <adjustment>', 'an id of your own, a UUID: sent again it posts nothing a second time', uuid)
     .action(
       action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, reason, by, id }: AdjustOptions) => {

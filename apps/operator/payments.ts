@@ -3,7 +3,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, ServiceError } from '#kernel';
 import type { Leg, ResolveRequest, StaffReverseRequest } from '#payments';
 import type { Context } from './context.js';
-import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface ShowOptions {
   readonly asOf?: string;
@@ -49,7 +49,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--amount-cents <cents>', 'this much of the principal; the fee stays', wholeNumber)
     .option('--include-fee', 'all that remains, with the service fee')
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'who decides; recorded with the refund')
+    .requiredOption('--by <name>', 'who decides; recorded with the refund', personName)
     .option('--idempotency-key <key>', 'the same key again gives the same answer and returns nothing twice', idempotencyKey)
     .action(
       action(async (context, paymentId: string, { amountCents, includeFee, ...options }: ReverseOptions) =>
@@ -62,7 +62,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .description('void a payment before its batch settles, principal and service fee')
     .argument('<payment>', 'payment id', uuid)
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'who decides; recorded with the void')
+    .requiredOption('--by <name>', 'who decides; recorded with the void', personName)
     .option('--idempotency-key <key>', 'the same key again gives the same answer', idempotencyKey)
     .action(
       action(async (context, paymentId: string, options: ReverseOptions) =>
@@ -96,7 +96,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .argument('<payment>', 'payment id', uuid)
     .addOption(new Option('--as <outcome>', 'what became of it').choices(['succeeded', 'voided', 'failed']).makeOptionMandatory())
     .requiredOption('--evidence <evidence>', 'why this is sure; for the record')
-    .requiredOption('--by <name>', 'who decides')
+    .requiredOption('--by <name>', 'who decides', personName)
     .option('--force', 'decide although the gateway cannot tell')
     .option(
       '--transaction <leg=id>',

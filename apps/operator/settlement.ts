@@ -5,7 +5,7 @@ import { collect } from '#platform';
 import type { BatchSummary, ExceptionChange, Resolution } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
-import { anyText, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { anyText, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 /** Matching the lines of a large batch takes minutes. */
 const CLOSE_MS = 15 * 60_000;
@@ -141,7 +141,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .description('say who looks after it')
     .argument('<exception>', 'exception id', uuid)
     .requiredOption('--to <name>', 'who')
-    .requiredOption('--by <name>', 'who decides')
+    .requiredOption('--by <name>', 'who decides', personName)
     .action(action((context, id: string, { to, by }: { to: string; by: string }) => changed(context, id, { type: 'Assign', to, by })));
 
   exceptions
@@ -149,7 +149,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .description('say what it is, before it is resolved')
     .argument('<exception>', 'exception id', uuid)
     .requiredOption('--reason <reason>', 'what was found out')
-    .requiredOption('--by <name>', 'who')
+    .requiredOption('--by <name>', 'who', personName)
     .action(action((context, id: string, { reason, by }: { reason: string; by: string }) => changed(context, id, { type: 'Explain', reason, by })));
 
   exceptions
@@ -167,7 +167,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .option('--portal <portal>', 'whose money it is (adopt)', uuid)
     .option('--fee-cents <cents>', 'of it, the service fee (adopt)', wholeNumber)
     .requiredOption('--reason <reason>', 'why; the evidence')
-    .requiredOption('--by <name>', 'who decides')
+    .requiredOption('--by <name>', 'who decides', personName)
     .action(
       action(
         (

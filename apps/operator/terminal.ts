@@ -75,13 +75,13 @@ export class Terminal<Of extends Opened = Context> {
 const nameOf = (command: Command): string => (command.parent?.parent ? `${nameOf(command.parent)} ${command.name()}` : command.name());
 
 /** Writes a piece of a long output to stdout. Resolves when stdout can take more. */
-export const print = (text: string): Promise<void> => write(process.stdout, text);
+export const print = (text: string): Promise<void> => write(process.stdout, process.stdout.isTTY ? withoutControls(text) : text);
 
 const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
   new Promise((done, fail) => stream.write(text, (error) => (error ? fail(error) : done())));
 
 const say = async ({ json, text, exitCode = 0, printed = false }: Answer, asJson: boolean) => {
-  if (!printed) await write(process.stdout, asJson ? `${JSON.stringify(json)}\n` : `${text}\n`);
+  if (!printed) await write(process.stdout, asJson ? `${JSON.stringify(json)}\n` : `${withoutControls(text)}\n`);
   process.exitCode = exitCode;
 };
 
@@ -91,7 +91,7 @@ export const refuse = async (error: unknown, asJson: boolean): Promise<void> => 
   process.exitCode = usage ? 2 : 1;
   const { code, message, details } = described(error);
   if (asJson) await write(process.stdout, `${JSON.stringify({ success: false, message, details: { code, ...details } })}\n`);
-  await write(process.stderr, `error: ${message}\n`);
+  await write(process.stderr, `error: ${withoutControls(message)}\n`);
 };
 
 const described = (error: unknown): { code: string; message: string; details?: Readonly<Record<string, unknown>> } => {
@@ -156,6 +156,13 @@ export const each =
 
 export const anyText = (text: string): string => text;
 
+/** The name of a person, as it is recorded. */
+export const personName = (text: string): string => {
+  if (text.trim() === '' || text !== withoutControls(text) || text.includes('\n'))
+    throw new InvalidArgumentError('It must be a name without control characters.');
+  return text;
+};
+
 /** A whole number from 0. The decider checks its bounds for all interfaces. */
 export const wholeNumber = (text: string): number => {
   if (!/^\d{1,15}$/.test(text)) throw new InvalidArgumentError('It must be a whole number, 0 or more.');
@@ -193,9 +200,20 @@ export const loginName = (): string => {
 
 // Text for people.
 
+/** Control characters but tab and line feed, and marks that turn the direction of text. A terminal obeys them, and a partner may have sent them. */
+const CONTROLS = /(?![\t\n])[\p{Cc}\u2028\u2029\u202a-\u202e\u2066-\u2069]/gu;
+const escaped = (character: string): string => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`;
+
+/** The text with each control character written as `\u001b`. */
+const withoutControls = (text: string): string => text.replace(CONTROLS, escaped);
+
+/** A text within a line. Line feeds and tabs are written as escapes too, so that no value looks like another line or cell. */
+const inLine = (text: string): string => withoutControls(text).replace(/[\t\n]/g, escaped);
+
 /** Text columns under headings, padded to the widest cell. */
-export const table = (headings: readonly string[], rows: readonly (readonly string[])[]): string => {
-  if (rows.length === 0) return 'none';
+export const table = (headings: readonly string[], values: readonly (readonly string[])[]): string => {
+  if (values.length === 0) return 'none';
+  const rows = values.map((row) => row.map(inLine));
   const widths = headings.map((heading, column) => Math.max(heading.length, ...rows.map((row) => row[column]!.length)));
   return [headings, ...rows]
     .map((row) =>
@@ -210,7 +228,7 @@ export const table = (headings: readonly string[], rows: readonly (readonly stri
 /** One name and value per line. */
 export const fields = (values: readonly (readonly [name: string, value: string])[]): string => {
   const width = Math.max(...values.map(([name]) => name.length));
-  return values.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
+  return values.map(([name, value]) => `${name.padEnd(width)}  ${inLine(value)}`).join('\n');
 };
 
 /** A progress bar on a terminal, and nothing elsewhere. `total` null: shows only the work done so far. */

@@ -6,7 +6,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { ServiceError } from '#kernel';
 import type { AttemptRow, DeliveryRow, DeliveryState, Endpoint, Endpoints, EndpointSecret, Forwarded, StaffDeps } from '#webhooks';
 import type { Context } from './context.js';
-import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wantsJson } from './terminal.js';
+import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wantsJson, personName } from './terminal.js';
 
 interface ByOption {
   readonly by?: string;
@@ -45,7 +45,7 @@ export const addWebhooks = (program: Command, terminal: Terminal): void => {
   addListen(webhooks, terminal);
 };
 
-const by = (command: Command) => command.option('--by <name>', 'who does it; otherwise who is logged in');
+const by = (command: Command) => command.option('--by <name>', 'who does it; otherwise who is logged in', personName);
 
 const addEndpoints = (endpoints: Command, { action }: Terminal): void => {
   by(endpoints.command('add'))

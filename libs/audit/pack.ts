@@ -28,6 +28,10 @@ export interface ExportedFile {
   readonly totals: Readonly<Record<string, number>>;
 }
 
+/** A pack holds payers and amounts, so only its owner can read it. */
+const FILE_MODE = 0o600;
+const FOLDER_MODE = 0o700;
+
 /** Writes text to a file, and counts and hashes its bytes. A write waits while the stream's buffer is full. */
 class HashedFile {
   private readonly hash: Hash = createHash('sha256');
@@ -38,7 +42,7 @@ class HashedFile {
     folder: string,
     readonly name: string,
   ) {
-    this.stream = createWriteStream(join(folder, name), { flags: 'wx' });
+    this.stream = createWriteStream(join(folder, name), { flags: 'wx', mode: FILE_MODE });
     this.stream.on('error', () => undefined);
   }
 
@@ -182,7 +186,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   if (!signed) throw new ServiceError('INVALID_STATE', 'Nothing is sealed yet.');
   const { head, note } = signed;
   try {
-    mkdirSync(out);
+    mkdirSync(out, { mode: FOLDER_MODE });
   } catch (error) {
     throw new ServiceError('VALIDATION_ERROR', `${out} cannot be made (${(error as NodeJS.ErrnoException).code}); a pack gets a folder of its own.`);
   }
@@ -246,7 +250,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
     version,
     files,
   };
-  writeFileSync(join(out, 'manifest.json'), `${JSON.stringify(manifest, null, 1)}\n`, { flag: 'wx' });
+  writeFileSync(join(out, 'manifest.json'), `${JSON.stringify(manifest, null, 1)}\n`, { flag: 'wx', mode: FILE_MODE });
   return { position: head.position, size: head.size, root: manifest.root, files, drift };
 };
 

@@ -28,8 +28,10 @@ export type Vetted =
 const refused = (why: string): Vetted => ({ accepted: false, why });
 
 const IPV4 = /^\d{1,3}(?:\.\d{1,3}){3}$/;
-/** An encoded slash, backslash or dot. Some servers decode the path before they look for `..`, so it could leave the allowed path. */
-const ENCODED_PATH_SYNTAX = /%(?:2f|5c|2e)/i;
+/** A slash, backslash or dot that is encoded, even several times. Some servers decode the path before they look for `..`, so it could leave the allowed path. */
+const ENCODED_PATH_SYNTAX = /%(?:25)*(?:2f|5c|2e)/i;
+/** A `..` or `.` with path parameters, such as `..;x`. Some servers cut the parameters off, and then leave the allowed path. */
+const DOTS_WITH_PARAMETERS = /\/\.{1,2}(?:;|%(?:25)*3b)/i;
 
 /** Decides whether a payer may be sent to the address `text`. `allow`: entries in the normal form of the portal's decider. */
 export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
@@ -42,13 +44,23 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   if (text.includes('#')) return refused('has a fragment');
   if (IPV4.test(url.hostname) || url.hostname.startsWith('[')) return refused('names a host by its IP address');
   if (ENCODED_PATH_SYNTAX.test(url.pathname)) return refused('has an encoded slash, backslash or dot in its path');
+  if (DOTS_WITH_PARAMETERS.test(url.pathname)) return refused('has dots with parameters in its path');
   const pairs = queryPairs(url.search);
   if (!pairs) return refused('has a query that cannot be decoded');
-  const reserved = pairs.find(([name]) => (RETURN_PARAMETERS as readonly string[]).includes(name));
+  const reserved = pairs.find(([name]) => (RETURN_PARAMETERS as readonly string[]).includes(asServersRead(name)));
   if (reserved) return refused(`uses the parameter ${reserved[0]}, which is ours`);
   const entry = allow.find((candidate) => fits(url, candidate));
   return entry === undefined ? refused("is not on the portal's allow-list") : { accepted: true, address: url.href, entry };
 };
+
+/** The name of a parameter as servers may read it: without case, brackets and blanks around it, with `_` for a dot or blank within. */
+const asServersRead = (name: string): string =>
+  name
+    .normalize('NFKC')
+    .toLowerCase()
+    .replace(/\[.*$/s, '')
+    .replace(/^[\s\p{Cc}]+|[\s\p{Cc}]+$/gu, '')
+    .replace(/[\s.]/g, '_');
 
 const fits = ({ protocol, hostname, port, pathname }: URL, entry: string): boolean => {
   const wildcard = entry.startsWith('https://*.');

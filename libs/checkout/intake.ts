@@ -64,13 +64,15 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
     return await accepted(ports, keys, portal, request, cancelUrl.address, origin);
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
+    // The answer is signed by us. Where intake must be signed, it does not repeat what a stranger sent.
+    const trusted = !portal.checkout.requireSignedIntake || isRightlySigned(keys, portal, request);
     const told = {
       result: 'failed' as const,
       error: error.code,
       checkoutId: null,
       paymentId: null,
-      referenceId: echoed(pairs.get('reference_id'), MAX_REFERENCE_LENGTH),
-      state: echoed(pairs.get('state'), MAX_STATE_LENGTH),
+      referenceId: trusted ? echoed(pairs.get('reference_id'), MAX_REFERENCE_LENGTH) : null,
+      state: trusted ? echoed(pairs.get('state'), MAX_STATE_LENGTH) : null,
     };
     const location = cancelAddress(keys, portal, cancelUrl.address, told, ports.payments.clock.now());
     return { to: 'cancel_url', location, code: error.code, message: error.message };
@@ -123,15 +125,20 @@ const accepted = async (
   }
 };
 
-/** Refuses a wrong signature. A link must be signed. A POST must be signed only if the portal requires it. */
-const refuseWrongSignature = (keys: KeyRing, portal: Portal, { kind, address, pairs }: IntakeRequest): void => {
+const isRightlySigned = (keys: KeyRing, portal: Portal, { kind, address, pairs }: IntakeRequest): boolean => {
   const sig = pairs.get('sig');
-  if (sig === undefined) {
+  return sig !== undefined && isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig);
+};
+
+/** Refuses a wrong signature. A link must be signed. A POST must be signed only if the portal requires it. */
+const refuseWrongSignature = (keys: KeyRing, portal: Portal, request: IntakeRequest): void => {
+  const { kind, pairs } = request;
+  if (pairs.get('sig') === undefined) {
     if (kind === 'link') throw invalid('A link needs a sig.');
     if (portal.checkout.requireSignedIntake) throw invalid('This portal takes signed intake only: sig is missing.');
     return;
   }
-  if (!isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig)) throw invalid('sig does not match.');
+  if (!isRightlySigned(keys, portal, request)) throw invalid('sig does not match.');
 };
 
 /** Refuses a request whose `exp` is past or too far in the future. A POST may omit `exp`. */

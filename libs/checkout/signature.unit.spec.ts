@@ -96,6 +96,7 @@ describe('an address', () => {
     ['https://a.agency.gov/', 'https://*.agency.gov'],
     ['https://a.b.agency.gov/x', 'https://*.agency.gov'],
     ['https://a.town.gov/bills/1', 'https://*.town.gov/bills'],
+    ['https://agency.example/pay/a;v=1/100%25?results=1&payment=2&stated=3', 'https://agency.example/pay'],
   ])('%s is taken by %s', (address, entry) => expect(vetAddress(address, allow)).toMatchObject({ accepted: true, entry }));
   test.each([
     ['https://agency.example/payment', /allow-list/],
@@ -142,6 +143,11 @@ describe('an address', () => {
     [7, /missing/],
     ...RETURN_PARAMETERS.map((name) => [`https://agency.example/pay?${name}=1`, /which is ours/] as const),
     ['https://agency.example/pay?r%65sult=1', /which is ours/],
+    ...['Result', 'result[]', 'result[a][b]', '+result', '%09result', 'checkout.id', 'checkout%20id', 'CHECKOUT.ID[]', '%EF%BD%94', 'sig+'].map(
+      (name) => [`https://agency.example/pay?${name}=1`, /which is ours/] as const,
+    ),
+    ...['..;', '.;', '..;a=b', '..%3b', '..%253B'].map((segment) => [`https://agency.example/pay/${segment}/evil`, /dots with parameters/] as const),
+    ...['%252e%252e', '%25252E.', '..%252fevil', '%255c'].map((path) => [`https://agency.example/pay/${path}/evil`, /encoded/] as const),
   ])('%p is refused', (address, why) => expect(vetAddress(address, allow)).toEqual({ accepted: false, why: expect.stringMatching(why) }));
   test('nothing is taken by an empty list', () => expect(vetAddress('https://agency.example/pay', [])).toMatchObject({ accepted: false }));
   test('every accepted address leads to an allowed origin, as browsers read it', () =>

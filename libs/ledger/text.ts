@@ -8,14 +8,19 @@ import { RULE_WORDS } from './postings.js';
 
 export type Cell = string | number | boolean | null;
 
-/** A spreadsheet executes a text that begins like a formula. Such a text gets an apostrophe in front (ASVS 1.2.10). Numbers stay unchanged. */
+/**
+ * A spreadsheet executes a text that begins like a formula, perhaps after blanks or line feeds, or with a full-width sign. Such a text gets an
+ * apostrophe in front (ASVS 1.2.10). Numbers stay unchanged.
+ */
+const FORMULA = /^[\s\p{Cc}]*[=+\-@＝＋－＠]|^[\t\r]/u;
+/** Characters that need quotes. Some spreadsheets separate cells at `;` or a tab. */
+const NEEDS_QUOTES = /[",;\t\r\n]/;
+
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
-  // Most texts need no change.
-  if (!/^[=+\-@\t\r]|[",\r\n]/.test(value)) return value;
-  const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
-  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  const safe = FORMULA.test(value) ? `'${value}` : value;
+  return NEEDS_QUOTES.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 
 export const csvLine = (cells: readonly Cell[]): string => {

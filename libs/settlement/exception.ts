@@ -78,7 +78,8 @@ export type ExceptionEvent =
       }
     >;
 
-export type ExceptionStatus = 'opened' | 'assigned' | 'explained' | 'resolved' | 'superseded';
+export const EXCEPTION_STATUSES = ['opened', 'assigned', 'explained', 'resolved', 'superseded'] as const;
+export type ExceptionStatus = (typeof EXCEPTION_STATUSES)[number];
 
 /** True if the exception can no longer change. */
 export const isEnded = (status: ExceptionStatus): boolean => status === 'resolved' || status === 'superseded';

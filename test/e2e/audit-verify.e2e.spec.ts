@@ -5,7 +5,7 @@
  * If a worker is killed in the middle of a verification pass or of the drift sweep, the next worker goes on there.
  */
 import { execFile } from 'node:child_process';
-import { readFileSync, writeFileSync } from 'node:fs';
+import { readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -99,8 +99,12 @@ beforeAll(async () => {
   }
   await service.stop();
   const { rows } = await pool.query<{ payment_id: string }>('select payment_id from payment_list limit 1');
-  // This signs a head.
-  expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', join(dataDir.path, 'proof.json'))).toMatchObject({ code: 0 });
+  // This signs a head. Somebody else may have put a link at the place of the proof.
+  const [proof, link] = [join(dataDir.path, 'proof.json'), join(dataDir.path, 'link.json')];
+  expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', proof)).toMatchObject({ code: 0 });
+  expect(statSync(proof).mode & 0o777).toBe(0o600);
+  symlinkSync(proof, link);
+  expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', link)).toMatchObject({ code: 1 });
   await writeHistory();
   // A worker signs a head when it starts.
   expect((await verify()).failed).toEqual({});

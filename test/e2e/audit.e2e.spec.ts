@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { hash } from 'node:crypto';
-import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { appendFileSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -176,6 +176,13 @@ describe('reading', () => {
   ])('?%s is refused', async (query) => {
     expect((await get(`/audit/v1/payments?${query}`)).status).toBe(400);
   });
+  test.each(['0000-01-01T00:00:00.000Z', '2026-02-30T00:00:00.000Z', '2026-01-01T24:00:00.000Z'])('a forged cursor of %s is refused', async (at) => {
+    const cursor = Buffer.from(`${at} ${day.payments[0]!.id}`).toString('base64url');
+    expect((await get(`/audit/v1/payments?cursor=${cursor}`)).status).toBe(400);
+  });
+  test.each(['%00', 'gone'])('exceptions?status=%s is refused', async (status) => {
+    expect((await get(`/audit/v1/exceptions?status=${status}`)).status).toBe(400);
+  });
   test('a payment as it was, and one that was not yet', async () => {
     const { id, createdAt } = day.payments[3]!;
     const first = await get(`/audit/v1/payments/${id}?revision=0`);
@@ -333,6 +340,7 @@ describe('the evidence pack', () => {
     await pack('b');
     const names = readdirSync(join(folder, 'a')).sort();
     expect(readdirSync(join(folder, 'b')).sort()).toEqual(names);
+    for (const name of names) expect([name, statSync(join(folder, 'a', name)).mode & 0o077]).toEqual([name, 0]);
     for (const name of names)
       expect([name, readFileSync(join(folder, 'b', name)).equals(readFileSync(join(folder, 'a', name)))]).toEqual([name, true]);
     expect(made.drift.differences).toEqual([]);

@@ -301,6 +301,11 @@ describe('intake', () => {
     const good = signedFields(strict.signingSecret, 'intake', INTAKE_ADDRESS, fields);
     expect(errorOf(await payer().intake({ ...good, amount_cents: '1' }))).toBe('VALIDATION_ERROR');
     expect(errorOf(await payer().intake({ ...good, added: '1' }))).toBe('VALIDATION_ERROR');
+    // Our signature of the answer must not vouch for what a stranger sent.
+    for (const stranger of [fields, { ...good, amount_cents: '1' }, { ...good, state: 'forged', reference_id: 'forged' }]) {
+      const { searchParams } = new URL((await payer().intake(stranger)).location, PUBLIC);
+      expect([searchParams.get('state'), searchParams.get('reference_id'), searchParams.has('sig')]).toEqual([null, null, true]);
+    }
     expect((await payer().intake(good)).location).toMatch(/^\/checkout\/cs_/);
     // The signature of a JSON body covers each top-level value as text, and the lines as in RFC 8785.
     const json = { ...fields, nonce: nonce(), amount_cents: 12_500, line_items: LINES };
@@ -716,6 +721,8 @@ describe('security', () => {
       await payer().send(`/checkout/${id}`),
       await payer().send('/checkout/cs_x'),
       await payer().send('/checkout/error', { method: 'DELETE' }),
+      await payer().send('/%63heckout/error'),
+      await payer().send(`/%63heckout/${id}`, { method: 'HEAD' }),
       ...(await Promise.all(['', '/receipt', '/done', '/paid', '/cancel'].map((path) => one.send(`/checkout/${id}${path}`)))),
     ];
     for (const { headers } of replies) expect(headers).toMatchObject(HEADERS);

@@ -191,6 +191,11 @@ describe('limits', () => {
       `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n`,
     ],
     ['no Host', `GET ${PAYMENTS} HTTP/1.1\r\nauthorization: x\r\n\r\n`],
+    ['two hosts', `GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nhost: other\r\n\r\n`],
+    [
+      'HTTP/1.0 with chunks',
+      `POST ${PAYMENTS} HTTP/1.0\r\nhost: test\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
+    ],
     ['two lengths', `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}  `],
     ['a bare line feed in a header', `GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx: a\nauthorization: x\r\n\r\n`],
   ])('%s → 400 and the connection is closed', async (_, text) => {

@@ -27,6 +27,9 @@ export const LINK_PATH = `${INTAKE_PATH}/link`;
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
 
+/** The matched route, or the path of a request that matches none. A raw URL can spell a path in many ways: encoded, or with scheme and host. */
+export const routeOf = ({ routeOptions, url }: FastifyRequest): string => routeOptions.url ?? url.split('?')[0]!;
+
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 
 /** The headers of pages. With the referrer policy `no-referrer`, browsers would send our own forms with `Origin: null`. */
@@ -53,7 +56,7 @@ export const pageHeaders = (publicUrl: string) => ({
 export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string): void => {
   const headers = pageHeaders(publicUrl);
   fastify.addHook('onRequest', (request: FastifyRequest, reply: FastifyReply, done) => {
-    const path = request.url.split('?')[0]!;
+    const path = routeOf(request);
     if (!isPayerPath(path)) return done();
     void reply.headers(headers);
     // A GET on these paths may open or leave a session. A HEAD must not do so, and no payer's browser sends one for a page.

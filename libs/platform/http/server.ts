@@ -115,10 +115,15 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
   return server;
 };
 
-const refusalOf = ({ rawHeaders, headers, httpVersion }: IncomingMessage): ServiceError | null => {
+const refusalOf = ({ rawHeaders, headers, headersDistinct, httpVersion }: IncomingMessage): ServiceError | null => {
   if (rawHeaders.length > 2 * MAX_HEADERS)
     return new ServiceError('VALIDATION_ERROR', `There are more than ${MAX_HEADERS} headers.`, {}, { status: 431 });
   if (headers.host === undefined && httpVersion === '1.1') return new ServiceError('VALIDATION_ERROR', 'The request needs a Host header.');
+  // A proxy may take the first of two, and this process the last (RFC 9112, 3.2).
+  if ((headersDistinct.host?.length ?? 0) > 1) return new ServiceError('VALIDATION_ERROR', 'The request has more than one Host header.');
+  // HTTP/1.0 knows no chunks, so the end of such a body is not certain (RFC 9112, 6.1).
+  if (headers['transfer-encoding'] !== undefined && httpVersion === '1.0')
+    return new ServiceError('VALIDATION_ERROR', 'HTTP/1.0 has no Transfer-Encoding.');
   return null;
 };
 
