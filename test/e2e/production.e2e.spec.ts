@@ -1,4 +1,4 @@
-/** Production (docs/operations.md#settings): every role starts with the settings that it needs, and refuses what would show card data in memory. */
+/** Production (docs/operations.md#production): every role starts with the settings that it needs, and refuses what would show card data in memory. */
 import { chmod, mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
