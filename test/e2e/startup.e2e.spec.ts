@@ -82,7 +82,7 @@ const checksums = async (folder: string): Promise<Record<string, string>> => {
   const found: Record<string, string> = {};
   for (const entry of await readdir(folder, { recursive: true, withFileTypes: true })) {
     const file = join(entry.parentPath, entry.name);
-    if (entry.parentPath.endsWith('/simulator/books') && (HOUSEKEEPING.test(entry.name) || (await stat(file)).size === 0)) continue;
+    if (entry.parentPath.endsWith('/simulator/books') && (HOUSEKEEPING.test(entry.name) || (await readFile(file)).length === 0)) continue;
     found[file.slice(folder.length)] = entry.isFile()
       ? createHash('sha256')
           .update(await readFile(file))
