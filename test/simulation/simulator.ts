@@ -474,14 +474,18 @@ const briefError = ({ name, message }: Error): string => `${name}: ${message}`;
  * such an error, this function throws it at the end.
  */
 export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => {
+  const { performance: realPerformance } = globalThis;
+  // Jest shares the object `performance` between spec files. So this realm gets one of its own, and what another spec left behind keeps its clock.
+  const ownPerformance = Object.create(realPerformance) as Performance;
   const places: readonly (readonly [object, string])[] = [
     [Date, 'now'],
     [Math, 'random'],
-    [performance, 'now'],
+    [ownPerformance, 'now'],
     [globalThis, 'setTimeout'],
     [globalThis, 'setInterval'],
   ];
   const real = places.map(([place, name]) => [place, name, Reflect.get(place, name) as unknown] as const);
+  Reflect.set(globalThis, 'performance', ownPerformance);
   const { setImmediate: realImmediate } = globalThis;
   // The product defers some work with setImmediate. This work must run before the simulated time moves on.
   Reflect.set(globalThis, 'setImmediate', (run: () => void) => queueMicrotask(run));
@@ -499,6 +503,7 @@ export const withoutRealTime = async <T>(work: () => Promise<T>): Promise<T> => 
     return result;
   } finally {
     for (const [place, name, before] of real) Reflect.set(place, name, before);
+    Reflect.set(globalThis, 'performance', realPerformance);
     Reflect.set(globalThis, 'setImmediate', realImmediate);
   }
 };

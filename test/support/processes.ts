@@ -196,6 +196,9 @@ export const launch = (
     // Children may keep the output pipes open after the process ends. The output is complete when the pipes are closed.
     child.once('close', (code, signal) => resolve({ code, signal, ...said }));
   });
+  let gone: true | undefined;
+  const end = () => (gone = true);
+  exited.then(end, end);
   const pid = child.pid!;
   const running = {
     role: typeof entry === 'string' ? entry : ('command' as const),
@@ -216,12 +219,10 @@ export const launch = (
     },
     children: () => descendantsOf(pid),
     firstLine: async (pattern: RegExp) => {
-      const found = eventually(() => pattern.exec(said.stdout), { timeoutMs: START_TIMEOUT_MS, everyMs: 10 });
-      const early = exited.then(({ code, signal }) => {
-        throw new Error(`ended with ${code ?? signal} before it was ready:\n${said.stdout}\n${said.stderr}`);
-      });
-      early.catch(() => undefined);
-      return Promise.race([found, early]);
+      const found = await eventually(() => pattern.exec(said.stdout) ?? gone, { timeoutMs: START_TIMEOUT_MS, everyMs: 10 });
+      if (found !== true) return found;
+      const { code, signal } = await exited;
+      throw new Error(`ended with ${code ?? signal} before it was ready:\n${said.stdout}\n${said.stderr}`);
     },
   };
   dataDir.watch({ ...running, url: '' });
