@@ -29,6 +29,7 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
     { mutate: ['libs/settlement/batch.ts'], specs: ['libs/settlement/batch.unit.spec.ts'] },
   ],
   ledger: [{ mutate: ['libs/ledger/postings.ts', 'libs/ledger/chart.ts'], specs: ['libs/ledger/postings.unit.spec.ts'] }],
+  books: [{ mutate: ['libs/ledger/books.ts', 'libs/ledger/days.ts', 'libs/ledger/sums.ts'], specs: ['libs/ledger/books.int.spec.ts'] }],
   idempotency: [
     { mutate: ['libs/payments/keys/once-by-key.ts', 'libs/payments/keys/postgres.ts'], specs: ['libs/payments/keys/keys.int.spec.ts'] },
     { mutate: ['libs/platform/http/envelope.ts'], specs: ['libs/platform/platform.unit.spec.ts'] },
