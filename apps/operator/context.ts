@@ -77,6 +77,8 @@ export interface Context {
   readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
   /** For a command that runs until it is stopped. From this call on, Ctrl-C and SIGTERM only abort the signal, and the command must end by itself. */
   readonly untilInterrupted: () => AbortSignal;
+  /** Throws the error of an open incident of the event store. */
+  readonly refuse: () => void;
   readonly close: () => Promise<void>;
 }
 
@@ -174,6 +176,7 @@ const openStores = async (
     runtime,
     directory,
     prepare,
+    refuse: () => store.refuse(),
     administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => {

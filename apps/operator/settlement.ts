@@ -23,6 +23,8 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
           throw new UsageError('batches are closed by hand in the sandbox only; the worker records what the processor closes');
         const { RecordSettlements } = await import('#settlement/module');
         const all = await services({ withGateway: true });
+        // A batch that is closed at the processor could not be recorded.
+        all.ownLog.refuse();
         const { register } = all.settlement;
         await caughtUp();
         await register.caughtUp();

@@ -14,6 +14,8 @@ import { Interrupted } from './interrupt.js';
 
 /** The resources of a command. */
 export interface Opened {
+  /** Throws the error of an open incident of the event store. */
+  readonly refuse?: () => void;
   readonly close: () => Promise<void>;
 }
 
@@ -59,6 +61,10 @@ export class Terminal<Of extends Opened = Context> {
         const context = await this.openContext(nameOf(command));
         try {
           await say(await work(context, ...args), json ?? false);
+        } catch (error) {
+          // In an incident, a payment that is not found may be lost (C76).
+          if (error instanceof ServiceError && error.code === 'PAYMENT_NOT_FOUND') context.refuse?.();
+          throw error;
         } finally {
           await context.close();
         }

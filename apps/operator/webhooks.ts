@@ -211,6 +211,7 @@ const addDeliveries = (deliveries: Command, { action }: Terminal): void => {
     .action(
       action(async (context, names: readonly string[] = [], { allHeld = false, by }: { allHeld?: boolean } & ByOption) => {
         if (allHeld === names.length > 0) throw new UsageError('name deliveries, or --all-held');
+        context.refuse();
         const { deps, redeliver, redeliverAllHeld } = await open(context, by);
         const rows = allHeld ? await redeliverAllHeld(deps) : await redeliver(deps, names);
         return {

@@ -90,8 +90,10 @@ export interface Known {
 }
 
 export interface MarkBook {
-  /** The marks of all other processes, of files and of checkpoints; the positions of checkpoints; the open incident. */
-  read(): Promise<Known>;
+  /**
+   * The marks of all other processes, of files and of checkpoints; the positions of checkpoints; the open incident. `fresh`: files are read again, too.
+   */
+  read(options?: { readonly fresh: boolean }): Promise<Known>;
   /** Replaces the marks of this process. */
   write(own: OwnMarks): Promise<void>;
   /** Opens an incident unless one is open. Returns the open incident. */
@@ -122,14 +124,14 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
   const { pool, folder, installationId, processId, clock } = options;
   const name = `${options.name} on ${hostname()}, process ${options.pid}`;
   let lastRead: { readonly at: number; readonly files: readonly FoundFile[] } | null = null;
-  const recentFiles = async () => {
+  const recentFiles = async (fresh: boolean) => {
     const at = clock.monotonic();
-    if (!lastRead || at - lastRead.at >= FILES_FRESH_MS) lastRead = { at, files: await readFiles(options) };
+    if (fresh || !lastRead || at - lastRead.at >= FILES_FRESH_MS) lastRead = { at, files: await readFiles(options) };
     return lastRead.files;
   };
   return {
-    read: async () => {
-      const [{ forgotten, ...rows }, files] = await Promise.all([readRows(pool, processId), recentFiles()]);
+    read: async ({ fresh } = { fresh: false }) => {
+      const [{ forgotten, ...rows }, files] = await Promise.all([readRows(pool, processId), recentFiles(fresh)]);
       const marks = [...rows.marks, ...files.flatMap((file) => file.marks)];
       return { ...rows, marks: marks.filter(({ mark }) => !forgotten.has(mark.id)) };
     },

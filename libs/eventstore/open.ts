@@ -47,7 +47,7 @@ export const openEventStore = async (
   kurrentdbUrl: string | null,
   databaseUrl: string,
   log: Pick<Logger, 'warn' | 'error'>,
-  checkSession?: (missing: EventStore['missing']) => Promise<void>,
+  checkSession?: (missing: EventStore['missing'], server: string) => Promise<void>,
 ): Promise<EventStore> =>
   kurrentdbUrl === null
     ? createPostgresEventStore(databaseUrl, checkSession && { checkSession })
@@ -63,7 +63,7 @@ export const openEventStore = async (
 export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;
   const { kurrentdbUrl, databaseUrl, log, stop, wrap = (store) => store } = options;
-  const bare = await openEventStore(kurrentdbUrl, databaseUrl, log, async (missing) => own?.checkSession(missing));
+  const bare = await openEventStore(kurrentdbUrl, databaseUrl, log, async (missing, server) => own?.checkSession(missing, server));
   try {
     return (own = await orStopped(guardLog(wrap(bare), options), stop));
   } catch (error) {

@@ -76,14 +76,15 @@ export class OwnLog implements EventStore, LogGate {
   private confirmed: Mark | null = null;
   /** Events whose appends were acknowledged to this process since the last check, in the order of the answers. */
   private acknowledged: Mark[] = [];
-  /** `known`: the marks of other processes, files and checkpoints, as last read. `found`: those of them that a check of this process has found. */
-  private known: Pick<Known, 'marks' | 'checkpoints'> = { marks: [], checkpoints: [] };
+  /** The marks of other processes, files and checkpoints that a check of this process has found. */
   private found: ReadonlySet<string> = new Set();
   /** The last events of reads that wait for a check. */
   private readonly reads = new Set<{ readonly mark: Mark; isHeld: boolean }>();
   private wholeAt = Number.NEGATIVE_INFINITY;
   private headAt = Number.NEGATIVE_INFINITY;
   private hasAppended = false;
+  /** The server of the last session for appends. null: there was none. */
+  private server: string | null = null;
   private written = '';
   private reportedAt = Number.NEGATIVE_INFINITY;
   private opened = manyListeners();
@@ -117,8 +118,8 @@ export class OwnLog implements EventStore, LogGate {
 
   /** Writes the newest marks of this process to the mark book. */
   async keepMarks(): Promise<void> {
-    // A process that has appended nothing writes no marks.
-    if (this.incident || !this.hasAppended) return;
+    // A process that has appended nothing writes no marks. In an incident, what was acknowledged before it must be kept: a resume asks for it.
+    if (!this.hasAppended) return;
     const own = this.marks();
     const text = JSON.stringify(own);
     if (text === this.written) return;
@@ -161,17 +162,29 @@ export class OwnLog implements EventStore, LogGate {
     if (this.incident) throw storeIncident(this.incident);
   }
 
-  /** Checks the marks over a new session for appends. If it throws {@link StoreIncident}, the caller must not use the session. */
-  async checkSession(missing: (marks: readonly Mark[]) => Promise<readonly Mark[]>): Promise<void> {
+  /**
+   * Checks the marks over a new session for appends. If it throws, the caller must not use the session. `server`: a name that changes when the server
+   * is started again or replaced.
+   */
+  async checkSession(missing: (marks: readonly Mark[]) => Promise<readonly Mark[]>, server: string): Promise<void> {
+    const { book, clock } = this.options;
+    // Other processes write their marks once a second. What they were told just before the restart is in the book or in an incident after this time.
+    if (this.server !== null && server !== this.server) await clock.sleep(2 * this.checkEveryMs);
     const look = async () => {
-      const wanted = [...this.own(), ...this.known.marks];
+      const { marks, incident } = await book.read({ fresh: true });
+      if (incident) this.enter(incident);
+      this.refuse();
+      const wanted = [...this.own(), ...marks];
       return findingOf(wanted, await missing(wanted.map(({ mark }) => mark)));
     };
-    if ((await look()) === null) return;
-    await this.options.clock.sleep(REPEAT_MS);
-    const finding = await look();
+    let finding = await look();
+    if (finding) {
+      await clock.sleep(REPEAT_MS);
+      finding = await look();
+    }
     if (finding) await this.open(finding);
     this.refuse();
+    this.server = server;
   }
 
   /** Each answer comes from a check that began after the call. */
@@ -181,7 +194,7 @@ export class OwnLog implements EventStore, LogGate {
     const { clock } = this.options;
     const begun = clock.monotonic();
     let finding = await this.look();
-    if (finding && clock.monotonic() - begun < REPEATED_BY_STORE_MS) {
+    if (finding && (this.options.appendsProve || clock.monotonic() - begun < REPEATED_BY_STORE_MS)) {
       await clock.sleep(REPEAT_MS);
       finding = await this.look();
     }
@@ -202,11 +215,15 @@ export class OwnLog implements EventStore, LogGate {
     // Each check reads the book. A virtual machine that was suspended cannot tell how old its copy of the book is.
     const reads = [...this.reads];
     const marks = [...own, ...reads].map(({ mark }) => mark);
-    const [known, missing, other] = await Promise.all([book.read(), store.missing(marks), whole ? this.otherLog() : null]);
-    for (const read of reads) read.isHeld = !missing.some((mark) => nameOf(mark) === nameOf(read.mark));
+    const asking = Promise.all([store.missing(marks), whole ? this.otherLog() : null]);
+    asking.catch(() => undefined);
+    // An incident that another process has written down counts also while the store does not answer.
+    const known = await book.read();
     if (known.incident) this.enter(known.incident);
     if (this.incident) return null;
-    this.known = known;
+    const [missing, other] = await asking;
+    for (const read of reads) read.isHeld = !missing.some((mark) => nameOf(mark) === nameOf(read.mark));
+    if (this.incident) return null;
     const others = known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)));
     const lostOfOthers = others.length > 0 ? await store.missing(others.map(({ mark }) => mark)) : [];
     const wanted = [...own, ...others];

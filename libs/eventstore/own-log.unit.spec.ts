@@ -229,9 +229,76 @@ describe('a store whose sessions are checked', () => {
   test('a new session on a log that lost an event is refused, one on the whole log is not', async () => {
     const own = await openLog({ appendsProve: true });
     await append(own, 2);
-    await own.checkSession((asked) => bare.missing(asked));
+    await own.checkSession((asked) => bare.missing(asked), 'server');
     const copy = await earlierCopy(bare, 1);
-    await expect(own.checkSession((asked) => copy.missing(asked))).rejects.toThrow(StoreIncident);
+    await expect(own.checkSession((asked) => copy.missing(asked), 'server')).rejects.toThrow(StoreIncident);
     await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+  });
+
+  test.each([
+    ['has written the mark of an event that is lost', false],
+    ['has opened an incident', true],
+  ])('a process that stood still appends nothing over a new session if another one %s', async (_name, isOpen) => {
+    const [a, b] = [await openLog({ appendsProve: true }), await openLog({ process: 'b', appendsProve: true })];
+    await append(a);
+    await a.verified(null);
+    const copy = await earlierCopy(bare, 2);
+    await append(b);
+    await b.verified(null);
+    await b.keepMarks();
+    store.exchange(copy);
+    if (isOpen) await expect(b.verified(null)).rejects.toThrow(StoreIncident);
+    await expect(a.checkSession((asked) => copy.missing(asked), 'server')).rejects.toThrow(StoreIncident);
+  });
+
+  test('a session of another server waits until the other processes have looked', async () => {
+    const [a, b] = [await openLog({ appendsProve: true }), await openLog({ process: 'b', appendsProve: true })];
+    await append(a);
+    await a.checkSession((asked) => bare.missing(asked), 'server');
+    const copy = await earlierCopy(bare, 2);
+    // `b` is told of this event, and has not written its mark when the server is replaced.
+    await append(b);
+    store.exchange(copy);
+    const stop = new AbortController();
+    const running = b.run(stop.signal);
+    await expect(a.checkSession((asked) => copy.missing(asked), 'another server')).rejects.toThrow(StoreIncident);
+    stop.abort();
+    await running;
+  });
+
+  test('a slow answer that misses an event once is asked for again', async () => {
+    const own = await openLog({ appendsProve: true });
+    await append(own);
+    let misses = 1;
+    const missing = async (asked: readonly Mark[]) => {
+      if (misses-- <= 0) return bare.missing(asked);
+      await clock.sleep(3_100);
+      return asked;
+    };
+    store.exchange({ ...bare, missing });
+    await own.verified(null);
+    expect(own.incident).toBeNull();
+  });
+});
+
+describe('an incident that another process has written down', () => {
+  const openIncident = () => marks.bookOf('other').open({ kind: 'lost_events', message: 'it does not hold an event', mark: null });
+
+  test('counts also while the store does not answer', async () => {
+    const own = await openLog();
+    await append(own);
+    await own.verified(null);
+    await openIncident();
+    store.exchange({ ...bare, missing: () => Promise.reject(new Unavailable('away')) });
+    await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+  });
+
+  test('leaves the newest event of this process in the book, which a resume asks for', async () => {
+    const own = await openLog();
+    const position = await append(own);
+    await openIncident();
+    await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+    await own.keepMarks();
+    expect(marks.rows.get('a')?.acknowledged?.position).toBe(position);
   });
 });

@@ -164,10 +164,10 @@ export interface PostgresEventStoreOptions {
   readonly clock?: Clock;
   readonly readConnections?: number;
   /**
-   * Called for each new session for appends, before its first append. `missing` asks over that session. If the function throws, the session is not
-   * used. Waiting appends get its {@link StoreIncident}. After an outage they are tried again.
+   * Called for each new session for appends, before its first append. `missing` asks over that session. `server`: the start time of the server. If the
+   * function throws, the session is not used. Waiting appends get its {@link StoreIncident}. After an outage they are tried again.
    */
-  readonly checkSession?: (missing: EventStore['missing']) => Promise<void>;
+  readonly checkSession?: (missing: EventStore['missing'], server: string) => Promise<void>;
 }
 
 /**
@@ -538,12 +538,16 @@ class Line {
       client.once('end', this.drop);
       await client.query({ text: SESSION, query_timeout: READ_TIMEOUT_MS } as { text: string });
       this.session = (client as { processID?: number }).processID;
-      await this.check?.(async (marks) => {
-        const query = client.query<[string, string | null, string]>({ ...missingQuery(marks), rowMode: 'array', types: ALL_AS_TEXT });
-        return missingOf(
-          (await within(this.clock, READ_TIMEOUT_MS, query, () => new StatementTimeout('Postgres did not answer: read timeout'))).rows,
-        );
-      });
+      if (this.check) {
+        const inTime = <T>(query: Promise<T>) =>
+          within(this.clock, READ_TIMEOUT_MS, query, () => new StatementTimeout('Postgres did not answer: read timeout'));
+        const missing = async (marks: readonly Mark[]) =>
+          missingOf(
+            (await inTime(client.query<[string, string | null, string]>({ ...missingQuery(marks), rowMode: 'array', types: ALL_AS_TEXT }))).rows,
+          );
+        const { rows } = await inTime(client.query<{ server: string }>('select pg_postmaster_start_time()::text as server'));
+        await this.check(missing, rows[0]!.server);
+      }
       return client;
     } catch (error) {
       this.drop();

@@ -4,7 +4,7 @@
  *
  * Every step can be repeated: a leg settles once, and a line is recorded once. Two processes can record the same batch at the same time.
  */
-import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, Unavailable } from '#eventstore';
+import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
 import { Deadline, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import {
@@ -62,6 +62,9 @@ export interface BatchSummary {
  */
 export class NotYet extends Error {}
 
+/** True for an error of our own event store. It concerns all batches. */
+const isOfStore = (error: unknown): boolean => error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof StoreIncident;
+
 /**
  * Records all closed batches that are not recorded yet, and the funding of batches whose day has come. Returns the listed batches that are complete
  * now. A fault of a processor or of one batch is logged, and the other accounts continue. Throws if our own stores fail.
@@ -88,7 +91,7 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
       }
     } catch (error) {
       // A fault of our stores affects all accounts. Any other fault affects only this account.
-      if (error instanceof Unavailable || error instanceof OutcomeUnknown || signal.aborted) throw error;
+      if (isOfStore(error) || signal.aborted) throw error;
       if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
       else payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
     }
@@ -628,7 +631,7 @@ export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
       if (!place.state.funded) await appendTo(ports, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
     } catch (error) {
       // A conflict means that another worker has recorded the funding. Log any other fault, and continue with the other batches.
-      if (error instanceof Unavailable || error instanceof OutcomeUnknown) throw error;
+      if (isOfStore(error)) throw error;
       if (!(error instanceof Conflict)) ports.payments.log.error({ batchId, err: error }, 'the funding of a batch cannot be recorded');
     }
   }

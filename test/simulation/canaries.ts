@@ -398,6 +398,19 @@ export const CANARIES: readonly Canary[] = [
     seams: { claimsDatabase: (inner) => ({ ...inner, position: async () => '~' }) },
   },
   {
+    name: 'claims stay open over a restart of the database of the keys',
+    lost: 'keys',
+    seams: {
+      claimsDatabase: (inner) => ({
+        ...inner,
+        place: async () => {
+          const place = await inner.place();
+          return typeof place === 'string' ? place : { ...place, startedAt: '' };
+        },
+      }),
+    },
+  },
+  {
     name: 'a late intent calls the gateway although its key was claimed anew',
     lost: 'keys',
     seams: { keys: (inner) => ({ ...inner, holds: async () => true }) },

@@ -1,6 +1,6 @@
 /**
- * A fault of the keys' database. It goes back to an earlier copy, as when a standby without the last commits is promoted. Rows of keys, the checkpoint
- * of the subscriber `keys` and the notice of an earlier loss go back together. The log stays as it is.
+ * A fault of the keys' database. It goes back to an earlier copy: a standby without the last commits is promoted, or the server loses its last commits
+ * at a restart. Rows of keys, the checkpoint of the subscriber `keys` and the notice of an earlier loss go back together. The log stays as it is.
  */
 import { drawLogFault } from './loss.js';
 import type { Outside } from './partners.js';
@@ -10,6 +10,8 @@ import { Rng } from './simulator.js';
 /** The share of seeds with such a fault. */
 const SHARE = 0.08;
 const DOWN_MS = [2_000, 15_000] as const;
+/** The share of these faults in which the server only seems to have been started again. */
+const RESTARTED = 0.35;
 /** After the loss, clients repeat every known key in some rounds. Together the rounds last longer than claims are closed. */
 const ROUNDS = 8;
 const ROUND_MS = [5_000, 30_000] as const;
@@ -29,6 +31,7 @@ export interface KeyFault {
   readonly atClaim: boolean;
   /** One process is paused or frozen for this time when the database goes back. null: none. */
   readonly pause: { readonly ms: number; readonly frozen: boolean } | null;
+  readonly how: 'promoted' | 'restarted';
 }
 
 /** null: this seed has no such fault. A seed with a fault of the log has none: then log and keys may be lost together, which nothing could notice. */
@@ -41,6 +44,7 @@ export const drawKeyFault = (seed: number): KeyFault | null => {
     stopped: rng.chance(0.2),
     atClaim: rng.chance(0.7),
     pause: rng.chance(0.6) ? { ms: rng.int(60_000, 300_000), frozen: rng.chance(0.7) } : null,
+    how: rng.chance(RESTARTED) ? 'restarted' : 'promoted',
   };
 };
 
@@ -48,10 +52,11 @@ export const drawKeyFault = (seed: number): KeyFault | null => {
 export interface KeyLoss {
   readonly copiedAt: number;
   readonly wentBackAt: number;
+  readonly how: KeyFault['how'];
 }
 
 /** Plays the fault, and then repeats every known key again and again. */
-export const playKeyFault = async (outside: Outside, { copiedAtMs, laterMs, stopped, atClaim, pause }: KeyFault): Promise<void> => {
+export const playKeyFault = async (outside: Outside, { copiedAtMs, laterMs, stopped, atClaim, pause, how }: KeyFault): Promise<void> => {
   const { world, oracle } = outside;
   const { sim } = world;
   await sim.wait(copiedAtMs);
@@ -66,11 +71,11 @@ export const playKeyFault = async (outside: Outside, { copiedAtMs, laterMs, stop
     );
   for (let tries = 0; atClaim && !hasClaim() && tries < CLAIM_TRIES; tries++) await sim.wait(CLAIM_LOOK_MS);
   if (stopped) for (const { process } of world.replicas) sim.crash(process, sim.rng.int(...DOWN_MS));
-  sim.note('keys', 'THE DATABASE GOES BACK');
+  sim.note('keys', how === 'promoted' ? 'THE DATABASE GOES BACK' : 'THE DATABASE LOSES ITS LAST COMMITS');
   sim.statistics.keyLosses += 1;
-  goBack();
+  goBack(how);
   if (pause) sim.pause(sim.rng.pick(world.replicas).process, pause.ms, pause.frozen);
-  world.keyLoss = { copiedAt, wentBackAt: sim.now };
+  world.keyLoss = { copiedAt, wentBackAt: sim.now, how };
   for (let round = 1; round <= ROUNDS; round++) {
     await sim.wait(sim.rng.int(...ROUND_MS));
     const repeated = oracle.firstUses().filter(() => sim.rng.chance(REPEATED));

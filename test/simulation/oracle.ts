@@ -340,7 +340,9 @@ export class Oracle {
     if (!isKeyed(ask) || !this.mayBeLost(exchange)) return false;
     const hash = RING.mac('idempotency-key', ask.key!, RING.kids[0]).toString('hex');
     const loggedAt = this.world.loggedKeys.get(loggedKeyName('accountId' in ask.request ? ask.request.accountId : null, hash));
-    const isLogged = loggedAt !== undefined && loggedAt <= this.world.keyLoss!.wentBackAt + LEASE_SECONDS * 1000;
+    const { wentBackAt, how } = this.world.keyLoss!;
+    // After a restart, claims open as soon as the log was compared. So an intent that comes later may belong to a new request under the key.
+    const isLogged = loggedAt !== undefined && loggedAt <= wentBackAt + (how === 'promoted' ? LEASE_SECONDS * 1000 : 0);
     return !isLogged || reply?.body.includes('batch has settled') === true;
   }
 

@@ -286,15 +286,15 @@ export class World {
     for (const replica of this.replicas) if (replica.process.up) replica.startWebhooks();
   }
 
-  /** Makes a copy of the keys' database. The returned function puts the copy in place of the database. */
-  copiedKeys(): () => void {
+  /** Makes a copy of the keys' database. The returned function puts the copy in place of the database (`KeyTable.copied`). */
+  copiedKeys(): ReturnType<KeyTable['copied']> {
     const { keys, keyTables, replicas } = this;
     const goBack = keys.copied();
     const checkpoint = keyTables.checkpoints.get(KEYS_FROM_LOG);
     const copy = checkpoint && { ...checkpoint };
-    return () => {
+    return (how) => {
       for (const replica of replicas) replica.breakKeyConnections();
-      goBack();
+      goBack(how);
       if (copy) keyTables.checkpoints.set(KEYS_FROM_LOG, copy);
       else keyTables.checkpoints.delete(KEYS_FROM_LOG);
     };

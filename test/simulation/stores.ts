@@ -156,9 +156,12 @@ const rowName = ({ accountId, keyHash }: KeyName) => `${accountId}/${keyHash.toS
 /** The rows and the clock that all replicas share. Each method is one SQL statement of the product. */
 export class KeyTable {
   readonly rows = new Map<string, KeyRow>();
+  /** The number of fences so far. A fence is never drawn twice, also after the database went back. */
   fences = 0;
-  /** The timeline of the database. It rises when the database goes back, as when a standby is promoted. */
+  /** The timeline of the database. It rises when a standby is promoted. */
   timeline = 1;
+  /** How often the server was started. */
+  starts = 1;
   /** When a process last noticed that the database went back. */
   noticedAt: number | null = null;
   constructor(
@@ -167,14 +170,17 @@ export class KeyTable {
     readonly keepHours: number = KEEP_HOURS,
   ) {}
 
-  /** Makes a copy of the table. The returned function puts the copy in place of the table. */
-  copied(): () => void {
+  /**
+   * Makes a copy of the table. The returned function puts the copy in place of the table. `restarted`: the server lost its last commits at a restart,
+   * on the same timeline, and other writes passed the known position before anybody looked. Otherwise a standby is promoted.
+   */
+  copied(): (how: 'promoted' | 'restarted') => void {
     const rows = [...this.rows].map(([name, row]) => [name, { ...row }] as const);
-    const { fences, noticedAt } = this;
-    return () => {
+    const { noticedAt } = this;
+    return (how) => {
       this.rows.clear();
       for (const [name, row] of rows) this.rows.set(name, { ...row });
-      Object.assign(this, { fences, noticedAt, timeline: this.timeline + 1 });
+      Object.assign(this, { noticedAt, starts: this.starts + 1, timeline: this.timeline + (how === 'promoted' ? 1 : 0) });
     };
   }
 
@@ -400,7 +406,12 @@ export const simulatedKeyRows = (table: KeyTable, statement: Statement): KeyRows
 /** The same as `postgresClaims`. `position`: the checkpoint of the subscriber `keys`. */
 export const simulatedClaims = (table: KeyTable, statement: Statement, position: ClaimsDatabase['position']): ClaimsDatabase => ({
   // Claims, takeovers and restores draw a new fence each. So the newest fence serves as the position in the write-ahead log.
-  place: () => statement('place', () => ({ systemId: 'keys', timeline: String(table.timeline), position: String(table.fences) }), true),
+  place: () =>
+    statement(
+      'place',
+      () => ({ systemId: 'keys', timeline: String(table.timeline), position: String(table.fences), startedAt: String(table.starts) }),
+      true,
+    ),
   noticed: () =>
     statement(
       'noticed',
@@ -420,17 +431,17 @@ export const simulatedClaims = (table: KeyTable, statement: Statement, position:
 export const comparedStatement = (table: KeyTable, statement: Statement, verify: (place: ClaimsDatabase['place']) => Promise<void>): Statement => {
   let connected: number | null = null;
   const over =
-    (timeline: number): Statement =>
+    (starts: number): Statement =>
     (name, effect, idle) =>
-      statement(name, () => (table.timeline === timeline ? effect() : lostConnection()), idle);
+      statement(name, () => (table.starts === starts ? effect() : lostConnection()), idle);
   return async (name, effect, idle) => {
-    const { timeline } = table;
-    if (connected !== timeline) {
-      const connection = simulatedClaims(table, over(timeline), async () => '');
+    const { starts } = table;
+    if (connected !== starts) {
+      const connection = simulatedClaims(table, over(starts), async () => '');
       await verify(() => connection.place());
-      connected = timeline;
+      connected = starts;
     }
-    return over(timeline)(name, effect, idle);
+    return over(starts)(name, effect, idle);
   };
 };
 

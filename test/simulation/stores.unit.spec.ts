@@ -183,7 +183,7 @@ deliveriesContract(
   200,
 );
 
-test('a copy of the keys puts back rows, fences and the last notice; the next statement compares a new connection', async () => {
+test('a copy of the keys puts back rows and the last notice; the next statement compares a new connection', async () => {
   const table = new KeyTable(() => 0);
   const row = { accountId: 'a', keyHash: Buffer.from('k'), operation: 'create', fp: Buffer.from('f'), fpKid: 'k', fpFromLog: false, paymentId: 'p', attemptId: 't' }; // prettier-ignore
   const places: unknown[] = [];
@@ -193,17 +193,17 @@ test('a copy of the keys puts back rows, fences and the last notice; the next st
   table.finish(row, '1', 'reserved', null);
   table.claim({ ...row, keyHash: Buffer.from('l') });
   await simulatedClaims(table, statement, async () => '').notice();
-  goBack();
+  goBack('promoted');
   expect([...table.rows.values()]).toMatchObject([{ state: 'in_progress', fence: 1 }]);
-  expect(table).toMatchObject({ fences: 1, noticedAt: null, timeline: 2 });
+  expect(table).toMatchObject({ fences: 2, noticedAt: null, timeline: 2, starts: 2 });
   // The copy is not changed by what happens to the table afterwards.
   table.finish(row, '1', 'reserved', null);
-  goBack();
+  goBack('restarted');
   expect([...table.rows.values()]).toMatchObject([{ state: 'in_progress' }]);
   await statement('find', () => table.find(row));
   expect(places).toEqual([
-    { systemId: 'keys', timeline: '1', position: '0' },
-    { systemId: 'keys', timeline: '3', position: '1' },
+    { systemId: 'keys', timeline: '1', position: '0', startedAt: '1' },
+    { systemId: 'keys', timeline: '2', position: '2', startedAt: '3' },
   ]);
 });
 

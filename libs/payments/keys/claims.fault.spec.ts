@@ -6,7 +6,7 @@
  */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
 import { execFileSync } from 'node:child_process';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createSubscriber, eventStoreMigrations, postgresCheckpoint, type Subscriber } from '#eventstore';
@@ -139,7 +139,7 @@ test.each(LOSSES)(
     copy('postgres', 'earlier');
     cluster = await startCluster();
     await eventually(() => processes[0]!.pool.query('select').then(Boolean, () => false));
-    expect(isOpen()).toBe(true);
+    await eventually(isOpen, { timeoutMs: 20_000 });
 
     // The earlier copy lacks the keys of these requests.
     const late = Array.from({ length: 6 }, chargeOf);
@@ -193,6 +193,41 @@ test.each(LOSSES)(
   },
   120_000,
 );
+
+test('the server loses its last commits at a restart, on the same timeline: no lost key charges again', async () => {
+  processes = [openProcess('a'), openProcess('b', false)];
+  await Promise.all(processes.map(({ claims }) => claims.begun()));
+  // Every connection is open, so that a claim needs no new one.
+  for (let round = 0; round < 5; round++) {
+    await send(Array.from({ length: 12 }, chargeOf));
+    await systemClock.sleep(200);
+  }
+  // The copy is made just after the gate has read the place, and the loss comes before it reads the place again. Other writes of the restarted server
+  // then pass the known place.
+  const kept = () => readFile(join(folder, 'a', 'keys-database'), 'utf8');
+  const before = await kept();
+  await send([chargeOf()]);
+  await eventually(async () => (await kept()) !== before, { everyMs: 5 });
+  copy('postgres', 'earlier');
+  const late = Array.from({ length: 4 }, chargeOf);
+  const first = await send(late);
+  process.kill(cluster.pid, 'SIGQUIT');
+  await cluster.exited;
+  const money = (await house.truth()).length;
+  await rm(join(folder, 'postgres'), { recursive: true });
+  copy('earlier', 'postgres');
+  cluster = await startCluster();
+
+  for (const [index, request] of late.entries())
+    for (const process of processes) {
+      const answer = await eventually(async () => {
+        const one = await request(process);
+        return one.status === 200 && one;
+      });
+      expect(answer).toEqual({ ...first[index], replayed: true });
+    }
+  expect((await house.truth()).length).toBe(money);
+}, 120_000);
 
 test('a start without a worker makes the keys itself, and claims nothing before', async () => {
   processes = [openProcess('a')];

@@ -12,6 +12,9 @@
  * The place of a database is its cluster id, its timeline and its position in the write-ahead log. A process reads the place over every new
  * connection, and once a second over an open one. If the place does not follow the furthest known place, the database went back. The process then
  * closes the claims of all processes. It also replaces its own connections, since old ones may lead to the former server.
+ *
+ * A server that was started again may have lost its last commits, and the position does not always show it: other writes may have passed the known
+ * position. So after each start of the server, a process closes its own claims until the subscriber has reached the head that is read after that.
  */
 import { readFileSync } from 'node:fs';
 import { mkdir, rename, writeFile } from 'node:fs/promises';
@@ -105,8 +108,10 @@ export class ClaimsGate implements Claims {
   /** The furthest place of the database that this process knows. */
   private seen: DatabasePlace | null;
   private written = '';
-  /** The number of times that this process noticed a loss. */
-  private notices = 0;
+  /** The number of times that this process closed its claims, for a loss or a restart. */
+  private closings = 0;
+  /** Aborted when claims are closed, so that they are opened again as soon as possible. */
+  private closing = new AbortController();
   /** True while a loss that this process noticed is not recorded in the database. */
   private untold = false;
   /** The newest notice in the database when this process opened its claims. */
@@ -149,13 +154,14 @@ export class ClaimsGate implements Claims {
     const timer = new AbortController();
     void clock.sleep(START_WAIT_MS, timer.signal).then(begun);
     while (!signal.aborted) {
+      this.closing = new AbortController();
       await this.look().catch((error: unknown) => this.report('the keys cannot be compared with the log', { err: error }, 'warn'));
       if (this.isOpen || clock.monotonic() >= until) {
         begun();
         timer.abort();
       }
       await this.keepPlace().catch((error: unknown) => this.report('the place of the database could not be kept', { err: error }, 'warn'));
-      await clock.sleep(this.isOpen ? lookEveryMs.open : lookEveryMs.closed, signal);
+      await clock.sleep(this.isOpen ? lookEveryMs.open : lookEveryMs.closed, AbortSignal.any([signal, this.closing.signal]));
     }
     begun();
     timer.abort();
@@ -180,14 +186,14 @@ export class ClaimsGate implements Claims {
     }
     const isSame = before === null || follows(place, before);
     if (!isSame) this.notice(before, place);
+    else if (this.seen !== null && place.startedAt !== this.seen.startedAt) this.close();
     if (this.seen === null || follows(place, this.seen) || !isSame) this.seen = place;
     return isSame;
   }
 
   /** Closes claims. `before`: the known place; null: the kept place cannot be read. `now`: the place that the database shows. */
   private notice(before: DatabasePlace | null, now: DatabasePlace | null): void {
-    this.isOpen = false;
-    this.notices += 1;
+    this.close();
     this.untold = true;
     this.options.database.reconnect();
     this.report(
@@ -197,14 +203,20 @@ export class ClaimsGate implements Claims {
     );
   }
 
+  private close(): void {
+    this.isOpen = false;
+    this.closings += 1;
+    this.closing.abort();
+  }
+
   /** Opens claims if that is safe now. Closes them if another process has noticed that the database went back. */
   private async look(): Promise<void> {
     const { database, store, keys, ownLog, log } = this.options;
     if (!(await this.isSameDatabase(() => database.place()))) return;
-    const { notices } = this;
+    const { closings } = this;
     if (this.untold) {
       await database.notice();
-      if (notices === this.notices) this.untold = false;
+      if (closings === this.closings) this.untold = false;
     }
     const noticed = await database.noticed();
     if (this.isOpen && noticed.at === this.openedAfter) return;
@@ -217,10 +229,10 @@ export class ClaimsGate implements Claims {
       await keys.runUntil(head, { timeoutMs: CATCH_UP_MS });
       if ((await database.position()) < head) return;
     }
-    if ((await database.noticed()).at !== noticed.at || notices !== this.notices) return;
+    if ((await database.noticed()).at !== noticed.at || closings !== this.closings) return;
     this.openedAfter = noticed.at;
     this.isOpen = true;
-    if (noticed.at !== null || notices > 0) log.info({ head }, 'keys are claimed again: the log holds no other');
+    if (noticed.at !== null || closings > 0) log.info({ head }, 'keys are claimed again: the log holds no other');
   }
 
   private async keepPlace(): Promise<void> {

@@ -73,6 +73,12 @@ export const idempotencyMigrations: readonly Migration[] = [
     run: 'concurrently',
     sql: 'create index concurrently if not exists idempotency_key_created on idempotency_key (created_at)',
   },
+  {
+    name: '0052-idempotency-random-fence',
+    // A sequence goes back with its database and would give a fence twice. 60 random bits never do.
+    sql: `alter table idempotency_key alter column fence set default
+      (('x' || translate(left(gen_random_uuid()::text, 18), '-', ''))::bit(64)::bigint & 9223372036854775807)`,
+  },
 ];
 
 export interface IdempotencyOptions {
@@ -390,7 +396,7 @@ const EXPIRED_RESERVED = `
   where expires_at <= now() and state = 'reserved' order by expires_at, api_account_id, key_hash limit $1 offset $2`;
 
 const TAKE_OVER_STALE = `
-  update idempotency_key k set fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + make_interval(secs => $1)
+  update idempotency_key k set fence = default, lease_until = clock_timestamp() + make_interval(secs => $1)
   from (select api_account_id, key_hash from idempotency_key
         where state = 'in_progress' and operation = 'create' and lease_until < now()
         order by lease_until limit $2 for update skip locked) stale

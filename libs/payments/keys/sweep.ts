@@ -25,9 +25,11 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
 
 /** Deletes expired keys. If the payment of a key is still open, the key stays reserved and can never charge again (C16, T12). */
 export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: AbortSignal): Promise<void> => {
-  const { clock, ids, streams } = ports;
+  const { clock, ids, streams, ownLog } = ports;
   const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
     const loaded = await streams.load(paymentId);
+    // Another log may have answered. Its empty stream says nothing, and without its row the key could be executed again.
+    await ownLog.verified(null);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
     // After the key is deleted, an old intent could still arrive. So the stream is fenced first.
     const origin = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
@@ -39,6 +41,7 @@ export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: 
       reason: 'the key expired before anything began',
     };
     await streams.execute(loaded, [abandon], origin, new Deadline(clock, SWEEP_DEADLINE_MS));
+    await ownLog.verified(null);
     return true;
   };
   await idempotency.purge(PURGE_BATCH, isResolved, stop);

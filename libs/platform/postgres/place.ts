@@ -11,13 +11,16 @@ export interface DatabasePlace {
   readonly timeline: string;
   /** Number of bytes of the write-ahead log that are on disk. Every acknowledged commit that waited for the disk is among these bytes. */
   readonly position: string;
+  /** When the server started, as Postgres writes it. A restart does not end the history of a database, but may lose its last commits. */
+  readonly startedAt: string;
 }
 
 /** The timeline comes from the name of the current WAL file, because the control file shows a promotion only later. */
 const PLACE = `
   select (select system_identifier::text from pg_control_system()) as "systemId",
          case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end as timeline,
-         case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0')::text end as position`;
+         case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0')::text end as position,
+         pg_postmaster_start_time()::text as "startedAt"`;
 
 /** `standby`: the server is a standby. `hidden`: this user may not call the functions of the query, or the server does not have them. */
 export const databasePlace = async (db: Queryable): Promise<DatabasePlace | 'standby' | 'hidden'> => {
