@@ -527,6 +527,10 @@ const checkFile = async (folder, { file, bytes, sha256: expected }) => {
   if (read !== bytes || hash.digest('hex') !== expected) throw new Error(`${file} is not the file that the manifest names`);
 };
 
+const checkRows = ({ file, rows }, found) => {
+  if (rows !== found) throw new Error(`${file} has ${found} rows, not the ${rows} that the manifest names`);
+};
+
 /** CSV as RFC 4180. A text that a spreadsheet would execute gets an apostrophe in front. */
 const csvCell = (value) => {
   if (typeof value !== 'string') return value === null ? '' : String(value);
@@ -538,17 +542,17 @@ const csvLine = (cells) => `${cells.map(csvCell).join(',')}\r\n`;
 /** Checks the number of rows and the sums of a report, and that both its forms hold the same. */
 const checkReport = async (folder, name, file) => {
   const [csv, ndjson] = [file(`${name}.csv`), file(`${name}.ndjson`)];
-  const sums = Object.fromEntries(Object.keys(ndjson.totals).map((column) => [column, 0]));
+  const sums = {};
   const hash = createHash('sha256');
   let rows = 0;
   for await (const row of rowsOf(join(folder, ndjson.file))) {
     if (rows++ === 0) hash.update(csvLine(Object.keys(row)));
     hash.update(csvLine(Object.values(row)));
-    for (const column of Object.keys(sums)) sums[column] += row[column] ?? 0;
+    for (const [column, value] of Object.entries(row)) if (column.endsWith('_cents')) sums[column] = (sums[column] ?? 0) + (value ?? 0);
   }
-  for (const { file: of, rows: said, totals } of [csv, ndjson]) {
-    if (said !== rows) throw new Error(`${of} has ${rows} rows, not the ${said} that the manifest names`);
-    if (canonical(totals) !== canonical(sums)) throw new Error(`the sums of ${of} are not those that the manifest names`);
+  for (const one of [csv, ndjson]) {
+    checkRows(one, rows);
+    if (canonical(one.totals) !== canonical(sums)) throw new Error(`the sums of ${one.file} are not those that the manifest names`);
   }
   const same = rows === 0 ? /^[^\r\n]*\r\n$/.test(whole(join(folder, csv.file))) : hash.digest('hex') === csv.sha256;
   if (!same) throw new Error(`${csv.file} does not hold the rows of ${ndjson.file}`);
@@ -556,19 +560,22 @@ const checkReport = async (folder, name, file) => {
 
 const count = (number, what) => `${number} ${what}${number === 1 ? '' : 's'}`;
 
-/** Adds every event between the two heads to the tree of the first one. Returns the number of payments of which the pack holds events. */
+/** Adds every event between the two heads to the tree of the first one. Returns the number of payments in the pack, and the events of closings. */
 const checkEvents = async (folder, { events, query }, { first, last, head }, file) => {
   const tree = growingTree(events.first, hashes(events.subtrees));
   if (first && (first.size !== events.first || !tree.root().equals(first.root))) throw new Error('the pack does not begin at its first head');
   if (first && first.at > query.from) throw new Error(`the first head was signed at ${first.at}, after the period began`);
-  let [leaf, payments, others, closed] = [events.first, 0, 0, false];
-  const isPayment = ({ stream, revision }) => stream.startsWith('payment-') && revision === 0;
+  let [leaf, payments, others] = [events.first, 0, 0];
+  const closings = [];
+  const look = (event) => {
+    if (event.stream.startsWith('payment-') && event.revision === 0) payments += 1;
+    if (event.stream === 'adjustment-periods') closings.push(event);
+  };
   for await (const one of rowsOf(join(folder, 'events.ndjson'))) {
     if (one.leaf !== leaf) throw new Error(`events.ndjson goes on with event ${one.leaf} of the log, and event ${leaf} is missing`);
     tree.add(eventHash(one.event));
     leaf += 1;
-    if (isPayment(one.event)) payments += 1;
-    if (one.event.stream === 'adjustment-periods' && one.event.type === 'TrialBalanceRecorded' && one.event.data.to >= query.to) closed = true;
+    look(one.event);
   }
   if (leaf !== last.size || last.size !== events.last)
     throw new Error(`events.ndjson has ${leaf - events.first} of the ${last.size - events.first} events between the heads`);
@@ -576,20 +583,18 @@ const checkEvents = async (folder, { events, query }, { first, last, head }, fil
     throw new Error('the events of events.ndjson are not those between the heads: one was changed, put in or exchanged');
   if (!isConsistent(last.size, last.root, head.size, head.root, hashes(events.consistency)))
     throw new Error('head.txt does not begin with last-head.txt');
-  if (last.size !== head.size && !closed) throw new Error('the events end before the newest head, and the period was not closed by then');
+  const covers = ({ type, data }) => type === 'TrialBalanceRecorded' && data.to >= query.to;
+  if (last.size !== head.size && !closings.some(covers))
+    throw new Error('the events end before the newest head, and the period was not closed by then');
   for await (const one of rowsOf(join(folder, 'other-events.ndjson'))) {
     checkEvent(one, head);
     if (one.leaf >= events.first && one.leaf < events.last) throw new Error(`the event at position ${one.event.position} stands twice in the pack`);
     others += 1;
-    if (isPayment(one.event)) payments += 1;
+    look(one.event);
   }
-  for (const [name, found] of [
-    ['events.ndjson', leaf - events.first],
-    ['other-events.ndjson', others],
-  ])
-    // prettier-ignore
-    if (file(name).rows !== found) throw new Error(`${name} has ${found} rows, not the ${file(name).rows} that the manifest names`);
-  return payments;
+  checkRows(file('events.ndjson'), leaf - events.first);
+  checkRows(file('other-events.ndjson'), others);
+  return { payments, closings };
 };
 
 /**
@@ -668,34 +673,16 @@ const checkJournalForms = async (folder, entries, file) => {
     for (const { account, cents } of one.postings)
       csv.update(csvLine([one.position, one.entryId, one.eventId, one.rule, one.description, one.paymentId, one.recordedAt, one.effectiveAt, one.bookedAt, account, Math.max(cents, 0), Math.max(-cents, 0)])); // prettier-ignore
   }
-  for (const [name, hash] of [
-    ['journal.csv', csv],
-    ['journal.hledger', hledger],
-  ])
-    // prettier-ignore
+  for (const [name, hash] of Object.entries({ 'journal.csv': csv, 'journal.hledger': hledger }))
     if (file(name).sha256 !== hash.digest('hex')) throw new Error(`${name} does not hold the entries of journal.ndjson`);
-  for (const name of ['journal.csv', 'journal.ndjson', 'journal.hledger'])
-    if (file(name).rows !== entries) throw new Error(`${name} has ${entries} entries, not the ${file(name).rows} that the manifest names`);
-};
-
-/** The recorded trial balances, by the end of their period, and the closings. */
-const closingsOf = async (folder) => {
-  const [balances, begins] = [new Map(), new Map()];
-  for (const name of ['other-events.ndjson', 'events.ndjson'])
-    for await (const { event } of rowsOf(join(folder, name))) {
-      if (event.stream !== 'adjustment-periods') continue;
-      if (event.type === 'PeriodClosed') begins.set(event.data.to, event.data.from);
-      else balances.set(event.data.to, event);
-    }
-  return { balances, begins };
+  for (const name of ['journal.csv', 'journal.ndjson', 'journal.hledger']) checkRows(file(name), entries);
 };
 
 /** Compares the trial balance with the sums of the entries, and with what was recorded when a period was closed. */
-const checkTrialBalance = async (folder, { events, query: { from, to } }, balances, file) => {
+const checkTrialBalance = (folder, { events, query: { from, to } }, balances, closings, file) => {
   const { from: begin, to: end, accounts } = JSON.parse(whole(join(folder, 'trial-balance.json')));
   if (begin !== from || end !== to) throw new Error('trial-balance.json is of another period');
-  if (file('trial-balance.json').rows !== accounts.length)
-    throw new Error('trial-balance.json has another number of accounts than the manifest names');
+  checkRows(file('trial-balance.json'), accounts.length);
   const same = createHash('sha256');
   for (const row of accounts) same.update(`${JSON.stringify({ account: row.account, opening_cents: row.openingCents, debit_cents: row.debitCents, credit_cents: row.creditCents, closing_cents: row.closingCents })}\n`); // prettier-ignore
   if (same.digest('hex') !== file('trial-balance.ndjson').sha256)
@@ -703,7 +690,6 @@ const checkTrialBalance = async (folder, { events, query: { from, to } }, balanc
   const shown = new Map(accounts.map((row) => [row.account, row]));
   const NONE = { openingCents: 0, debitCents: 0, creditCents: 0, closingCents: 0 };
   const of = (account) => shown.get(account) ?? NONE;
-  const { balances: recorded, begins } = await closingsOf(folder);
 
   for (const account of new Set([...shown.keys(), ...balances.accounts.keys()])) {
     const { openingCents, debitCents, creditCents, closingCents } = of(account);
@@ -721,17 +707,19 @@ const checkTrialBalance = async (folder, { events, query: { from, to } }, balanc
         throw new Error(`${account}: ${what} is ${sums.get(account) ?? 0} cents, the trial balance says ${of(account)[column]}`);
   };
   const closing = (event) => new Map(event.data.closing.map(({ account, debitCents, creditCents }) => [account, debitCents - creditCents]));
-  const before = recorded.get(from);
+  const recorded = (end) => closings.find(({ type, data }) => type === 'TrialBalanceRecorded' && data.to === end);
+  const before = recorded(from);
   if (events.first === 0) compare(new Map([...balances.accounts].map(([account, { opening }]) => [account, opening])), 'openingCents', 'its opening by the events'); // prettier-ignore
   if (before) compare(closing(before), 'openingCents', `its opening, recorded when the period to ${from} was closed,`);
   if (events.first === 0) said.push('the openings follow from the events: the pack begins where the log begins');
   else if (before) said.push(`the openings are those that the event at position ${before.position} recorded when the period to ${from} was closed`);
   else said.push('the openings are those of the signed manifest: they come from events before the pack, so this check does not make them again');
 
-  const after = recorded.get(to);
+  const after = recorded(to);
   if (after) {
     compare(closing(after), 'closingCents', `its closing, recorded when the period to ${to} was closed,`);
-    const isWhole = begins.get(to) === from || (begins.get(to) === null && events.first === 0 && balances.earlier === 0);
+    const closed = closings.find(({ type, data }) => type === 'PeriodClosed' && data.to === to);
+    const isWhole = closed?.data.from === from || (closed?.data.from === null && events.first === 0 && balances.earlier === 0);
     if (isWhole && (after.data.entries !== balances.entries || after.data.digest !== file('journal.ndjson').sha256))
       throw new Error(`the journal is not the one whose digest was recorded when the period to ${to} was closed`);
     said.push(
@@ -741,7 +729,7 @@ const checkTrialBalance = async (folder, { events, query: { from, to } }, balanc
   return said;
 };
 
-/** Checks a whole pack. Throws at the first fault. Memory does not grow with the pack. */
+/** Checks a whole pack. Throws at the first fault. Memory does not grow with the pack: files are streamed, `paymentsAtOnce` are kept. */
 export const checkPack = async (folder, given = null, paymentsAtOnce = PAYMENTS_AT_ONCE) => {
   const { manifest, origin } = openManifest(folder, given);
   const said = [given ? 'the manifest was signed with a key that you trust' : 'the manifest was signed with a key that it names itself: this proves nothing about its origin; use --key']; // prettier-ignore
@@ -751,8 +739,7 @@ export const checkPack = async (folder, given = null, paymentsAtOnce = PAYMENTS_
   for (const name of REPORTS) await checkReport(folder, name, file);
   const drift = JSON.parse(whole(join(folder, 'drift.json')));
   const rows = { 'exceptions.ndjson': await lineCount(join(folder, 'exceptions.ndjson')), 'drift.json': drift.differences.length, 'head.txt': 1, 'last-head.txt': 1, 'verify.mjs': 0, ...(manifest.events.first > 0 && { [FIRST_HEAD]: 1 }) }; // prettier-ignore
-  for (const [name, found] of Object.entries(rows))
-    if (file(name).rows !== found) throw new Error(`${name} has ${found} rows, not the ${file(name).rows} that the manifest names`);
+  for (const [name, found] of Object.entries(rows)) checkRows(file(name), found);
   if (drift.digest !== manifest.digest) throw new Error('drift.json has another digest than the manifest names');
   said.push(`${manifest.files.length} files are those of the manifest, with its numbers of rows and its sums`);
 
@@ -766,7 +753,7 @@ export const checkPack = async (folder, given = null, paymentsAtOnce = PAYMENTS_
   if (head.size !== manifest.size || head.root.toString('base64') !== manifest.root || head.position !== manifest.position)
     throw new Error('head.txt is not the head that the manifest names');
   said.push(`the newest head, of ${count(head.size, 'event')}, was signed at ${head.at}`);
-  const payments = await checkEvents(folder, manifest, heads, file);
+  const { payments, closings } = await checkEvents(folder, manifest, heads, file);
   const begin = first ? `the head of ${first.size} events, signed at ${first.at},` : 'the begin of the log';
   said.push(
     `the ${count(last.size - manifest.events.first, 'event')} between ${begin} and the head of ${last.size} events, signed at ${last.at}, are complete`,
@@ -775,16 +762,13 @@ export const checkPack = async (folder, given = null, paymentsAtOnce = PAYMENTS_
 
   const parts = Math.max(1, Math.ceil(payments / paymentsAtOnce));
   const balances = newBalances();
-  for (let number = 0; number < parts; number++)
-    await checkEntries(
-      folder,
-      manifest,
-      { keeps: (stream) => Number.parseInt(stream.slice(-8), 16) % parts === number, isFirst: number === 0 },
-      balances,
-    );
+  for (let number = 0; number < parts; number++) {
+    const keeps = (stream) => parts === 1 || sha256(Buffer.from(stream)).readUInt32BE(0) % parts === number;
+    await checkEntries(folder, manifest, { keeps, isFirst: number === 0 }, balances);
+  }
   await checkJournalForms(folder, balances.entries, file);
   said.push(`the ${balances.entries} entries of the journal from ${from} to ${to} are what those events post`);
-  said.push(...(await checkTrialBalance(folder, manifest, balances, file)));
+  said.push(...checkTrialBalance(folder, manifest, balances, closings, file));
   said.push(
     `not made again here, only signed: the other reports, the exceptions, and the drift report, which names ${count(drift.differences.length, 'difference')}`,
   );

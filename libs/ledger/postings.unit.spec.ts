@@ -899,7 +899,8 @@ describe('the standalone verifier (apps/operator/verify.mjs), which shares no co
   });
   test('knows every event, version and rule, and refuses any other', async () => {
     const { EVENTS, RULES: rules, createBooks } = await verifier;
-    const versionsOf = <Event extends DomainEvent>({ names, version }: EventTypes<Event>) => names.map((name: Event['type']) => [name, version(name)]);
+    const versionsOf = <Event extends DomainEvent>({ names, version }: EventTypes<Event>) =>
+      names.map((name: Event['type']) => [name, version(name)]);
     const known = [
       ...versionsOf(paymentEvents),
       ...versionsOf(settlementEvents),
