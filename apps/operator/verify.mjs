@@ -319,7 +319,7 @@ export const createBooks = (keeps = () => true) => {
         : [null, (revisions.get(stream) ?? -1) + 1];
       if (revision !== expected) throw new Error(`${of}: revision ${revision} of ${stream} does not follow; ${expected} is missing`);
       if (isPayment) {
-        const books = known ?? { portal: null, charged: false, legs: [], disputes: new Map() };
+        const books = known ?? { portal: null, charged: false, legs: [], disputes: null };
         books.revision = revision;
         payments.set(stream, books);
         postPayment(books, event, by, (rule, input, when) => add(rule, postingsOf(sides(rule, input).reverse()), when));
@@ -368,6 +368,10 @@ export const createBooks = (keeps = () => true) => {
   return { post };
 };
 
+/** Names that many payments share are kept once. */
+const names = new Map();
+const once = (name) => names.get(name) ?? (names.set(name, name), name);
+
 /** Posts an event of a payment and changes its `books`. `mirrored` posts a rule with debits and credits exchanged. */
 const postPayment = (books, { type, data, metadata, position }, by, mirrored) => {
   const { portal } = books;
@@ -384,8 +388,8 @@ const postPayment = (books, { type, data, metadata, position }, by, mirrored) =>
   };
   switch (type) {
     case 'PaymentInitiated':
-      books.portal = data.portalId;
-      books.legs = data.legs.map((one) => ({ leg: one.leg, mid: one.account.merchantAccount, principal: one.principalCents, fee: one.feeCents, voided: [0, 0] })); // prettier-ignore
+      books.portal = once(data.portalId);
+      books.legs = data.legs.map((one) => ({ leg: once(one.leg), mid: once(one.account.merchantAccount), principal: one.principalCents, fee: one.feeCents, voided: [0, 0] })); // prettier-ignore
       break;
     case 'PaymentCreated':
       charge();
@@ -421,6 +425,7 @@ const postPayment = (books, { type, data, metadata, position }, by, mirrored) =>
       break;
     }
     case 'PaymentDisputed': {
+      books.disputes ??= new Map();
       const known = books.disputes.get(data.disputeId);
       const shares = known?.shares ?? sharesOf(books, data);
       const stand = (status) => (status === undefined || status === 'recovered' ? 'kept' : status === 'lost' ? 'lost' : 'taken');

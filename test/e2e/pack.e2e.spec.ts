@@ -252,11 +252,11 @@ describe('a pack that was forged and signed with the right key fails all the sam
     ['an event left out', /events\.ndjson goes on with event 8 of the log, and event 7 is missing/, ({ lines }) => lines('events.ndjson', (events) => events.filter((_, at) => at !== 7))], // prettier-ignore
     ['an event put in, and one left out', /the events of events\.ndjson are not those between the heads: one was changed, put in or exchanged/, ({ lines }) => lines('events.ndjson', (events) => events.map((line, at) => (at === 7 ? edited(events[8]!, (one: { leaf: number }) => (one.leaf = 7)) : line)))], // prettier-ignore
     ['an event changed', /the events of events\.ndjson are not those between the heads: .*/, ({ change }) => change('events.ndjson', (text) => text.replace('"amountCents":10000', '"amountCents":20000'))], // prettier-ignore
-    ['a journal cut to one entry', /the journal lacks the entry R2 \(service fee charged\) of the event at position \d+/, cutJournal],
-    ['an entry left out', /the journal lacks the entry R1 \(principal charged\) of the event at position \d+; it goes on at position \d+/, ({ lines }) => lines('journal.ndjson', (entries) => entries.slice(2))], // prettier-ignore
-    ['an entry put in', /the journal has an entry at position \d+ that its event does not post/, ({ lines }) => lines('journal.ndjson', (entries) => [...entries.slice(0, 3), ...entries.slice(2)])], // prettier-ignore
+    ['a journal cut to one entry', /the journal lacks the entry R2 \(service fee charged\) of the event at position \S+/, cutJournal],
+    ['an entry left out', /the journal lacks the entry R1 \(principal charged\) of the event at position \S+; it goes on at position \S+/, ({ lines }) => lines('journal.ndjson', (entries) => entries.slice(2))], // prettier-ignore
+    ['an entry put in', /the journal has an entry at position \S+ that its event does not post/, ({ lines }) => lines('journal.ndjson', (entries) => [...entries.slice(0, 3), ...entries.slice(2)])], // prettier-ignore
     ['an entry at the end', /the journal has an entry at position 9{20} that no event between the heads posts/, ({ lines }) => lines('journal.ndjson', (entries) => [...entries, edited(entries[0]!, (one: { position: string }) => (one.position = '9'.repeat(20)))])], // prettier-ignore
-    ['an entry of another amount', /the journal's entry R1 \(principal charged\) of the event at position \d+ is not what the event posts/, ({ change }) => change('journal.ndjson', (text) => text.replace('"cents":4000}', '"cents":9000}').replace('"cents":-4000}', '"cents":-9000}'))], // prettier-ignore
+    ['an entry of another amount', /the journal's entry R1 \(principal charged\) of the event at position \S+ is not what the event posts/, ({ change }) => change('journal.ndjson', (text) => text.replace('"cents":4000}', '"cents":9000}').replace('"cents":-4000}', '"cents":-9000}'))], // prettier-ignore
     ['an entry of another time', /the journal's entry R1 \(principal charged\) .* is not what the event posts/, ({ change }) => change('journal.ndjson', (text) => text.replace(/"bookedAt":"20../, '"bookedAt":"2030'))], // prettier-ignore
     ['another journal for hledger', /journal\.hledger does not hold the entries of journal\.ndjson/, ({ change }) => change('journal.hledger', (text) => text.replace('USD 40.00', 'USD 50.00'))], // prettier-ignore
     ['another journal as CSV', /journal\.csv does not hold the entries of journal\.ndjson/, ({ change }) => change('journal.csv', (text) => text.replace(',4000,0', ',5000,0'))], // prettier-ignore
@@ -288,7 +288,7 @@ describe('a pack that was forged and signed with the right key fails all the sam
     expect(await signedForgery('second', ({ lines }) => lines('other-events.ndjson', (all) => [...all, all.find(isPayment)!]))).toMatch(/revision 0 of payment-\S+ does not follow/); // prettier-ignore
     const changed = (text: string) => text.replace(/"amountCents":\d+/, '"amountCents":1');
     expect(await signedForgery('second', ({ change }) => change('other-events.ndjson', changed))).toMatch(
-      /the event at position \d+ is not in the log/,
+      /the event at position \S+ is not in the log/,
     );
   });
   test('events that begin after the period, or end before the log does', async () => {
@@ -350,7 +350,7 @@ describe('closed periods', () => {
     await pack('after', end);
     const after = await verify(join(folder, 'after'), ...trusted());
     expect(after).toMatch(
-      new RegExp(`^ok: the openings are those that the event at position \\d+ recorded when the period to ${end} was closed$`, 'm'),
+      new RegExp(`^ok: the openings are those that the event at position \\S+ recorded when the period to ${end} was closed$`, 'm'),
     );
     expect(after).not.toContain('NOT OK');
     expect(eventsOf('after')).toBeLessThan(20);
