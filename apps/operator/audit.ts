@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
-import type { ReadModel } from '#eventstore';
+import type { Position, ReadModel } from '#eventstore';
 import { ServiceError } from '#kernel';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
@@ -198,10 +198,12 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const all = await services();
         const { writePack } = await import('#audit');
         const checks = await sealed(all);
-        await allCaughtUp(all);
         const verifier = fileURLToPath(new URL('../../../apps/operator/verify.mjs', import.meta.url));
         const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
-        const pack = await writePack({ ...all.seal, db: all.pool }, { from, to, out, version, verifier });
+        const pack = await writePack(
+          { ...all.seal, db: all.pool, reached: (position) => modelsReach(all, position) },
+          { from, to, out, version, verifier },
+        );
         const { position, size, root, files, drift } = pack;
         return reported({ position, size, root }, [
           ...checks,
@@ -312,10 +314,13 @@ const reportModels = async (): Promise<readonly ReadModel[]> => {
 };
 
 /** Brings the read models of reports up to the end of the log. Returns that position. */
-const allCaughtUp = async ({ store, readModels }: Services): Promise<string | null> => {
-  const head = await store.head();
-  if (head !== null) for (const model of await reportModels()) await readModels.of(model).runUntil(head, { timeoutMs: CATCH_UP_MS });
+const allCaughtUp = async (all: Services): Promise<string | null> => {
+  const head = await all.store.head();
+  if (head !== null) await modelsReach(all, head);
   return head;
+};
+const modelsReach = async ({ readModels }: Services, position: Position): Promise<void> => {
+  for (const model of await reportModels()) await readModels.of(model).runUntil(position, { timeoutMs: CATCH_UP_MS });
 };
 
 /** A read model that is not at the end of the log. Its rows cannot be compared in full. */

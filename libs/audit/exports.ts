@@ -9,7 +9,7 @@ import { isDay, ServiceError, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, remaining, staffWorkModel, statusOf } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { isDataException, type Pool } from '#platform';
-import { balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay } from '#ledger';
+import { type AccountBalance, balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay } from '#ledger';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
@@ -274,10 +274,10 @@ const payableRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
   });
 };
 
-const trialRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
-  const opening = query.from === null ? [] : await balancesBefore(db, query.from, query.asOf);
+/** The rows of a trial balance: the balances before a period, and what its entries moved. */
+export const trialRows = (opening: readonly AccountBalance[], movedBy: readonly AccountBalance[]): Cell[][] => {
   const before = new Map(opening.map(({ account, debitCents, creditCents }) => [account, debitCents - creditCents]));
-  const moved = groupedBy(await movements(db, query), ({ account }) => account);
+  const moved = groupedBy(movedBy, ({ account }) => account);
   return [...new Set([...before.keys(), ...moved.keys()])].map((account) => {
     const [begin, ones] = [before.get(account) ?? 0, moved.get(account) ?? []];
     const [debit, credit] = [sumCents(ones, ({ debitCents }) => debitCents), sumCents(ones, ({ creditCents }) => creditCents)];
@@ -457,7 +457,7 @@ export const REPORTS = {
     },
     { projection: paymentListModel },
   ),
-  'trial-balance': booksReport('Trial balance', ['account', 'opening_cents', 'debit_cents', 'credit_cents', 'closing_cents'], ['text'], trialRows),
+  'trial-balance': booksReport('Trial balance', ['account', 'opening_cents', 'debit_cents', 'credit_cents', 'closing_cents'], ['text'], async (db, query) => trialRows(query.from === null ? [] : await balancesBefore(db, query.from, query.asOf), await movements(db, query))), // prettier-ignore
   attempts: sqlReport(
     'Idempotency keys and what became of them',
     [

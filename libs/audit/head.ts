@@ -68,12 +68,18 @@ export const headKeys = (origin: string, keys: KeyRing): HeadKey[] => keys.kids.
 const textOf = ({ origin, size, root, at, position }: Head): string =>
   `${origin}\n${size}\n${root.toString('base64')}\nat ${at}\nposition ${position}\n`;
 
-export const signHead = (head: Head, keys: KeyRing): string => {
-  const text = textOf(head);
-  const { name, publicKey } = headKey(head.origin, keys, keys.current);
+/** Text with the signature of the current key: a signed note. `text` ends with a line feed. */
+const signNote = (origin: string, text: string, keys: KeyRing): string => {
+  const { name, publicKey } = headKey(origin, keys, keys.current);
   const signature = sign(null, Buffer.from(text), privateKey(keys, keys.current));
   return `${text}\n— ${name} ${Buffer.concat([keyHash(name, publicKey), signature]).toString('base64')}\n`;
 };
+
+export const signHead = (head: Head, keys: KeyRing): string => signNote(head.origin, textOf(head), keys);
+
+/** Signs the manifest of an evidence pack. A head begins with its origin, so no reader can take this note for a head. */
+export const signManifest = (origin: string, manifest: string, keys: KeyRing): string =>
+  signNote(origin, `payfold evidence pack\n${origin}\nmanifest.json sha256 ${createHash('sha256').update(manifest).digest('hex')}\n`, keys);
 
 export class ForgedHead extends Error {}
 

@@ -23,7 +23,7 @@ export {
   sweepDrift,
 } from './drift.js';
 export { isReport, type ReportName, reportOf, REPORTS } from './exports.js';
-export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead } from './head.js';
+export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';
 export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
 export { exportReport, projectionDigest, reportText, writePack } from './pack.js';

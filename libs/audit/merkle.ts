@@ -149,6 +149,11 @@ export class GrowingTree {
     return tree;
   }
 
+  /** Roots of the perfect subtrees, largest first. With the size they are the whole tree. */
+  hashes(): readonly Buffer[] {
+    return this.subtrees.map(({ hash }) => hash);
+  }
+
   add(leaf: Buffer): void {
     this.push(0, leaf);
   }

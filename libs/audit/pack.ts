@@ -7,16 +7,33 @@ import { createHash, type Hash } from 'node:crypto';
 import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { once } from 'node:events';
 import { join } from 'node:path';
-import type { EventStore, Position, Recorded } from '#eventstore';
+import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
-import { collect, type KeyRing, type Pool } from '#platform';
+import { paymentStream } from '#payments';
+import { type KeyRing, type Pool, transaction } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
-import { REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery } from './exports.js';
-import { headKeys } from './head.js';
-import { csvLine, JOURNAL_START, type JournalFormat, journalHeading, journalPages, journalText, ndjsonLines, RULE_CHANGES } from '#ledger';
+import { REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery, trialRows } from './exports.js';
+import { type Head, headKeys, signManifest } from './head.js';
+import {
+  type AccountBalance,
+  balancesBefore,
+  type Cell,
+  csvLine,
+  JOURNAL_START,
+  type JournalFormat,
+  journalHeading,
+  journalPages,
+  journalText,
+  movements,
+  ndjsonLines,
+  PERIODS,
+  recordedBalances,
+  RULE_CHANGES,
+} from '#ledger';
 import { exceptionRows } from '#settlement';
-import { proveEvents } from './prove.js';
-import { newestHead, signLog } from './seal.js';
+import { consistencyProof, eventHash, GrowingTree, leafOf, rememberingTiles } from './merkle.js';
+import { base64, proveEvents } from './prove.js';
+import { headBefore, headCovering, newestHead, type SignedLog, signLog, storedTiles } from './seal.js';
 
 export interface ExportedFile {
   readonly file: string;
@@ -80,13 +97,13 @@ export const reportText = async function* (
   format: ExportFormat,
   query: ReportQuery,
   said: Exported,
+  pages: AsyncIterable<ReportPage> | Iterable<ReportPage> = reportOf(name).pages(ports, query),
 ): AsyncGenerator<string, void, void> {
-  const report = reportOf(name);
-  const { columns, totals } = report;
+  const { columns, totals } = reportOf(name);
   if (format === 'csv' && query.after === null) yield csvLine(columns);
   const lineOf = format === 'csv' ? csvLine : ndjsonLines(columns);
   const summed = totals.map((total) => [total, columns.indexOf(total)] as const);
-  for await (const { rows, after } of report.pages(ports, query)) {
+  for await (const { rows, after } of pages) {
     let text = '';
     for (const row of rows) {
       text += lineOf(row);
@@ -153,6 +170,8 @@ export interface PackPorts {
   readonly keys: KeyRing;
   readonly folder: string;
   readonly now: () => number;
+  /** Brings the read models of the reports up to a position of the log. */
+  readonly reached: (position: Position) => Promise<void>;
 }
 
 export interface PackRequest {
@@ -175,16 +194,45 @@ export interface Pack {
   readonly drift: DriftReport;
 }
 
-/** Stream prefixes of accounts, portals, cases, staff and posting rules. Every pack holds all events of these streams, of any time. */
-const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES];
+/**
+ * The manifest of a pack. It is signed with the key of the heads (`manifest.note`), so nobody without that key can make a pack or change one. The
+ * standalone verifier demands every file, makes the journal again from the events, and compares.
+ */
+interface PackManifest {
+  readonly kind: 'payfold evidence pack';
+  readonly query: { readonly from: string; readonly to: string };
+  /** The newest head: position, size and root. */
+  readonly position: string;
+  readonly size: number;
+  readonly root: string;
+  /**
+   * `events.ndjson` holds the events after the first `first` events of the log, up to the first `last` ones. `subtrees`: the tree of the first ones.
+   * `consistency`: proof that the newest head only added events to the head of the last ones.
+   */
+  readonly events: { readonly first: number; readonly last: number; readonly subtrees: readonly string[]; readonly consistency: readonly string[] };
+  readonly digest: string;
+  readonly keys: readonly string[];
+  readonly version: string;
+  readonly files: readonly ExportedFile[];
+}
 
-/** Writes the evidence pack into a new folder. The sealer and the read models must have reached the log's head before. */
+/** Stream prefixes of accounts, portals, cases, staff, posting rules and closed periods. Every pack holds all events of these streams, of any time. */
+const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES, PERIODS];
+
+/**
+ * Writes the evidence pack into a new folder. The sealer must have reached the log's head before.
+ *
+ * The pack holds every event between two heads. All entries that are booked in the period come from these events, so the journal can be made again
+ * from them. The earlier events of their payments and all events of configuration are added, each with a proof.
+ */
 export const writePack = async (ports: PackPorts, { from, to, out, version, verifier, onProgress }: PackRequest): Promise<Pack> => {
   const { db, keys } = ports;
   if (from >= to) throw new ServiceError('VALIDATION_ERROR', 'The period must begin before it ends.');
   const signed = await signLog(ports);
   if (!signed) throw new ServiceError('INVALID_STATE', 'Nothing is sealed yet.');
   const { head, note } = signed;
+  await ports.reached(head.position as Position);
+  const { first, last } = await headsAround(ports, from, to, signed);
   try {
     mkdirSync(out, { mode: FOLDER_MODE });
   } catch (error) {
@@ -192,20 +240,25 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   }
   const files: ExportedFile[] = [];
   const query = { from, to, asOf: null, after: null };
+  const end = async (file: HashedFile, title: string, said: { rows: number; totals: Record<string, number> }) => {
+    files.push({ file: file.name, title, rows: said.rows, totals: said.totals, ...(await file.end()) });
+  };
   const write = async (name: string, title: string, pieces: AsyncIterable<string>, said: { rows: number; totals: Record<string, number> }) => {
     onProgress?.(name);
     const file = new HashedFile(out, name);
     for await (const piece of pieces) await file.write(piece);
-    files.push({ file: name, title, rows: said.rows, totals: said.totals, ...(await file.end()) });
+    await end(file, title, said);
   };
   const piece = async function* (text: string): AsyncGenerator<string> {
     yield await Promise.resolve(text);
   };
 
+  const balances = await trialBalanceAt(db, from, to, head.position);
   for (const name of Object.keys(REPORTS) as ReportName[])
     for (const format of ['csv', 'ndjson'] as const) {
       const said = { rows: 0, totals: {}, after: null };
-      await write(`${name}.${format}`, reportOf(name).title, reportText(ports, name, format, query, said), said);
+      const pages = name === 'trial-balance' ? [{ rows: balances, after: '' }] : undefined;
+      await write(`${name}.${format}`, reportOf(name).title, reportText(ports, name, format, query, said, pages), said);
     }
   for (const format of ['csv', 'ndjson', 'hledger'] as const satisfies readonly JournalFormat[]) {
     const said = { rows: 0, totals: {} };
@@ -216,19 +269,41 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
       said,
     );
   }
-  const balances = trialBalance((await collect<ReportPage>(reportOf('trial-balance').pages(ports, query))).flatMap(({ rows }) => rows));
-  await write('trial-balance.json', 'Trial balance: opening and closing', piece(`${JSON.stringify({ from, to, accounts: balances }, null, 1)}\n`), {
-    rows: balances.length,
+  const accounts = balances.map(([account, openingCents, debitCents, creditCents, closingCents]) => ({ account, openingCents, debitCents, creditCents, closingCents })); // prettier-ignore
+  await write('trial-balance.json', 'Trial balance: opening and closing', piece(`${JSON.stringify({ from, to, accounts }, null, 1)}\n`), {
+    rows: accounts.length,
     totals: {},
   });
 
   const said = { rows: 0, totals: {} };
-  await write(
-    'events.ndjson',
-    'Events of the period, and all of configuration, with proofs that they are in the signed log',
-    provenEvents(ports, signed, from, to, said),
-    said,
+  const others = { rows: 0, totals: {} };
+  const otherEvents = new HashedFile(out, 'other-events.ndjson');
+  const addOthers = async (events: readonly Recorded[]) => {
+    others.rows += events.length;
+    await otherEvents.write((await proveEvents(ports, events, signed)).events.map((event) => `${JSON.stringify(event)}\n`).join(''));
+  };
+  const tree = await GrowingTree.of(rememberingTiles(storedTiles(db)), first?.head.size ?? 0);
+  const subtrees = base64(tree.hashes());
+  if (first) {
+    refuseOtherRoot(tree, first.head);
+    for await (const events of ports.store.readAll(null, { until: first.head.position as Position, streamPrefixes: CONFIGURATION }))
+      await addOthers(events);
+  }
+  const between = eventsBetween(ports.store, tree, first?.head ?? null, last.head, said, addOthers);
+  await write('events.ndjson', 'All events between first-head.txt (else the begin of the log) and last-head.txt', between, said);
+  refuseOtherRoot(tree, last.head);
+  if (last.head.size < head.size)
+    for await (const events of ports.store.readAll(last.head.position as Position, {
+      until: head.position as Position,
+      streamPrefixes: CONFIGURATION,
+    }))
+      await addOthers(events);
+  await end(
+    otherEvents,
+    'All other events of configuration, and the earlier events of payments, with proofs that they are in the signed log',
+    others,
   );
+
   const exceptions = { rows: 0, totals: {} };
   await write('exceptions.ndjson', 'Settlement exceptions and their resolutions', exceptionText(db, Date.parse(to), exceptions), exceptions);
   const drift = await findDrift(ports);
@@ -236,23 +311,137 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
     rows: drift.differences.length,
     totals: {},
   });
-  await write('head.txt', 'Signed head of the log', piece(note), { rows: 1, totals: {} });
+  const ONE = { rows: 1, totals: {} };
+  await write('head.txt', 'Newest signed head of the log', piece(note), ONE);
+  if (first) await write('first-head.txt', 'Signed head of the log before events.ndjson', piece(first.note), ONE);
+  await write('last-head.txt', 'Signed head of the log after events.ndjson', piece(last.note), ONE);
   await write('verify.mjs', 'Checks this pack: node verify.mjs pack FOLDER', piece(readFileSync(verifier, 'utf8')), { rows: 0, totals: {} });
 
-  const manifest = {
+  const manifest: PackManifest = {
     kind: 'payfold evidence pack',
     query: { from, to },
     position: head.position,
     size: head.size,
     root: head.root.toString('base64'),
+    events: {
+      first: first?.head.size ?? 0,
+      last: last.head.size,
+      subtrees,
+      consistency: base64(await consistencyProof(rememberingTiles(storedTiles(db)), last.head.size, head.size)),
+    },
     digest: drift.digest,
     keys: headKeys(head.origin, keys).map(({ vkey }) => vkey),
     version,
     files,
   };
-  writeFileSync(join(out, 'manifest.json'), `${JSON.stringify(manifest, null, 1)}\n`, { flag: 'wx', mode: FILE_MODE });
+  const text = `${JSON.stringify(manifest, null, 1)}\n`;
+  writeFileSync(join(out, 'manifest.json'), text, { flag: 'wx', mode: FILE_MODE });
+  writeFileSync(join(out, 'manifest.note'), signManifest(head.origin, text, keys), { flag: 'wx', mode: FILE_MODE });
   return { position: head.position, size: head.size, root: manifest.root, files, drift };
 };
+
+/**
+ * The heads around the events of a period. `first` was signed before the period began, and lies before every event whose entries are booked in the
+ * period (null: no such head, so the pack begins with the log). `last` covers the closing of the period, since nothing later is booked in it. If the
+ * period is open, `last` is the newest head.
+ */
+const headsAround = async (ports: PackPorts, from: string, to: string, newest: SignedLog): Promise<{ first: SignedLog | null; last: SignedLog }> => {
+  const { db, store } = ports;
+  let earliest: string | null = null;
+  for await (const [entry] of journalPages(db, JOURNAL_START, { from, to, until: newest.head.position })) {
+    earliest = entry!.position;
+    break;
+  }
+  const closing = (await recordedBalances(store)).find(({ balance, position }) => balance.to >= to && position <= newest.head.position);
+  const covering = closing && (await headCovering(ports, closing.position));
+  const last = covering && covering.head.size < newest.head.size ? covering : newest;
+  const first = await headBefore(ports, from, earliest);
+  return { first: first && first.head.size <= last.head.size ? first : null, last };
+};
+
+const refuseOtherRoot = (tree: GrowingTree, head: Head): void => {
+  if (tree.size !== head.size || !tree.root().equals(head.root))
+    throw new Error(`the log does not hold the ${head.size} events that were signed at ${head.at}; payfold audit verify tells more`);
+};
+
+/** The events after one head and up to another, as text. `addEarlier` gets the events before the first head of the payments that go on after it. */
+const eventsBetween = async function* (
+  store: EventStore,
+  tree: GrowingTree,
+  first: Head | null,
+  last: Head,
+  said: { rows: number },
+  addEarlier: (events: readonly Recorded[]) => Promise<void>,
+): AsyncGenerator<string, void, void> {
+  if (tree.size === last.size) return;
+  for await (const events of store.readAll(first && (first.position as Position), { until: last.position as Position })) {
+    let text = '';
+    for (const event of events) {
+      text += `${JSON.stringify({ leaf: tree.size, event: leafOf(event) })}\n`;
+      tree.add(eventHash(event));
+    }
+    if (first) for await (const earlier of earlierEvents(store, events, first.position)) await addEarlier(earlier);
+    said.rows += events.length;
+    yield text;
+  }
+};
+
+/** Number of streams that are read at once. */
+const STREAMS_AT_ONCE = 100;
+
+/** The events up to a position of all payments that have their first event after it among `events`. */
+const earlierEvents = async function* (
+  store: EventStore,
+  events: readonly Recorded[],
+  position: string,
+): AsyncGenerator<readonly Recorded[], void, void> {
+  const revisions = new Map<string, bigint>();
+  for (const { stream, revision } of events) if (stream.startsWith(paymentStream('')) && !revisions.has(stream)) revisions.set(stream, revision);
+  const goOn = [...revisions].filter(([, revision]) => revision > 0n);
+  for (let from = 0; from < goOn.length; from += STREAMS_AT_ONCE) {
+    const some = goOn.slice(from, from + STREAMS_AT_ONCE);
+    const streams = await readStreams(
+      store,
+      some.map(([stream]) => stream),
+    );
+    const earlier = streams.flatMap((all, index) => {
+      const before = all.filter(({ revision }) => revision < some[index]![1]);
+      return before.length > 0 && before.at(-1)!.position <= position ? before : [];
+    });
+    if (earlier.length > 0) yield earlier;
+  }
+};
+
+/** Number of an entry that is larger than any other. */
+const MAX_NUMBER = 2_147_483_647;
+
+/** The rows of the trial balance at a position of the log. The service may go on: entries of later events are taken out again. */
+const trialBalanceAt = (db: Pool, from: string, to: string, position: string): Promise<readonly (readonly Cell[])[]> =>
+  transaction(db, async (client) => {
+    await client.query('set transaction isolation level repeatable read, read only');
+    const byAccount = (rows: readonly AccountBalance[]) => {
+      const sums = new Map<string, { debitCents: number; creditCents: number }>();
+      for (const { account, debitCents, creditCents } of rows) {
+        const { debitCents: debit, creditCents: credit } = sums.get(account) ?? { debitCents: 0, creditCents: 0 };
+        sums.set(account, { debitCents: debit + debitCents, creditCents: credit + creditCents });
+      }
+      return sums;
+    };
+    const opening = byAccount(await balancesBefore(client, from, null));
+    const moved = byAccount(await movements(client, { from, to, asOf: null }));
+    for await (const page of journalPages(client, { position, number: MAX_NUMBER }, { from: null, to, until: null }))
+      for (const { bookedAt, postings } of page)
+        for (const { account, cents } of postings) {
+          const sums = (bookedAt < from ? opening : moved).get(account)!;
+          if (cents > 0) sums.debitCents -= cents;
+          else sums.creditCents += cents;
+        }
+    const rowsOf = (sums: typeof opening): AccountBalance[] =>
+      [...sums].flatMap(([account, { debitCents, creditCents }]) =>
+        debitCents === 0 && creditCents === 0 ? [] : [{ account, debitCents, creditCents }],
+      );
+    return trialRows(rowsOf(opening), rowsOf(moved)).sort(([one], [other]) => (one! < other! ? -1 : 1));
+  });
 
 /** Exceptions as text: first the open ones, then resolved, then superseded ones. */
 const exceptionText = async function* (db: Pool, now: number, said: { rows: number }): AsyncGenerator<string, void, void> {
@@ -262,9 +451,6 @@ const exceptionText = async function* (db: Pool, now: number, said: { rows: numb
       yield `${JSON.stringify(row)}\n`;
     }
 };
-
-const trialBalance = (rows: readonly (readonly unknown[])[]) =>
-  rows.map(([account, openingCents, debitCents, creditCents, closingCents]) => ({ account, openingCents, debitCents, creditCents, closingCents }));
 
 const journalPieces = async function* (
   db: Pool,
@@ -277,22 +463,5 @@ const journalPieces = async function* (
   for await (const page of journalPages(db, JOURNAL_START, query)) {
     said.rows += page.length;
     yield page.map(text).join('');
-  }
-};
-
-const provenEvents = async function* (
-  ports: PackPorts,
-  signed: NonNullable<Awaited<ReturnType<typeof signLog>>>,
-  from: string,
-  to: string,
-  said: { rows: number },
-): AsyncGenerator<string, void, void> {
-  const belongs = ({ stream, meta: { recordedAt, effectiveAt = recordedAt } }: Recorded) =>
-    CONFIGURATION.some((prefix) => stream.startsWith(prefix)) || (recordedAt >= from && recordedAt < to) || (effectiveAt >= from && effectiveAt < to);
-  for await (const events of ports.store.readAll(null, { until: signed.head.position as Position })) {
-    const mine = events.filter(belongs);
-    if (mine.length === 0) continue;
-    said.rows += mine.length;
-    yield (await proveEvents(ports, mine, signed)).events.map((event) => `${JSON.stringify(event)}\n`).join('');
   }
 };

@@ -24,6 +24,7 @@ import {
   changePostingRules,
   closePeriod,
   journalModel,
+  PERIODS,
   type PeriodPorts,
   POSTING_RULES,
   type PostingRules,
@@ -156,12 +157,25 @@ test('the new version counts from the event on: old entries and closed periods k
   expect(await rulesOf(inBetween)).toEqual(['R4', 'R5']);
   expect(await rulesOf(young)).toEqual(['R5']);
   await subscriber(logSeal, logSeal.name).runUntil(after, { timeoutMs: 20_000 });
-  const ports = { store, db: pool, keys: newKeyRing(), folder: join(folder, 'heads'), now: () => clock.now(), rules: NEW_RULES };
-  // The pack of a later period also holds the rule changes. An auditor needs them to know the versions.
+  const ports = {
+    store,
+    db: pool,
+    keys: newKeyRing(),
+    folder: join(folder, 'heads'),
+    now: () => clock.now(),
+    rules: NEW_RULES,
+    reached: async () => undefined,
+  };
+  // The pack of a later period also holds the closings and the rule changes. An auditor needs them to post the events.
   const pack = { from: '2026-03-01T00:00:00.000Z', to: '2026-04-01T00:00:00.000Z', out: join(folder, 'march'), version: '0', verifier: VERIFIER };
   await writePack(ports, pack);
-  const packed = readFileSync(join(pack.out, 'events.ndjson'), 'utf8').trim().split('\n');
-  expect(packed.map((line) => (JSON.parse(line) as { event: { stream: string } }).event.stream)).toEqual([RULE_CHANGES, RULE_CHANGES]);
+  const packed = readFileSync(join(pack.out, 'other-events.ndjson'), 'utf8').trim().split('\n');
+  expect(packed.map((line) => (JSON.parse(line) as { event: { stream: string } }).event.stream)).toEqual([
+    PERIODS,
+    PERIODS,
+    RULE_CHANGES,
+    RULE_CHANGES,
+  ]);
 });
 
 test.each([

@@ -27,7 +27,7 @@ export interface ConsistencyProof {
   readonly proof: readonly string[];
 }
 
-const base64 = (hashes: readonly Buffer[]): string[] => hashes.map((hash) => hash.toString('base64'));
+export const base64 = (hashes: readonly Buffer[]): string[] => hashes.map((hash) => hash.toString('base64'));
 
 /**
  * Proves all events of a payment with the newest head. Signs that head first if it is missing. Throws if an event is not sealed yet. Unknown payment

@@ -266,6 +266,32 @@ export const lastHead = async ({ db, keys, folder }: HeadPorts): Promise<{ head:
 };
 
 /**
+ * The newest stored head that was signed by `at` (RFC 3339) and whose last event lies before `position` (null: anywhere). null: there is none. Throws
+ * {@link ForgedHead}.
+ */
+export const headBefore = async (ports: Pick<HeadPorts, 'db' | 'keys'>, at: string, position: string | null): Promise<SignedLog | null> =>
+  storedHead(
+    ports,
+    `where split_part(note, E'\\n', 4) collate "C" <= 'at ' || $1 and ($2::text is null or split_part(note, E'\\n', 5) collate "C" < 'position ' || $2)
+     order by size desc limit 1`,
+    [at, position],
+  );
+
+/** The oldest stored head that covers the event at this position. null: there is none. Throws {@link ForgedHead}. */
+export const headCovering = async (ports: Pick<HeadPorts, 'db' | 'keys'>, position: string): Promise<SignedLog | null> =>
+  storedHead(ports, `where split_part(note, E'\\n', 5) collate "C" >= 'position ' || $1 order by size limit 1`, [position]);
+
+const storedHead = async (
+  { db, keys }: Pick<HeadPorts, 'db' | 'keys'>,
+  where: string,
+  values: readonly (string | null)[],
+): Promise<SignedLog | null> => {
+  const { origin } = await logState(db);
+  const { rows } = await db.query<{ note: string }>(`select note from log_head ${where}`, [...values]);
+  return rows[0] ? { note: rows[0].note, head: openHead(rows[0].note, headKeys(origin, keys)) } : null;
+};
+
+/**
  * Signs the present tree, or returns the last head if nothing was added. null: nothing is sealed, or the sealer is still sealing events of the last
  * head again. Throws {@link BrokenPromise} if the tree does not begin with the tree of the last head. Throws {@link ForgedHead} if that head is not
  * ours.

@@ -1,5 +1,6 @@
+export type { AccountBalance } from './adjustment.js';
 export { type Balance, balances, balancesBefore, bookSumCents, type Movement, movements, movementsByDay, suspenseCents } from './books.js';
-export { RULE_CHANGES } from './events.js';
+export { PERIODS, RULE_CHANGES } from './events.js';
 export {
   applyJournal,
   entriesAt,
@@ -21,6 +22,6 @@ export {
   readPolicies,
   rulePolicies,
 } from './journal.js';
-export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, verifyPeriods } from './periods.js';
+export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, recordedBalances, verifyPeriods } from './periods.js';
 export { type Books, type Entry, firstRules, POSTING_RULES, type PostingRules, postPayment, postSettlement, type Rule } from './postings.js';
 export { type Cell, csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';

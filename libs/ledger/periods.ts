@@ -112,7 +112,7 @@ export const closePeriod = async (ports: PeriodPorts, to: string, by: string): P
 const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is closing periods; try again.');
 
 /** The recorded trial balances, each with the position of its event. */
-const recordedBalances = async (store: EventStore): Promise<readonly { readonly balance: Balance; readonly position: Position }[]> => {
+export const recordedBalances = async (store: EventStore): Promise<readonly { readonly balance: Balance; readonly position: Position }[]> => {
   const balances: { balance: Balance; position: Position }[] = [];
   for await (const recorded of store.read(PERIODS)) {
     const event = periodEvents.read(recorded);

@@ -3,7 +3,8 @@
  */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
-import { fold, sumCents } from '#kernel';
+import type { DomainEvent, EventTypes, Recorded } from '#eventstore';
+import { fold, type Json, sumCents } from '#kernel';
 import {
   type Dispute,
   DISPUTE_STATUSES,
@@ -11,14 +12,17 @@ import {
   type Leg,
   type Payment,
   payment as decider,
+  paymentEvents,
   type PaymentCommand,
   type PaymentEvent,
   type PaymentTerms,
   remaining,
 } from '#payments';
-import { type RecordedLine, type SettlementEvent, settlementException } from '#settlement';
+import { exceptionEvents, type RecordedLine, type SettlementEvent, settlementEvents, settlementException, settlementFileEvents } from '#settlement';
 import { adjust, bookedAt, periods, postingRuleVersions } from './adjustment.js';
 import { account, isAccount, typeOf } from './chart.js';
+import { manualAdjustmentEvents, periodEvents, postingRuleEvents } from './events.js';
+import { type JournalEntry, journalise } from './journal.js';
 import {
   type Books,
   type Entry,
@@ -31,6 +35,7 @@ import {
   postSettlement,
   refuseUnbalanced,
   rulesAfter,
+  RULE_WORDS,
 } from './postings.js';
 
 const RULES = firstRules();
@@ -805,5 +810,118 @@ describe('periods', () => {
     expect(bookedAt('2026-01-31T23:00:00.000Z', '2026-02-01T00:00:00.000Z')).toBe('2026-02-01T00:00:00.000Z');
     expect(bookedAt('2026-02-03T00:00:00.000Z', '2026-02-01T00:00:00.000Z')).toBe('2026-02-03T00:00:00.000Z');
     expect(bookedAt('2026-01-31T23:00:00.000Z', null)).toBe('2026-01-31T23:00:00.000Z');
+  });
+});
+
+describe('the standalone verifier (apps/operator/verify.mjs), which shares no code with these rules,', () => {
+  interface Verifier {
+    readonly EVENTS: Readonly<Record<string, number>>;
+    readonly RULES: Readonly<Record<string, readonly [string, ...unknown[]]>>;
+    readonly createBooks: () => { readonly post: (event: object) => readonly object[] };
+  }
+  const verifier = import(new URL('../../apps/operator/verify.mjs', import.meta.url).href) as Promise<Verifier>;
+  const STREAMS = ['payment-01890000-0000-7000-8000-000000000002', 'payment-01890000-0000-7000-8000-000000000003'] as const;
+  const TO = '2026-03-03T00:00:00.000Z';
+
+  /** The lines of journal.ndjson for these facts, by the verifier and by the service. */
+  const bothPost = async (facts: readonly { stream: string; type: string; data: object }[]) => {
+    const books = (await verifier).createBooks();
+    const known = new Map<string, { revision: number; books: Books }>();
+    let closedTo: string | null = null;
+    const lines: { verifier: string[]; service: string[] } = { verifier: [], service: [] };
+    for (const [index, { stream, type, data }] of facts.entries()) {
+      const before = known.get(stream) ?? { revision: -1, books: null };
+      const revision = before.revision + 1;
+      const at = new Date(Date.parse(AT) + index).toISOString();
+      const common = {
+        position: String(index + 1).padStart(20, '0'),
+        stream,
+        type,
+        id: `01890000-0000-7000-8000-1${String(index).padStart(11, '0')}`,
+      };
+      const meta = { recordedAt: at, actor: { type: 'system', id: 'spec' }, correlationId: 'spec' } as const;
+      const event = { ...common, revision: BigInt(revision), v: 1, data: data as Json, meta } as unknown as Recorded;
+      const posted = journalise(event, before.books, { closedTo, rules: RULES });
+      known.set(stream, { revision, books: posted.books });
+      lines.service.push(...posted.entries.map((entry) => JSON.stringify(written(entry))));
+      lines.verifier.push(...books.post({ ...common, revision, version: 1, data, metadata: meta }).map((entry) => JSON.stringify(entry)));
+      if (type === 'PeriodClosed') closedTo = (data as { to: string }).to;
+    }
+    return lines;
+  };
+  const written = ({ position, entryId, eventId, rule, part, paymentId, recordedAt, effectiveAt, bookedAt: booked, postings }: JournalEntry) =>
+    ({ position, entryId, eventId, rule, part, description: RULE_WORDS[rule], paymentId, recordedAt, effectiveAt, bookedAt: booked, postings }); // prettier-ignore
+
+  const LINE = fc
+    .record({
+      number: fc.nat(500),
+      type: fc.constantFrom('sale' as const, 'refund' as const, 'chargeback' as const, 'chargeback_reversal' as const, 'fee' as const, 'adjustment' as const), // prettier-ignore
+      accepted: fc.boolean(),
+      grossCents: fc.integer({ min: -5_000, max: 5_000 }),
+      feeCents: fc.integer({ min: -50, max: 50 }),
+      result: fc.constantFrom('MATCHED' as const, 'AMOUNT_MISMATCH' as const, 'MISSING_HERE' as const, 'STATUS_MISMATCH' as const),
+      paymentId: fc.constantFrom(null, PAYMENT),
+      expectedCents: fc.option(fc.integer({ min: -5_000, max: 5_000 })),
+    })
+    .map((one): RecordedLine => ({ transactionId: 't', ref: null, leg: null, netCents: one.grossCents - one.feeCents, ...one }));
+  const BATCH = { gateway: 'simulator', merchantAccount: 'mid agency: 1', batchId: 'b1', closedAt: CLOSED };
+  const SETTLED = 'settlement-simulator-mid-b1';
+  const OTHER = fc.oneof(
+    fc.array(LINE, { maxLength: 4 }).map((lines) => ({ stream: SETTLED, type: 'SettlementLinesRecorded', data: { ...BATCH, lines } })),
+    fc
+      .array(fc.record({ before: fc.option(LINE), after: LINE }), { maxLength: 3 })
+      .chain((pairs) =>
+        fc
+          .boolean()
+          .map((removed) =>
+            pairs.map(({ before, after }) =>
+              removed && before ? { before, after: null } : { before, after: { ...after, number: before?.number ?? after.number } },
+            ),
+          ),
+      ) // prettier-ignore
+      .map((corrections) => ({ stream: SETTLED, type: 'SettlementLinesCorrected', data: { ...BATCH, fundedOn: null, fileId: null, corrections } })),
+    fc.record({ netCents: fc.integer({ min: -900, max: 900 }), agency: fc.boolean() }).map(({ netCents, agency }) => ({ stream: SETTLED, type: 'BatchFunded', data: { ...BATCH, fundedOn: '2026-03-02', netCents, ...(agency && { agencyPortalId: PORTAL }) } })), // prettier-ignore
+    fc.record({ resolution: fc.constantFrom('settles', 'refund', 'adopt', 'no_posting'), suspenseCents: fc.integer({ min: -900, max: 900 }), feeCents: fc.integer({ min: -9, max: 9 }), paymentId: fc.constantFrom(null, PAYMENT) }).map((one) => ({ stream: 'exception-1', type: 'ExceptionResolved', data: { ...one, reason: 'r', by: 'me', merchantAccount: 'mid', portalId: one.resolution === 'adopt' ? PORTAL : null } })), // prettier-ignore
+    fc.integer({ min: 1, max: 900 }).map((cents) => ({ stream: 'adjustment-1', type: 'ManualAdjustment', data: { postings: [{ account: 'equity:adjustment', cents }, { account: 'assets:bank:operating', cents: -cents }], effectiveAt: '2026-02-01T01:00:00+01:00', reason: 'r', by: 'me', adjustmentId: '1' } })), // prettier-ignore
+  );
+
+  test('makes the same lines of the journal from random lives of payments, settlement lines, corrections and decisions, around a closed period', async () => {
+    await fc.assert(
+      fc.asyncProperty(CASE, CASE, fc.array(OTHER, { maxLength: 6 }), fc.nat(30), async (one, other, others, at) => {
+        const lives = [one, other].flatMap((of, index) => live(of).events.map(({ type, data }) => ({ stream: STREAMS[index]!, type, data })));
+        const facts = [...lives, ...others];
+        facts.splice(at, 0, { stream: 'adjustment-periods', type: 'PeriodClosed', data: { from: null, to: TO, by: 'me' } } as never);
+        const lines = await bothPost(facts);
+        expect(lines.verifier).toEqual(lines.service);
+      }),
+      { numRuns: 300 },
+    );
+  });
+  test('knows every event, version and rule, and refuses any other', async () => {
+    const { EVENTS, RULES: rules, createBooks } = await verifier;
+    const versionsOf = <Event extends DomainEvent>({ names, version }: EventTypes<Event>) =>
+      names.map((name: Event['type']) => [name, version(name)]);
+    const known = [
+      ...versionsOf(paymentEvents),
+      ...versionsOf(settlementEvents),
+      ...versionsOf(settlementFileEvents),
+      ...versionsOf(exceptionEvents),
+      ...versionsOf(periodEvents),
+      ...versionsOf(postingRuleEvents),
+      ...versionsOf(manualAdjustmentEvents),
+    ];
+    expect(EVENTS).toEqual(Object.fromEntries(known));
+    expect(Object.entries(rules).map(([rule, [words, ...versions]]) => [rule, words, versions.length])).toEqual(
+      Object.entries(POSTING_RULES).map(([rule, versions]) => [rule, RULE_WORDS[rule as keyof typeof RULE_WORDS], versions.length]),
+    );
+    const event = { position: '1', stream: STREAMS[0], type: 'PaymentCreated', revision: 0, version: 1, id: PAYMENT, data: {}, metadata: { recordedAt: AT } }; // prettier-ignore
+    for (const [changed, message] of [
+      [{ type: 'PaymentForgotten' }, 'PaymentForgotten at position 1: this verifier does not know it'],
+      [{ version: 9 }, 'PaymentCreated at position 1: this verifier does not know it'],
+      [{ revision: 2 }, 'revision 2 of payment-01890000-0000-7000-8000-000000000002 does not follow; 0 is missing'],
+      [{}, 'or one that did not begin'],
+      [{ stream: 'adjustment-rules', type: 'PostingRuleChanged', data: { rule: 'R4', version: 2 } }, 'does not know version 2 of R4'],
+    ] as const)
+      expect(() => createBooks().post({ ...event, ...changed })).toThrow(message);
   });
 });

@@ -1,8 +1,10 @@
 /** The present code with the data of every frozen release (`npm run release:freeze`): old answers, open work, signatures and closed periods. */
 import { afterEach, describe, expect, test } from '@jest/globals';
+import { execFile } from 'node:child_process';
 import { chmodSync, cpSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import pg from 'pg';
 import { createLogger, readConfig, readKeyRing } from '#platform';
 import { createApi } from '../../apps/api/api.js';
@@ -17,6 +19,7 @@ import { MovableClock, PAYMENTS } from '../support/service.js';
 import { type Answered, PUBLIC, verifyWith } from './freeze.js';
 import { expectedOf, folderOf, loadRows, RELEASES } from './frozen.js';
 
+const VERIFIER = new URL('../../apps/operator/verify.mjs', import.meta.url).pathname;
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
 
 const cleanUps: (() => Promise<unknown>)[] = [];
@@ -102,6 +105,17 @@ describe.each(RELEASES)('the data of release %s', (release) => {
     expect(JSON.stringify(balance)).toContain('partially_refunded');
     await verifyWith(folder, 'pack', join(folder, 'pack'));
     await verifyWith(folder, 'prove', join(folder, 'proof.json'));
+    // Packs that this release makes of the old events pass the verifier of this release, also the pack of the closed period.
+    const keys = join(dataDir.data, 'heads', 'keys.txt');
+    for (const [to, said] of [
+      [expected.frozenAt, 'the openings follow from the events'],
+      [expected.period.to, 'the closing balances and the digest of the journal are those that were recorded'],
+    ] as const) {
+      const pack = join(dataDir.path, `pack-${to}`);
+      await payfold(dataDir, env, 'audit', 'pack', '--from', '2020-01-01', '--to', to, '--out', pack);
+      const checked = await promisify(execFile)(process.execPath, [VERIFIER, 'pack', pack, '--key', keys]);
+      expect(checked.stdout).toContain(`ok: ${said}`);
+    }
     const { rows: periods } = await client.query<{ data: { digest: string } }>(`select data from es.events where data->>'digest' = $1`, [
       expected.period.digest,
     ]);
