@@ -9,7 +9,7 @@ import { isDay, ServiceError, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, remaining, staffWorkModel, statusOf } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { isDataException, type Pool } from '#platform';
-import { type AccountBalance, balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay } from '#ledger';
+import { type AccountBalance, balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay, type Rule } from '#ledger';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
@@ -218,12 +218,12 @@ const booksReport = (
 const portalOf = (account: string): string => account.split(':')[2] ?? '';
 
 /** Rules of the books, by the column in which their movements count. */
-type Columns = Readonly<Record<string, readonly string[]>>;
+type Columns = Readonly<Record<string, readonly Rule[]>>;
 const FEE_COLUMNS: Columns = { charged: ['R2'], voided: ['R3'], refunded: ['R8'] };
 const PAYABLE_COLUMNS: Columns = {
   charged: ['R1'],
   returned: ['R3', 'R7'],
-  disputed: ['R11', "R12'", "R12'''"],
+  disputed: ['R11', "R12'", "R12''"],
   rejected: ['R14'],
   funded: ["R6'"],
   adjusted: ['R16', 'R17'],
@@ -234,7 +234,7 @@ const byColumns = (moved: readonly Movement[], columns: Columns): number[] => {
   const rules = Object.values(columns);
   const sums = [...rules.map(() => 0), 0];
   for (const { rule, debitCents, creditCents } of moved) {
-    const column = rules.findIndex((ones) => ones.includes(rule));
+    const column = rules.findIndex((ones) => ones.includes(rule as Rule));
     sums[column < 0 ? rules.length : column]! += creditCents - debitCents;
   }
   return sums;
