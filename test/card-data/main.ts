@@ -11,8 +11,8 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { createPool, freePort, type Pool } from '#platform';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
-import { DataDir, launch, runtimeOf, start, welcomeOf } from '../support/processes.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
+import { adminUrlOf, DataDir, launch, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { writeReport } from '../support/report.js';
 import { driveCards, newCard, SHOP, SPELLINGS } from './drive.js';
 import { CardSearch, securityCodes } from './scan.js';
@@ -71,14 +71,14 @@ try {
   const metricsPort = await freePort();
   const service = await start('standalone', dataDir, { LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort) });
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
-  const { apiUrl, simulatorUrl, databaseUrl } = runtimeOf(dataDir);
+  const { apiUrl, simulatorUrl } = runtimeOf(dataDir);
   const operator = fileURLToPath(new URL('../../apps/operator/main.js', import.meta.url));
   const { code, stderr } = await launch([operator, 'portals', 'checkout', portalId, '--enable', '--allow', `${SHOP}/pay`], dataDir).exited;
   if (code !== 0) throw new Error(`hosted checkout is not on: ${stderr}`);
-  const driven = await driveCards({ url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl), rounds });
+  const driven = await driveCards({ url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl, controlKeyOf(dataDir.data)), rounds });
   const metrics = await (await fetch(`http://127.0.0.1:${metricsPort}/metrics`)).text();
 
-  const pool = createPool(databaseUrl, { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
+  const pool = createPool(adminUrlOf(dataDir), { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
   const sinks: Sink[] = [
     // The pay page of the sandbox shows one public test number. Answers may hold no other card number.
     { name: 'answers', bytes: Buffer.from(driven.answers.replaceAll('Try card 4242 4242 4242 4242', '')) },

@@ -283,5 +283,12 @@ export interface RuntimeFile {
 /** Addresses of the running standalone service. */
 export const runtimeOf = (dataDir: DataDir): RuntimeFile => JSON.parse(readFileSync(join(dataDir.data, 'runtime.json'), 'utf8')) as RuntimeFile;
 
+/** The database of the running standalone service, for the superuser. The service's own role may do less. */
+export const adminUrlOf = (dataDir: DataDir): string => {
+  const url = new URL(runtimeOf(dataDir).databaseUrl);
+  [url.username, url.password] = ['payfold', readFileSync(join(dataDir.data, 'postgres.password'), 'utf8').trim()];
+  return url.toString();
+};
+
 /** A new key. A UUID is never taken for a card number (C9). */
 export const newKey = (name = 'key'): string => `${name}-${randomUUID()}`;
