@@ -9,9 +9,10 @@
  */
 import { execFileSync } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
-import { linkSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, linkSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { readOwnFile, requireOwnFolder } from '#platform';
 
 /** The addresses of a running service. The service writes them when it is ready and removes them when it stops. */
 export interface Runtime {
@@ -21,9 +22,11 @@ export interface Runtime {
   readonly simulatorUrl: string;
 }
 
-/** The running service. null: there is none, or its process is gone. */
+/** The running service. null: there is none, or its process is gone. Throws an error of one line if another user could have written the file. */
 export const readRuntime = (dataDir: string): Runtime | null => {
-  const text = read(join(dataDir, 'runtime.json'));
+  if (!existsSync(dataDir)) return null;
+  requireOwnFolder(dataDir);
+  const text = readOwnFile(join(dataDir, 'runtime.json'), { secret: true });
   if (text === null) return null;
   let runtime: Partial<Runtime> | null;
   try {
@@ -50,6 +53,7 @@ interface StoredHolder extends Holder {
 
 /** Takes the lock if no living process holds it. `command`: as in {@link Holder}. Returns the release function, or the holder. */
 export const tryLockDataDir = (dataDir: string, command: string | null): { readonly release: () => void } | { readonly holder: Holder } => {
+  requireOwnFolder(dataDir);
   const file = join(dataDir, 'lock');
   // The nonce makes the content of every lock unique, because a stale lock is recognised by its content.
   const content = JSON.stringify({ pid: process.pid, command, started: startOf(process.pid), nonce: randomUUID() } satisfies StoredHolder & { nonce: string }); // prettier-ignore
@@ -73,7 +77,7 @@ const take = (file: string, mine: string): Holder | null => {
   for (;;) {
     // The content is complete before the link is made, so no process reads half a lock.
     if (linked(mine, file)) return null;
-    const found = read(file);
+    const found = readOwnFile(file);
     if (found === null) continue;
     const holder = parseHolder(found);
     if (holder && isAlive(holder.pid) && (holder.started === null || holder.started === startOf(holder.pid)))
@@ -82,7 +86,7 @@ const take = (file: string, mine: string): Holder | null => {
     const remover = take(guard, mine);
     if (remover) return remover;
     try {
-      if (read(file) === found) rmSync(file);
+      if (readOwnFile(file) === found) rmSync(file);
     } finally {
       rmSync(guard, { force: true });
     }
@@ -121,15 +125,6 @@ const linked = (mine: string, file: string): boolean => {
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
     return false;
-  }
-};
-
-const read = (file: string): string | null => {
-  try {
-    return readFileSync(file, 'utf8');
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
-    return null;
   }
 };
 

@@ -1,7 +1,7 @@
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { chmod, chown, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
@@ -146,7 +146,8 @@ describe('a service that finds the lock taken', () => {
 });
 
 describe('the running service, as runtime.json names it', () => {
-  const write = (value: unknown) => writeFile(join(dataDir, 'runtime.json'), typeof value === 'string' ? value : JSON.stringify(value));
+  const write = (value: unknown) =>
+    writeFile(join(dataDir, 'runtime.json'), typeof value === 'string' ? value : JSON.stringify(value), { mode: 0o600 });
   const runtime = { pid: process.pid, apiUrl: 'http://127.0.0.1:1', databaseUrl: 'postgres://x', simulatorUrl: 'http://127.0.0.1:2' };
   test('is found while it lives', async () => {
     expect(readRuntime(dataDir)).toBeNull();
@@ -160,5 +161,29 @@ describe('the running service, as runtime.json names it', () => {
       await write(text);
       expect(readRuntime(dataDir)).toBeNull();
     }
+  });
+  test('is not read from a file that another user could have written', async () => {
+    await writeFile(join(dataDir, 'theirs'), JSON.stringify(runtime), { mode: 0o600 });
+    await symlink(join(dataDir, 'theirs'), join(dataDir, 'runtime.json'));
+    expect(() => readRuntime(dataDir)).toThrow(/^[^\n]*runtime\.json is a link[^\n]*$/);
+    await rm(join(dataDir, 'runtime.json'));
+    execFileSync('mkfifo', [join(dataDir, 'runtime.json')]);
+    expect(() => readRuntime(dataDir)).toThrow(/runtime\.json is not a file/);
+    await rm(join(dataDir, 'runtime.json'));
+    await write(runtime);
+    await chmod(join(dataDir, 'runtime.json'), 0o666);
+    expect(() => readRuntime(dataDir)).toThrow(/chmod 600/);
+    await chmod(dataDir, 0o777);
+    expect(() => readRuntime(dataDir)).toThrow(/can be written by every user/);
+    expect(() => tryLockDataDir(dataDir, null)).toThrow(/can be written by every user/);
+  });
+  (process.getuid?.() === 0 ? test : test.skip)('is not read from a file or folder of another user', async () => {
+    await write(runtime);
+    await chown(join(dataDir, 'runtime.json'), 54_321, 54_321);
+    expect(() => readRuntime(dataDir)).toThrow(/^[^\n]*runtime\.json belongs to another user[^\n]*$/);
+    await chown(join(dataDir, 'runtime.json'), 0, 0);
+    await chown(dataDir, 54_321, 54_321);
+    expect(() => readRuntime(dataDir)).toThrow(/belongs to another user/);
+    expect(() => tryLockDataDir(dataDir, null)).toThrow(/belongs to another user/);
   });
 });

@@ -3,7 +3,7 @@ import { setMaxListeners } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import client, { type MetricObjectWithValues, type MetricValue, type Registry } from 'prom-client';
 import { Unavailable } from '#eventstore';
-import { type Config, ConfigError, createLogger, type Logger, maskedLines, readConfig, DatabaseUnavailable } from '#platform';
+import { type Config, ConfigError, createLogger, type Logger, maskedLines, NotOurs, readConfig, DatabaseUnavailable } from '#platform';
 import type { Health, HealthReport } from './health.js';
 import { refuseMemoryDumps, takeInspectorSignal } from './memory-guard.js';
 
@@ -178,7 +178,7 @@ const answerParent = ({ addresses, metrics, health, firstAccount }: Running): vo
 
 /** The text for an error that ended the start: the message of an outside error, such as a port in use, or the stack of our own fault. */
 const clearLine = (error: unknown): string => {
-  if (error instanceof ConfigError) return error.message;
+  if (error instanceof ConfigError || error instanceof NotOurs) return error.message;
   // The error holds one error for each address that was tried.
   if (error instanceof AggregateError && error.errors.length > 0) return clearLine(error.errors[0]);
   if (!(error instanceof Error)) return String(error);

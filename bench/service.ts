@@ -9,7 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { searchPathOf } from '#eventstore';
 import { createPool, freePort, type Pool } from '#platform';
 import { READ_MODELS } from '../apps/services.js';
-import { createSimulatorControl, type SimulatorControl } from '../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../apps/simulator/control.js';
 
 /** The measured processes. `load` is this process. */
 export const PARTS = ['api', 'worker', 'postgres', 'processor', 'supervisor', 'load'] as const;
@@ -79,7 +79,7 @@ export const startService = async (options: { dataDir?: string; apiKey?: string;
     dataDir,
     databaseUrl,
     simulatorUrl: new URL(simulatorUrl),
-    bank: createSimulatorControl(simulatorUrl),
+    bank: createSimulatorControl(simulatorUrl, controlKeyOf(dataDir)),
     pool,
     apiKey,
     portalId,

@@ -1,4 +1,10 @@
-/** Controls a running simulator for tests and chaos runs: arms faults, closes batches, and reads the true state. */
+/**
+ * Controls a running simulator for tests and chaos runs: arms faults, closes batches, and reads the true state. Each directory of books has a key of
+ * its own for this, in the file `control.key`.
+ */
+import { randomBytes } from 'node:crypto';
+import { join } from 'node:path';
+import { readOwnFile, writeOwnFile } from '#platform';
 import type { Fault, FaultMatch } from './faults.js';
 import type { Dispute, Truth } from './processor.js';
 
@@ -31,11 +37,32 @@ export interface SimulatorControl {
 
 const PAGE = 10_000;
 
-export const createSimulatorControl = (url: string): SimulatorControl => {
+const KEY_FILE = 'control.key';
+const KEY_BYTES = 32;
+
+/** The key of the simulator in `DATA_DIR`. Throws if no simulator has run there. */
+export const controlKeyOf = (dataDir: string): string => {
+  const key = readOwnFile(join(dataDir, 'simulator', KEY_FILE), { secret: true });
+  if (key === null) throw new Error(`no simulator has run in ${dataDir}`);
+  return key.trim();
+};
+
+/** The key of this directory of books. The first start makes it. The caller holds the directory. */
+export const readOrCreateControlKey = (directory: string): string => {
+  const file = join(directory, KEY_FILE);
+  const known = readOwnFile(file, { secret: true });
+  if (known !== null) return known.trim();
+  const key = randomBytes(KEY_BYTES).toString('base64url');
+  writeOwnFile(file, `${key}\n`);
+  return key;
+};
+
+/** `key`: of the simulator's directory ({@link controlKeyOf}). */
+export const createSimulatorControl = (url: string, key: string): SimulatorControl => {
   const call = async <T>(method: string, path: string, body?: object): Promise<T> => {
     const answer = await fetch(new URL(path, url), {
       method,
-      headers: { authorization: 'Sandbox operator:sk_sandbox_operator', ...(body && { 'content-type': 'application/json' }) },
+      headers: { authorization: `Control ${key}`, ...(body && { 'content-type': 'application/json' }) },
       ...(body && { body: JSON.stringify(body) }),
     });
     if (!answer.ok) throw new Error(`${method} ${path}: HTTP ${answer.status} ${await answer.text()}`);

@@ -12,7 +12,7 @@ import { crc32 } from 'node:zlib';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../test/support/eventually.js';
 import { startSimulatorProcess } from './child.js';
-import { createSimulatorControl } from './control.js';
+import { controlKeyOf, createSimulatorControl } from './control.js';
 import { CARDS } from './fixtures.js';
 import { Processor, type ProcessorRecord } from './processor.js';
 import { openStore, type Store } from './store.js';
@@ -243,7 +243,7 @@ describe('a real process', () => {
     const said: string[] = [];
     const simulator = await running((line) => said.push(line));
     await eventually(() => said.some((line) => line.includes('that closed more than 30 days ago')) || counts.at(-1)! < all.length / 2);
-    expect(await createSimulatorControl(simulator.url).truth(young[0]!.number)).toEqual(young);
+    expect(await createSimulatorControl(simulator.url, controlKeyOf(dataDir)).truth(young[0]!.number)).toEqual(young);
     await simulator.stop();
     expect(await rows()).toBeLessThan(all.length / 2);
   });
@@ -280,7 +280,7 @@ describe('a real process', () => {
     expect(killed).toBe(1);
 
     const simulator = await running();
-    expect(await createSimulatorControl(simulator.url).truth()).toEqual(expected);
+    expect(await createSimulatorControl(simulator.url, controlKeyOf(dataDir)).truth()).toEqual(expected);
     await simulator.stop();
     expect((await readFile(file, 'utf8')).split('\n')).toHaveLength(3);
   });

@@ -51,7 +51,7 @@ const run = async (options: Partial<SimulatorOptions> = {}): Promise<Running> =>
     await simulator.close();
     await rm(directory, { recursive: true, force: true });
   };
-  return { simulator, gateway, control: createSimulatorControl(simulator.url), directory, logged, stop };
+  return { simulator, gateway, control: createSimulatorControl(simulator.url, simulator.controlKey), directory, logged, stop };
 };
 
 const contractAgainst = (name: string, options: Partial<SimulatorOptions>) =>
@@ -472,7 +472,17 @@ describe('faults on demand', () => {
     const whole = { ref: 'REF', leg: 'principal', amountCents: 1, instrument: { token: 'tok_sandbox_approved' } };
     expect((await send('/v1/charges', JSON.stringify(whole), 'Sandbox faults:sk_sandbox_other')).status).toBe(401);
     expect((await send('/v1/charges', JSON.stringify(whole), '')).status).toBe(401);
-    expect((await send('/control/faults', '{}')).status).toBe(403);
+    for (const authorization of [
+      'Sandbox faults:sk_sandbox_faults',
+      'Sandbox operator:sk_sandbox_operator',
+      'Control',
+      'Control ',
+      `Control ${'x'.repeat(43)}`,
+      '',
+    ])
+      expect((await send('/control/faults', '{}', authorization)).status).toBe(401);
+    expect((await fetch(new URL('/control/charges', running.simulator.url))).status).toBe(401);
+    expect((await send('/v1/charges', JSON.stringify(whole), `Control ${running.simulator.controlKey}`)).status).toBe(401);
     expect((await send('/v1/nothing', '{}')).status).toBe(404);
     for (const wrong of [
       { ref: 'a b' },
@@ -493,8 +503,10 @@ describe('faults on demand', () => {
 
 test('without controls (production) the operator is not served', async () => {
   const { simulator, stop } = await run({ controls: false });
-  const answer = await fetch(new URL('/control/charges', simulator.url), { headers: { authorization: 'Sandbox operator:sk_sandbox_operator' } });
+  const answer = await fetch(new URL('/control/charges', simulator.url), { headers: { authorization: `Control ${simulator.controlKey}` } });
   expect(answer.status).toBe(404);
+  const merchant = await fetch(new URL('/control/charges', simulator.url), { headers: { authorization: 'Sandbox a:sk_sandbox_a' } });
+  expect(merchant.status).toBe(404);
   await stop();
 });
 

@@ -1,6 +1,6 @@
 /** The role `simulator`: the sandbox card processor as a process. Prints one JSON line when it listens. */
 import { join } from 'node:path';
-import { ConfigError, createLogger, readConfig } from '#platform';
+import { ConfigError, createLogger, NotOurs, readConfig } from '#platform';
 import { startSimulator } from './server.js';
 import { StoreRefused } from './store.js';
 
@@ -28,7 +28,7 @@ const run = async (): Promise<void> => {
 
 run().catch((error: unknown) => {
   const system = error as NodeJS.ErrnoException;
-  const known = error instanceof ConfigError || error instanceof StoreRefused || typeof system.code === 'string';
+  const known = error instanceof ConfigError || error instanceof NotOurs || error instanceof StoreRefused || typeof system.code === 'string';
   process.stderr.write(`${known ? system.message : (system.stack ?? String(error))}\n`);
   process.exit(1);
 });

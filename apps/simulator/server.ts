@@ -3,7 +3,8 @@
  * what happened to the money.
  *
  * Merchant calls (`/v1/…`) carry `Authorization: Sandbox <merchant account>:<sandbox key>`. The key of a merchant account is
- * `sk_sandbox_<merchant account>`. The operator's controls (`/control/…`) need the name `operator` and the key `sk_sandbox_operator`.
+ * `sk_sandbox_<merchant account>`. The operator's controls (`/control/…`) carry `Authorization: Control <key>`. The key is in the file `control.key`
+ * beside the books. It is made at the first start.
  * Bodies are JSON. An operation is executed at most once for each merchant account and reference.
  *
  * | merchant call | does |
@@ -25,13 +26,14 @@
  *
  * A refusal that executed nothing and stored nothing is `{error: {code, message}}`.
  */
-import { randomBytes } from 'node:crypto';
-import { mkdir, readFile, rename, unlink, writeFile } from 'node:fs/promises';
+import { createHash, randomBytes, timingSafeEqual } from 'node:crypto';
+import { unlink } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { isCents, systemClock, timestamp, type Clock } from '#kernel';
-import { brandOf, crockford } from '#platform';
+import { brandOf, crockford, readOwnFile, writeOwnFile } from '#platform';
+import { readOrCreateControlKey } from './control.js';
 import { CALLS, Faults, MISBEHAVIOURS, type CallFacts, type Fault } from './faults.js';
 import { fixtureFor, TOKENS } from './fixtures.js';
 import { readJournal } from './journal.js';
@@ -94,6 +96,8 @@ export interface SimulatorOptions {
 
 export interface Simulator {
   readonly url: string;
+  /** The key for the operator's controls. */
+  readonly controlKey: string;
   /** Stops accepting requests, waits for answers in flight, drops delayed calls, and closes the file. */
   close(): Promise<void>;
 }
@@ -200,7 +204,6 @@ const faultOf = (body: Fields): Fault => {
 };
 
 const MERCHANT_ACCOUNT = /^[0-9A-Za-z_.-]{1,100}$/;
-const OPERATOR = 'operator';
 
 /** The merchant account of a caller. Throws a 401 if the key is wrong. */
 const callerOf = (authorization: string | undefined): string => {
@@ -208,6 +211,13 @@ const callerOf = (authorization: string | undefined): string => {
   if (!MERCHANT_ACCOUNT.test(name) || key !== `sk_sandbox_${name}`)
     throw new Refusal(401, 'unauthorized', 'a merchant account and its sandbox key are needed');
   return name;
+};
+
+/** Throws a 401 for an absent or wrong key. Keys of merchant accounts are no keys for controls. */
+const refuseOthers = (authorization: string | undefined, controlKey: string): void => {
+  const [given, right] = [authorization ?? '', `Control ${controlKey}`].map((text) => createHash('sha256').update(text).digest());
+  if (!timingSafeEqual(given!, right!))
+    throw new Refusal(401, 'unauthorized', 'the key for controls is needed, from the file control.key beside the books');
 };
 
 const readBody = async (request: IncomingMessage): Promise<Fields> => {
@@ -242,7 +252,7 @@ const summary = ({ batchId, closedAt, fundedOn, count, grossCents, feeCents, net
 /** The address of a simulator that runs on this directory. null: none answers. */
 export const findSimulator = async (directory: string): Promise<string | null> => {
   try {
-    const { url } = JSON.parse(await readFile(join(directory, ADDRESS_FILE), 'utf8')) as { url: string };
+    const { url } = JSON.parse(readOwnFile(join(directory, ADDRESS_FILE)) ?? 'null') as { url: string };
     const answer = await fetch(`${url}/healthz`, { signal: AbortSignal.timeout(FIND_TIMEOUT_MS) });
     return ((await answer.json()) as { service?: unknown }).service === SERVICE ? url : null;
   } catch {
@@ -290,6 +300,13 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
     onLog(`carried ${journal} over`);
   });
+  let controlKey: string;
+  try {
+    controlKey = readOrCreateControlKey(directory);
+  } catch (error) {
+    await store.close();
+    throw error;
+  }
   const processor = await openProcessor(store);
 
   const faults = new Faults();
@@ -467,7 +484,6 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const control =
     (execute: (request: Request) => unknown): Handler =>
     async (request) => {
-      if (request.merchantAccount !== OPERATOR) throw new Refusal(403, 'forbidden', 'for the operator only');
       const body = await execute(request);
       await store.durable();
       return { status: 200, body };
@@ -530,7 +546,9 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const route = async (request: IncomingMessage, response: ServerResponse): Promise<Reply> => {
     const [, path = '', query = ''] = /^([^?]*)\??(.*)$/s.exec(request.url ?? '') ?? [];
     if (request.method === 'GET' && path === '/healthz') return { status: 200, body: { service: SERVICE, ok: true } };
-    const merchantAccount = callerOf(request.headers.authorization);
+    const controlled = path.startsWith('/control/');
+    if (controlled && controls) refuseOthers(request.headers.authorization, controlKey);
+    const merchantAccount = controlled ? '' : callerOf(request.headers.authorization);
     for (const [method, pattern, handler] of routes) {
       const parameters = method === request.method && pattern.exec(path)?.slice(1);
       if (!parameters) continue;
@@ -589,9 +607,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   const address = server.address() as AddressInfo;
   const url = `http://${address.family === 'IPv6' ? `[${address.address}]` : address.address}:${address.port}`;
   const addressFile = join(directory, ADDRESS_FILE);
-  await mkdir(directory, { recursive: true });
-  await writeFile(`${addressFile}.new`, JSON.stringify({ url, pid: process.pid }));
-  await rename(`${addressFile}.new`, addressFile);
+  writeOwnFile(addressFile, JSON.stringify({ url, pid: process.pid }));
 
   const daily = closeBatchesAt === null ? Promise.resolve() : closeDaily(closeBatchesAt).catch(onFailure);
   const forgetting = forgetOld().catch((error: Error) => {
@@ -601,6 +617,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   let closing: Promise<void> | null = null;
   return {
     url,
+    controlKey,
     close: () =>
       (closing ??= (async () => {
         await unlink(addressFile).catch(() => undefined);

@@ -11,12 +11,12 @@
  * by themselves. The processor ends within 2 s, and Postgres after the last process that needs it.
  */
 import { existsSync } from 'node:fs';
-import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import client, { type Registry } from 'prom-client';
 import { orStopped } from '#kernel';
-import { type Config, type EmbeddedPostgres, type Logger, levelOfLine, openKeys, startEmbeddedPostgres } from '#platform';
+import { type Config, type EmbeddedPostgres, type Logger, levelOfLine, openKeys, startEmbeddedPostgres, writeOwnFile } from '#platform';
 import { lockForService } from '../data-dir.js';
 import type { HealthReport } from '../health.js';
 import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
@@ -82,7 +82,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     const first = config.environment === 'sandbox' ? await orStopped(worker.current().ask('firstAccount'), stopStart) : null;
 
     const runtime = join(config.dataDir, 'runtime.json');
-    await writeFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }), { mode: 0o600 });
+    writeOwnFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }));
     stops.push(() => rm(runtime, { force: true }));
     if (first) process.stdout.write(welcome(url, first));
     return { addresses: { url, auditUrl }, stop };

@@ -5,10 +5,13 @@
 import { spawn } from 'node:child_process';
 import type { Writable } from 'node:stream';
 
-/** Compare the pid file first. If another Postgres now uses the folder, its pid differs, and no signal is sent. */
+/**
+ * Compare the pid file first. If another Postgres now uses the folder, its pid differs, and no signal is sent. A pipe or a link in its place is not
+ * read.
+ */
 const SCRIPT = `
   while read -r line; do postmaster=$line; done
-  [ -n "$postmaster" ] && [ "$(head -n 1 "$0/postmaster.pid")" = "$postmaster" ] && kill -s INT "$postmaster"
+  [ -n "$postmaster" ] && [ -f "$0/postmaster.pid" ] && [ ! -L "$0/postmaster.pid" ] && [ "$(head -n 1 "$0/postmaster.pid")" = "$postmaster" ] && kill -s INT "$postmaster"
 `;
 
 export interface PostgresGuard {

@@ -23,6 +23,15 @@ const AUDIENCE = 'payfold:partner-v1';
 const ALGORITHM = 'EdDSA';
 const TYPE = 'at+jwt';
 
+/** The claim that holds {@link Holder.deactivations}. Tokens of release 0.1.0 have no such claim, which counts as 0. */
+const DEACTIVATIONS = 'dea';
+
+/** The account of a token. `deactivations`: how often it had been deactivated when the token was issued. */
+interface Holder {
+  readonly accountId: string;
+  readonly deactivations: number;
+}
+
 /** Prefix of an Ed25519 private key in PKCS #8. The 32 bytes of the seed follow it (RFC 8410). */
 const PKCS8_ED25519 = Buffer.from('302e020100300506032b657004220420', 'hex');
 
@@ -44,11 +53,11 @@ export class AccessTokens {
     this.issuer = `payfold:${environment}`;
   }
 
-  /** A token for the account, valid for one hour. */
-  async issue(accountId: string): Promise<{ readonly accessToken: string; readonly expiresAt: string }> {
+  /** A token for the account, valid for one hour, or until the account is deactivated once more than `deactivations`. */
+  async issue({ accountId, deactivations }: Holder): Promise<{ readonly accessToken: string; readonly expiresAt: string }> {
     const issuedAt = Math.floor(this.clock.now() / 1_000);
     const expires = issuedAt + ACCESS_TOKEN_SECONDS;
-    const accessToken = await new SignJWT()
+    const accessToken = await new SignJWT({ [DEACTIVATIONS]: deactivations })
       .setProtectedHeader({ alg: ALGORITHM, typ: TYPE, kid: this.keys.current })
       .setIssuer(this.issuer)
       .setAudience(AUDIENCE)
@@ -59,8 +68,8 @@ export class AccessTokens {
     return { accessToken, expiresAt: timestamp(expires * 1_000) };
   }
 
-  /** Returns the id of the account that a token was issued to. Throws 401 for a token that this service did not issue, or that is not valid now. */
-  async verify(token: string): Promise<string> {
+  /** Returns the account that a token was issued to, as it was then. Throws 401 for a token that this service did not issue, or that is not valid now. */
+  async verify(token: string): Promise<Holder> {
     if (token.length > MAX_TOKEN_LENGTH) throw badToken();
     const parts = token.split('.');
     if (parts.length !== 3 || !parts.every(isCanonicalBase64url)) throw badToken();
@@ -78,24 +87,25 @@ export class AccessTokens {
     return this.checkClaims(jsonObject(parts[1]!) ?? {});
   }
 
-  private checkClaims({ iss, aud, sub, iat, exp, nbf }: Readonly<Record<string, unknown>>): string {
+  private checkClaims({ iss, aud, sub, iat, exp, nbf, [DEACTIVATIONS]: deactivations = 0 }: Readonly<Record<string, unknown>>): Holder {
     const now = this.clock.now() / 1_000;
     const right =
       iss === this.issuer &&
       aud === AUDIENCE &&
       isUuid(sub) &&
-      isSeconds(iat) &&
-      isSeconds(exp) &&
+      isCount(deactivations) &&
+      isCount(iat) &&
+      isCount(exp) &&
       exp - iat === ACCESS_TOKEN_SECONDS &&
       iat <= now + CLOCK_SKEW_SECONDS &&
-      (nbf === undefined || (isSeconds(nbf) && nbf <= now + CLOCK_SKEW_SECONDS));
+      (nbf === undefined || (isCount(nbf) && nbf <= now + CLOCK_SKEW_SECONDS));
     if (!right) throw badToken();
     if (now >= exp) throw new AuthenticationError(401, 'The access token has expired.');
-    return sub;
+    return { accountId: sub, deactivations };
   }
 }
 
-const isSeconds = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
+const isCount = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
 
 /** True if the text is the canonical base64url of its bytes. Decoders also accept white space, padding and stray bits after the last byte. */
 const isCanonicalBase64url = (text: string) => text.length > 0 && Buffer.from(text, 'base64url').toString('base64url') === text;
@@ -152,11 +162,13 @@ const credentialOf = (lines: readonly string[]): Credential => {
 export const authenticate = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<Caller> => {
   const credential = credentialOf(authorizationHeaderLines);
   if (credential.kind === 'api_key') return authenticateKey(credential.text, deps);
-  const accountId = await deps.tokens.verify(credential.text);
+  const { accountId, deactivations } = await deps.tokens.verify(credential.text);
   // The account is read on every request, so that its tokens are refused as soon as it is deactivated (C52).
   const found = await deps.directory.account(accountId);
   if (!found) throw badToken();
   requireActive(found.status);
+  // The account was deactivated since, and is active again.
+  if (found.deactivations !== deactivations) throw badToken();
   return { accountId, via: 'access_token' };
 };
 
@@ -184,7 +196,11 @@ export interface TokenGrant {
 export const exchange = async (authorizationHeaderLines: readonly string[], deps: AuthenticationDeps): Promise<TokenGrant> => {
   const caller = await authenticate(authorizationHeaderLines, deps);
   if (caller.via === 'access_token') throw new AuthenticationError(403, 'An access token cannot obtain another one; send the API key.');
-  return { ...(await deps.tokens.issue(caller.accountId)), tokenType: 'Bearer', expiresIn: ACCESS_TOKEN_SECONDS };
+  const holder = await deps.directory.account(caller.accountId);
+  if (!holder) throw badKey();
+  // It may have been deactivated since the key was read.
+  requireActive(holder.status);
+  return { ...(await deps.tokens.issue(holder)), tokenType: 'Bearer', expiresIn: ACCESS_TOKEN_SECONDS };
 };
 
 const requireActive = (status: AccountStatus) => {

@@ -201,7 +201,7 @@ describe('access tokens (C52)', () => {
 
   /** A token with changed claims and header, signed with the key `signWith`. `undefined` removes a field. */
   const forge = async (claims: Record<string, unknown> = {}, header: Record<string, unknown> = {}, keys: KeyRing = w.keys, signWith = 'k1') => {
-    const payload = { iss: 'payfold:sandbox', aud: 'payfold:partner-v1', sub: w.accountId, iat: now(), exp: now() + 3_600, ...claims };
+    const payload = { dea: 0, iss: 'payfold:sandbox', aud: 'payfold:partner-v1', sub: w.accountId, iat: now(), exp: now() + 3_600, ...claims };
     const { sign } = await import('node:crypto');
     const input = `${encode({ alg: 'EdDSA', typ: 'at+jwt', kid: 'k1', ...header })}.${encode(payload)}`;
     return `${input}.${sign(null, Buffer.from(input), privateKeyOf(keys, signWith)).toString('base64url')}`;
@@ -256,7 +256,7 @@ describe('access tokens (C52)', () => {
   test('rotation of the signing key: verify-only first, then signing, and gone when the old key leaves the ring', async () => {
     const { accessToken } = await exchange([w.apiKey], w.deps);
     const tokensOf = (...kids: string[]) => new AccessTokens(ring(...kids), 'sandbox', w.clock);
-    expect(await tokensOf('k1', 'k2').verify(accessToken)).toBe(w.accountId);
+    expect(await tokensOf('k1', 'k2').verify(accessToken)).toEqual({ accountId: w.accountId, deactivations: 0 });
     await refused(tokensOf('k2').verify(accessToken));
   });
   test('alg none, and no signature', async () => {
@@ -330,6 +330,20 @@ describe('access tokens (C52)', () => {
     await w.administration.deactivateAccount(w.accountId);
     await w.project();
     expect(await statusOf(`Bearer ${token}`)).toBe(403);
+  });
+  test('of before a deactivation: dead after the account is active again, at every later time; a new one is good', async () => {
+    const before = [await forge(), await forge({ dea: undefined }), (await exchange([w.apiKey], w.deps)).accessToken];
+    for (const round of [1, 2]) {
+      await w.administration.deactivateAccount(w.accountId);
+      await w.administration.reactivateAccount(w.accountId);
+      await w.project();
+      for (const token of before) await bad(token);
+      const { accessToken } = await exchange([w.apiKey], w.deps);
+      expect(accessToken).toBe(await forge({ dea: round }));
+      await good(accessToken);
+      before.push(accessToken);
+    }
+    for (const dea of [3, -1, 0.5, '2', null]) await bad(await forge({ dea }));
   });
   test('outlive a rotation of the API key (Authentication 3)', async () => {
     const { accessToken } = await exchange([w.apiKey], w.deps);

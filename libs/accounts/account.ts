@@ -40,6 +40,8 @@ export interface Account {
   readonly accountId: string;
   readonly name: string;
   readonly status: AccountStatus;
+  /** How often the account was deactivated. An access token of before the last time is dead (C52). */
+  readonly deactivations: number;
   /** Every key ever issued, oldest first. Rotated keys stay, marked as revoked. */
   readonly keys: readonly (ApiKeyRecord & { readonly revoked: boolean })[];
 }
@@ -48,7 +50,7 @@ const evolve = (state: Account | null, event: AccountEvent): Account => {
   switch (event.type) {
     case 'AccountCreated':
       if (state) throw new Error(`account ${state.accountId} was created twice`);
-      return { ...event.data, status: 'active', keys: [] };
+      return { ...event.data, status: 'active', deactivations: 0, keys: [] };
     case 'ApiKeyIssued': {
       const before = created(state);
       return { ...before, keys: [...before.keys, { ...event.data.key, revoked: false }] };
@@ -61,8 +63,10 @@ const evolve = (state: Account | null, event: AccountEvent): Account => {
         keys: [...before.keys.map((key) => (ended.has(key.keyId) ? { ...key, revoked: true } : key)), { ...event.data.key, revoked: false }],
       };
     }
-    case 'AccountDeactivated':
-      return { ...created(state), status: 'deactivated' };
+    case 'AccountDeactivated': {
+      const before = created(state);
+      return { ...before, status: 'deactivated', deactivations: before.deactivations + 1 };
+    }
     case 'AccountReactivated':
       return { ...created(state), status: 'active' };
     default:

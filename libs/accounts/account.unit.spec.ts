@@ -88,6 +88,7 @@ describe('the fold of an account', () => {
       accountId,
       name: 'City of Springfield',
       status: 'deactivated',
+      deactivations: 1,
       keys: [
         { ...key('1'), revoked: true },
         { ...key('2'), revoked: false },

@@ -91,11 +91,11 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
   test('an account: name and status', async () => {
     const accountId = await anAccount();
     await project();
-    expect(await directory.account(accountId)).toEqual({ accountId, name: 'City', status: 'active' });
-    expect(await directory.account(accountId.toUpperCase())).toEqual({ accountId, name: 'City', status: 'active' });
+    expect(await directory.account(accountId)).toEqual({ accountId, name: 'City', status: 'active', deactivations: 0 });
+    expect(await directory.account(accountId.toUpperCase())).toEqual({ accountId, name: 'City', status: 'active', deactivations: 0 });
     await administration.deactivateAccount(accountId);
     await project();
-    expect((await directory.account(accountId))?.status).toBe('deactivated');
+    expect(await directory.account(accountId)).toMatchObject({ status: 'deactivated', deactivations: 1 });
   });
 
   test('all accounts, oldest first', async () => {

@@ -33,6 +33,9 @@ export interface AccountFacts {
   readonly status: AccountStatus;
 }
 
+/** As {@link Account} says it. */
+export type AccountForTokens = AccountFacts & Pick<Account, 'deactivations'>;
+
 /** `revoked`: the account had access before and may still read the payments of the portal (C46). null: the account never had access. */
 export type PortalAccess = 'granted' | 'revoked' | null;
 
@@ -51,7 +54,7 @@ export interface ChargeTerms {
 export interface Directory {
   /** Finds a key by the look-up part of its text. */
   findApiKey(lookupId: string): Promise<ApiKeyFacts | null>;
-  account(accountId: string): Promise<AccountFacts | null>;
+  account(accountId: string): Promise<AccountForTokens | null>;
   /** All accounts, oldest id first. */
   accounts(): Promise<AccountFacts[]>;
   portal(portalId: string): Promise<Portal | null>;
@@ -174,7 +177,7 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
 
 export const directoryModel: ReadModel = {
   name: 'directory',
-  shape: 1,
+  shape: 2,
   streamPrefixes: DIRECTORY_STREAMS,
   tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
   createTables: TABLES,
@@ -367,9 +370,10 @@ export const postgresDirectory = (db: Queryable): Directory => {
 
     account: async (accountId) => {
       if (!isUuid(accountId)) return null;
-      const { rows } = await db.query<AccountFacts>({
+      const { rows } = await db.query<AccountForTokens>({
         name: 'directory-account',
-        text: `select account_id as "accountId", state ->> 'name' as name, status from directory_account where account_id = $1::uuid`,
+        text: `select account_id as "accountId", state ->> 'name' as name, status, (state ->> 'deactivations')::int as deactivations
+               from directory_account where account_id = $1::uuid`,
         values: [accountId],
       });
       return rows[0] ?? null;
@@ -451,9 +455,9 @@ export class MemoryDirectory implements Directory {
     };
   }
 
-  async account(accountId: string): Promise<AccountFacts | null> {
+  async account(accountId: string): Promise<AccountForTokens | null> {
     const found = this.rows.accounts.get(accountId.toLowerCase())?.state;
-    return found ? facts(found) : null;
+    return found ? { ...facts(found), deactivations: found.deactivations } : null;
   }
 
   async accounts(): Promise<AccountFacts[]> {

@@ -48,7 +48,8 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   const pairs = queryPairs(url.search);
   if (!pairs) return refused('has a query that cannot be decoded');
   const reserved = pairs.find(([name]) => (RETURN_PARAMETERS as readonly string[]).includes(asServersRead(name)));
-  if (reserved) return refused(`uses the parameter ${reserved[0]}, which is ours`);
+  // The name as sent may hold anything in brackets.
+  if (reserved) return refused(`uses the parameter ${asServersRead(reserved[0])}, which is ours`);
   const entry = allow.find((candidate) => fits(url, candidate));
   return entry === undefined ? refused("is not on the portal's allow-list") : { accepted: true, address: url.href, entry };
 };

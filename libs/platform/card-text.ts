@@ -32,29 +32,110 @@ export const passesLuhn = (digits: string): boolean => {
   return sum % 10 === 0;
 };
 
-const looksLikeCard = (digits: string) => brandOf(digits) !== 'unknown' && passesLuhn(digits);
+/** Card numbers that text must not hold either. They are no brands of C11, because a payment shows such a brand as `unknown`. */
+const FURTHER_CARDS: readonly { lengths: readonly number[]; begins: (digits: string) => boolean }[] = [
+  // Maestro.
+  { lengths: [13, 14, 15, 16, 17, 18, 19], begins: (d) => d.startsWith('50') || inRange(d, 56, 59) || d.startsWith('63') || d.startsWith('67') },
+  // Mir.
+  { lengths: [16, 17, 18, 19], begins: (d) => inRange(d, 2200, 2204) },
+  // RuPay. Its ranges 353, 356, 508, 65 and 81 are among those of other brands.
+  { lengths: [16], begins: (d) => d.startsWith('60') || d.startsWith('82') },
+];
 
-/**
- * Patterns of card numbers: 13–19 digits in a row, or groups of digits as a card shows them (4-4-4-4…, 4-6-5). No letter or digit may stand directly
- * before or after them. A lookahead lets matches overlap, because other digit groups, such as a year, may stand beside the card number.
- */
-const SHAPES = [
-  String.raw`\d{13,19}`,
-  String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{4}\k<sep>\d{1,3}`,
-  String.raw`\d{4}(?<sep>[ -])\d{4}\k<sep>\d{4}\k<sep>\d{1,4}`,
-  String.raw`\d{4}(?<sep>[ -])\d{6}\k<sep>\d{4,5}`,
-].map((shape) => new RegExp(String.raw`(?<![\p{L}\p{N}])(?=(?<digits>${shape})(?![\p{L}\p{N}]))`, 'gu'));
-/** Matches every text that holds a card number. The patterns above are tried only if this one matches. */
-const ENOUGH_DIGITS = /(?:\d[ -]?){13}/;
+const looksLikeCard = (digits: string) =>
+  (brandOf(digits) !== 'unknown' || FURTHER_CARDS.some(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits))) &&
+  passesLuhn(digits);
 
-/** Start and end index of each card number in the text. */
-const cardsIn = function* (text: string): Generator<readonly [from: number, to: number]> {
-  if (!ENOUGH_DIGITS.test(text)) return;
-  for (const shape of SHAPES)
-    for (const { index, groups } of text.matchAll(shape)) {
-      const { digits } = groups as { digits: string };
-      if (looksLikeCard(digits.replace(/[ -]/g, ''))) yield [index, index + digits.length];
+const MIN_DIGITS = 13;
+const MAX_DIGITS = 19;
+/** Number of characters that may stand between two digits of one number. */
+const MAX_SEPARATORS = 3;
+
+/** Each of our ids has this form, and so have most ids of partners. If all characters were digits, it could be card numbers. */
+const UUID = /(?<![\p{L}\p{N}])(?=[\d-]*[a-f])[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}(?![\p{L}\p{N}])/giu;
+
+const isDigit = (code: number) => code >= 48 && code <= 57;
+const isAsciiLetter = (code: number) => (code | 32) >= 97 && (code | 32) <= 122;
+
+/** Matches each ASCII text that holds enough digits for a card number. Most texts hold fewer, and their search ends here. */
+const ENOUGH_DIGITS = /\d(?:[^\dA-Za-z]{0,3}\d){12}/;
+const NOT_ASCII = /[^\0-\x7f]/;
+const DECIMALS = /\p{Nd}/gu;
+const mayHoldCards = (text: string): boolean =>
+  NOT_ASCII.test(text) ? (text.normalize('NFKC').match(DECIMALS)?.length ?? 0) >= MIN_DIGITS : ENOUGH_DIGITS.test(text);
+
+/** A decimal digit of any script. Unicode puts the ten digits of a script side by side, from zero to nine. */
+const DECIMAL = /^\p{Nd}$/u;
+const valueOf = (code: number): number => {
+  let zero = code;
+  while (DECIMAL.test(String.fromCodePoint(zero - 1))) zero -= 1;
+  return (code - zero) % 10;
+};
+const LETTER_OR_NUMBER = /^[\p{L}\p{N}]$/u;
+/** Characters that are not displayed, such as a soft hyphen. */
+const INVISIBLE = /^\p{Default_Ignorable_Code_Point}$/u;
+
+/** A character as the search sees it: 0 to 9 for a digit, or one of the kinds below. */
+const EDGE = -1;
+const SEPARATOR = -2;
+const IGNORED = -3;
+const kindOf = (code: number): number => {
+  if (code < 128) return isDigit(code) ? code - 48 : isAsciiLetter(code) ? EDGE : SEPARATOR;
+  const character = String.fromCodePoint(code);
+  if (DECIMAL.test(character)) return valueOf(code);
+  return INVISIBLE.test(character) ? IGNORED : LETTER_OR_NUMBER.test(character) ? EDGE : SEPARATOR;
+};
+
+/** Digits with at most {@link MAX_SEPARATORS} separators between neighbours. */
+interface Chain {
+  digits: string;
+  /** For each digit the place of its character in the text. */
+  readonly places: { readonly from: number; readonly to: number }[];
+  /** Indexes of the digits that begin a group: no digit stands directly before them. */
+  readonly groups: number[];
+}
+
+/** All chains of the text that are long enough for a card number. */
+const chainsIn = function* (text: string): Generator<Chain> {
+  let chain: Chain = { digits: '', places: [], groups: [] };
+  let separators = 0;
+  // The end of the text is an edge.
+  for (let from = 0, to: number; from <= text.length; from = to) {
+    const code = text.codePointAt(from);
+    to = from + (code !== undefined && code > 0xffff ? 2 : 1);
+    for (const kind of code === undefined ? [EDGE] : kindsOf(code)) {
+      if (kind >= 0) {
+        if (chain.digits === '' || separators > 0) chain.groups.push(chain.digits.length);
+        chain.digits += String(kind);
+        chain.places.push({ from, to });
+        separators = 0;
+      } else if (kind === EDGE || (kind === SEPARATOR && ++separators > MAX_SEPARATORS)) {
+        if (chain.digits.length >= MIN_DIGITS) yield chain;
+        if (chain.digits !== '') chain = { digits: '', places: [], groups: [] };
+        separators = 0;
+      }
     }
+  }
+};
+/** One character may stand for several: `⑯` is 1 and 6. */
+const kindsOf = (code: number): number[] =>
+  code < 128 ? [kindOf(code)] : Array.from(String.fromCodePoint(code).normalize('NFKC'), (character) => kindOf(character.codePointAt(0)!));
+
+/** Start and end index of each card number in the text. Linear time: a group begins at most {@link MAX_DIGITS} candidates. */
+const cardsIn = function* (original: string): Generator<readonly [from: number, to: number]> {
+  if (!mayHoldCards(original)) return;
+  const text = original.replace(UUID, (uuid) => 'x'.repeat(uuid.length));
+  for (const { digits, places, groups } of chainsIn(text))
+    for (const [first, begin] of groups.entries())
+      for (let next = first + 1; next <= groups.length; next++) {
+        const end = groups[next] ?? digits.length;
+        if (end - begin > MAX_DIGITS) break;
+        if (end - begin < MIN_DIGITS || !looksLikeCard(digits.slice(begin, end))) continue;
+        const { from } = places[begin]!;
+        // A telephone number. Those of Germany and Austria begin as cards of 13 digits do.
+        if (end - begin === MIN_DIGITS && text[from - 1] === '+') continue;
+        yield [from, places[end - 1]!.to];
+      }
 };
 
 /** True if the text holds a card number that C9 refuses. */

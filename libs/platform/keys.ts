@@ -5,10 +5,10 @@
  * key does not reveal the others. To rotate the master key, add a key and name it as `current`.
  */
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import { closeSync, constants, existsSync, fstatSync, fsyncSync, linkSync, mkdirSync, openSync, readFileSync, unlinkSync, writeSync } from 'node:fs';
-import { platform } from 'node:os';
+import { closeSync, existsSync, fsyncSync, linkSync, mkdirSync, openSync, unlinkSync, writeSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Config } from './config.js';
+import { NotOurs, readOwnFile } from './own-file.js';
 
 export type Purpose =
   | 'api-key'
@@ -85,28 +85,18 @@ export class KeyRing {
 /** A ring with one fresh key. */
 export const newKeyRing = (): KeyRing => new KeyRing('k1', new Map([['k1', randomBytes(KEY_BYTES)]]));
 
-/** Bits of a file's mode that let its group or others read, write or run it. */
-const MODE_OF_OTHERS = 0o077;
-
-/** Reads the key file. Refuses one that others can read: its keys may be known. Windows has no such modes. */
+/** Reads the key file. Refuses one that others can read or have written: its keys may be known. */
 const readSecret = (file: string): string => {
   const fault = (why: string, cause?: unknown) => new Error(`MASTER_KEY_FILE ${file} ${why}`, { cause });
-  let descriptor: number;
+  let text: string | null;
   try {
-    // Opening a pipe would wait for a writer.
-    descriptor = openSync(file, constants.O_RDONLY | constants.O_NONBLOCK);
+    text = readOwnFile(file, { secret: true });
   } catch (error) {
+    if (error instanceof NotOurs) throw new Error(`MASTER_KEY_FILE ${error.message}`, { cause: error });
     throw fault(`cannot be read (${(error as NodeJS.ErrnoException).code})`, error);
   }
-  try {
-    const status = fstatSync(descriptor);
-    if (!status.isFile()) throw fault('is not a file');
-    if (platform() !== 'win32' && (status.mode & MODE_OF_OTHERS) !== 0)
-      throw fault(`can be read by its group or by others; make it private with: chmod 600 ${file}`);
-    return readFileSync(descriptor, 'utf8');
-  } finally {
-    closeSync(descriptor);
-  }
+  if (text === null) throw fault('cannot be read (ENOENT)');
+  return text;
 };
 
 /** Reads the ring. Throws an error of one line for any fault. */

@@ -10,7 +10,7 @@
  */
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
-import type { KeyRing, Migration } from '#platform';
+import { cardInText, type KeyRing, type Migration } from '#platform';
 import { type Actor, defineEvents, type EventStore, recordOnce } from '#eventstore';
 import { NoAddress, Refused } from './target.js';
 import type { Sender } from './safe-request.js';
@@ -149,6 +149,8 @@ export class Endpoints {
     const { tables, store, clock, ids, sender } = this.deps;
     if (description !== null && (description.length > MAX_DESCRIPTION_LENGTH || /\p{Cc}/u.test(description)))
       throw new ServiceError('VALIDATION_ERROR', `The description must have at most ${MAX_DESCRIPTION_LENGTH} characters on one line.`);
+    const card = cardInText(url) ?? cardInText(description ?? '');
+    if (card) throw new ServiceError('VALIDATION_ERROR', `The URL or the description ${card}.`);
     await sender.vet(url).catch((error: unknown) => {
       if (error instanceof Refused) throw new ServiceError('VALIDATION_ERROR', error.message);
       if (error instanceof NoAddress) throw new ServiceError('VALIDATION_ERROR', `The host does not resolve: ${error.message}.`);

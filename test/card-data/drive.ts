@@ -16,14 +16,26 @@ export interface Driven {
 /** A random card number of a known brand with a correct Luhn digit. */
 export const newCard = (): string => {
   for (;;) {
-    const [prefix, length] = ([['4', 16], ['51', 16], ['37', 15], ['6011', 16], ['36', 14], ['3530', 16], ['62', 19]] as const)[randomInt(7)]!; // prettier-ignore
+    const [prefix, length] = ([['4', 16], ['51', 16], ['37', 15], ['6011', 16], ['36', 14], ['3530', 16], ['62', 19], ['6759', 16], ['2202', 16], ['82', 16]] as const)[randomInt(10)]!; // prettier-ignore
     const digits = prefix + Array.from({ length: length - prefix.length - 1 }, () => randomInt(10)).join('');
     for (let check = 0; check < 10; check++) if (passesLuhn(`${digits}${check}`)) return `${digits}${check}`;
   }
 };
 
 const FIXTURES = ['4242424242424242', '4000000000000002', '4000007770005020', '4000007770005046', '4000007770005145', '4000007770004023', '4000007770004221', '4000007770007026', '6205500000000000004']; // prettier-ignore
+/** A card number as people may write it in a text. */
+export const SPELLINGS: readonly ((digits: string) => string)[] = [
+  ...['.', '_', '/', '\u00a0', '  ', ' - ', '–', '\u200b'].map(
+    (separator) => (digits: string) => digits.replaceAll(/(\d{4})(?=\d)/g, `$1${separator}`),
+  ),
+  (digits) => [...digits].join(' '),
+  (digits) => `x${digits}y`,
+  ...[0x660, 0x966, 0xff10].map((zero) => (digits: string) => digits.replaceAll(/\d/g, (digit) => String.fromCharCode(zero + Number(digit)))),
+];
 const grouped = (digits: string) => digits.replaceAll(/(\d{4})(?=\d)/g, '$1 ');
+
+/** Where the portal's hosted checkout may lead. */
+export const SHOP = 'https://shop.test';
 
 export const driveCards = async (target: {
   url: string;
@@ -41,10 +53,11 @@ export const driveCards = async (target: {
     cards.add(card);
     return card;
   };
-  const send = async (method: string, path: string, body?: string, headers: Record<string, string> = {}) => {
+  const send = async (method: string, path: string, body?: string, headers: Record<string, string> = {}, redirect: RequestRedirect = 'follow') => {
     requests += 1;
     const answer = await fetch(`${url}${path}`, {
       method,
+      redirect,
       headers: { authorization: `ApiKey ${apiKey}`, ...(body !== undefined && { 'content-type': 'application/json' }), ...headers },
       ...(body !== undefined && { body }),
     }).catch(() => null);
@@ -64,6 +77,14 @@ export const driveCards = async (target: {
       ...more,
     });
   const create = (body: string, headers: Record<string, string> = {}) => send('POST', '/api/partner/v1/payments', body, headers);
+  const intake = (fields: Record<string, string>) => {
+    const form = new URLSearchParams({
+      ...{ portal_id: portalId, amount_cents: '12500', line_items: '[{"amount_cents":12500,"reference_id":"x"}]' },
+      ...{ return_url: `${SHOP}/pay/done`, cancel_url: `${SHOP}/pay/no`, ...fields },
+    });
+    const headers = { 'content-type': 'application/x-www-form-urlencoded' };
+    return send('POST', '/api/v1/payer/intake', form.toString(), headers, 'manual');
+  };
   let drawn = 0;
   const key = () => ({ 'idempotency-key': `pan-${process.pid}-${++drawn}` });
 
@@ -119,7 +140,26 @@ export const driveCards = async (target: {
     );
     await create(payment('4242424242424242', { paymentMethod: { type: 'card_token', token: unique() } }));
     await create(payment('4242424242424242'), { 'idempotency-key': unique() });
-    await create(payment('4242424242424242'), { 'x-request-id': unique() });
+    for (const id of [unique(), `r${unique()}`, grouped(unique()).replaceAll(' ', '.')])
+      await create(payment('4242424242424242'), { 'x-request-id': id });
+    // The spellings, in each field for free text of a create, a refund and an intake.
+    for (const spell of SPELLINGS) {
+      const spelled = () => spell(unique());
+      for (const field of ['referenceId', 'description'])
+        await create(payment('4242424242424242', { lineItems: [{ amountCents: 10_000, referenceId: 'x', [field]: spelled() }] }));
+      await create(payment('4242424242424242', { referenceId: spelled() }));
+      await create(payment('4242424242424242', { payer: { lastName: spelled(), phone: spelled(), address: { city: spelled() } } }));
+      await create(payment('4242424242424242', { lineItems: [{ amountCents: 10_000, referenceId: 'x', metadata: { [spelled()]: [spelled()] } }] }));
+      await send('POST', '/api/partner/v1/payments/018f0000-0000-7000-8000-00000000dead/refund', JSON.stringify({ reason: spelled() }), key());
+      for (const field of ['state', 'reference_id', 'payer_first_name', 'payer_line1']) await intake({ [field]: spelled() });
+    }
+    for (const separator of ['-', '%20', '.']) {
+      const tag = unique().replaceAll(/(\d{4})(?=\d)/g, `$1${separator}`);
+      if (separator === '-') await intake({ locale: `en-${tag}` });
+      await intake({ return_url: `${SHOP}/pay/done?n=${tag}` });
+      await intake({ cancel_url: `${SHOP}/pay/no?n=${tag}` });
+    }
+    await send('GET', `/checkout/error?code=VALIDATION_ERROR&ref=r${unique()}`);
     await create(payment('4242424242424242'), { authorization: `ApiKey ${unique()}` });
     await send('GET', `/api/partner/v1/payments/${unique()}`);
     await send('GET', `/api/partner/v1/${unique()}/x`);

@@ -3,17 +3,18 @@
  * where the service leaves data: answers, the log at level debug, metrics, all rows of all tables, and the data directory. That directory holds
  * Postgres' files, the write-ahead log and the processor's journal.
  *
- * Before the search, ten leaks are planted in such places. Exit 1 if another card is found, or if a planted card is not found.
+ * Before the search, leaks are planted in such places, and one in each spelling. Exit 1 if another card is found, or if a planted card is not found.
  */
 import { readFileSync, readdirSync, statSync } from 'node:fs';
 import { appendFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { createPool, freePort, type Pool } from '#platform';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
-import { DataDir, runtimeOf, start, welcomeOf } from '../support/processes.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
+import { adminUrlOf, DataDir, launch, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { writeReport } from '../support/report.js';
-import { driveCards, newCard } from './drive.js';
+import { driveCards, newCard, SHOP, SPELLINGS } from './drive.js';
 import { CardSearch, securityCodes } from './scan.js';
 
 const { values } = parseArgs({ options: { rounds: { type: 'string', default: '5' } } });
@@ -54,6 +55,10 @@ const LEAKS: readonly { readonly name: string; readonly plant: (card: string, pl
   { name: 'a row that was deleted again', plant: async (card, { pool }) => { await pool.query('create table leak_deleted (value text)'); await pool.query('insert into leak_deleted values ($1)', [card]); await pool.query('delete from leak_deleted'); } },
   { name: 'a file', plant: async (card, { dataDir }) => writeFile(join(dataDir, 'dump.bin'), Buffer.concat([Buffer.alloc(1_000, 7), Buffer.from(card, 'utf16le')])) },
   { name: 'the processor’s journal', plant: async (card, { dataDir }) => appendFile(join(dataDir, 'simulator', 'leak.log'), encodeURIComponent(card.replaceAll(/(\d{4})(?=\d)/g, '$1 '))) },
+  ...SPELLINGS.map((spell, index) => ({
+    name: `spelling ${index + 1} (${spell('4242424242424242')})`,
+    plant: async (card: string, { dataDir }: { dataDir: string }) => writeFile(join(dataDir, `spelled-${index}.txt`), `pay ${spell(card)} now`),
+  })),
 ]; // prettier-ignore
 
 /** The log after the text that the first start prints. That text has a `curl` command with a test card. */
@@ -66,11 +71,14 @@ try {
   const metricsPort = await freePort();
   const service = await start('standalone', dataDir, { LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort) });
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
-  const { apiUrl, simulatorUrl, databaseUrl } = runtimeOf(dataDir);
-  const driven = await driveCards({ url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl), rounds });
+  const { apiUrl, simulatorUrl } = runtimeOf(dataDir);
+  const operator = fileURLToPath(new URL('../../apps/operator/main.js', import.meta.url));
+  const { code, stderr } = await launch([operator, 'portals', 'checkout', portalId, '--enable', '--allow', `${SHOP}/pay`], dataDir).exited;
+  if (code !== 0) throw new Error(`hosted checkout is not on: ${stderr}`);
+  const driven = await driveCards({ url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl, controlKeyOf(dataDir.data)), rounds });
   const metrics = await (await fetch(`http://127.0.0.1:${metricsPort}/metrics`)).text();
 
-  const pool = createPool(databaseUrl, { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
+  const pool = createPool(adminUrlOf(dataDir), { name: 'pan-grep', max: 1, statementTimeoutMs: 0 });
   const sinks: Sink[] = [
     // The pay page of the sandbox shows one public test number. Answers may hold no other card number.
     { name: 'answers', bytes: Buffer.from(driven.answers.replaceAll('Try card 4242 4242 4242 4242', '')) },

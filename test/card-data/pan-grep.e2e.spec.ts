@@ -4,7 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
-import { newCard } from './drive.js';
+import { newCard, SPELLINGS } from './drive.js';
 import { CardSearch, securityCodes } from './scan.js';
 
 const MAIN = new URL('../../dist/test/card-data/main.js', import.meta.url).pathname;
@@ -20,7 +20,7 @@ test(
           done({ code: error ? Number(error.code ?? 99) : 0, output: stdout + stderr }),
         );
       });
-      expect([code, output]).toEqual([0, expect.stringContaining('0 hits, 10 of 10 planted leaks found')]);
+      expect([code, output]).toEqual([0, expect.stringMatching(/: 0 hits, (\d+) of \1 planted leaks found/)]);
     } finally {
       await rm(cwd, { recursive: true, force: true });
     }
@@ -40,6 +40,7 @@ describe('the search sees a card number', () => {
     ['as base64url in JSON', JSON.stringify({ t: Buffer.from(`{"n":"${card}"}`).toString('base64url') })],
     ['backwards', [...card].reverse().join('')],
     ['in two-byte characters', Buffer.from(card, 'utf16le').toString('latin1')],
+    ...SPELLINGS.map((spell) => [`as ${spell(card)}`, Buffer.from(spell(card)).toString('latin1')] as [string, string]),
   ])('%s', (_, text) => {
     expect(new CardSearch([card]).scan(Buffer.from(`before ${text} after`, 'latin1')).map(({ digits }) => digits)).toContain(card);
   });

@@ -1,10 +1,11 @@
 /**
- * Looks for known card numbers in any bytes: as digits, in groups, percent-encoded, as hex, as base64 at any alignment, backwards, and in two-byte
- * characters. All cards are in one set, so one pass searches for thousands of them.
+ * Looks for known card numbers in any bytes: as digits, in groups, with up to four separators between digits, in digits of any script,
+ * percent-encoded, as hex, as base64 at any alignment, backwards, and in two-byte characters. All cards are in one set, so one pass searches for
+ * thousands of them.
  */
 export interface Found {
   readonly digits: string;
-  readonly form: 'digits' | 'groups' | 'hex' | 'base64' | 'two-byte' | 'backwards';
+  readonly form: 'digits' | 'groups' | 'spelled' | 'hex' | 'base64' | 'two-byte' | 'backwards';
   /** The text around the number. */
   readonly around: string;
 }
@@ -13,6 +14,14 @@ const CHUNK_BYTES = 8 * 1024 * 1024;
 /** Longer than any form of a card number. */
 const OVERLAP_BYTES = 256;
 const MAX_FOUND = 100;
+/** One more than the service refuses. */
+const MAX_SEPARATORS = 4;
+
+/** The value of each decimal digit of Unicode. Unicode puts the ten digits of a script side by side. */
+const VALUE_OF = new Map<number, number>();
+for (let code = 0, value = 0; code <= 0x10ffff; code++)
+  if (/^\p{Nd}$/u.test(String.fromCodePoint(code))) VALUE_OF.set(code, value++ % 10);
+  else value = 0;
 
 export class CardSearch {
   private readonly cards: ReadonlySet<string>;
@@ -27,7 +36,9 @@ export class CardSearch {
   scan(bytes: Buffer): Found[] {
     const found: Found[] = [];
     for (let from = 0; from < bytes.length; from += CHUNK_BYTES) {
-      this.scanChunk(bytes.subarray(from, from + CHUNK_BYTES + OVERLAP_BYTES), found);
+      const chunk = bytes.subarray(from, from + CHUNK_BYTES + OVERLAP_BYTES);
+      this.scanChunk(chunk, found);
+      this.scanSpelled(chunk.toString('utf8').normalize('NFKC'), found);
       if (found.length >= MAX_FOUND) break;
     }
     return found;
@@ -53,6 +64,24 @@ export class CardSearch {
         const decoded = Buffer.from(match[0].slice(shift), 'base64').toString('latin1');
         for (const run of decoded.matchAll(/\d{12,}/g)) take('base64', this.known(run[0]), run.index, decoded);
       }
+  }
+
+  private scanSpelled(text: string, found: Found[]): void {
+    let digits = '';
+    let separators = 0;
+    for (let at = 0; at <= text.length; at++) {
+      const code = text.codePointAt(at) ?? 0x61;
+      const value = VALUE_OF.get(code);
+      if (value !== undefined) {
+        digits += String(value);
+        separators = 0;
+      } else if ((code < 128 ? /[a-z]/i.test(text[at] ?? 'a') : /\p{L}/u.test(String.fromCodePoint(code))) || ++separators > MAX_SEPARATORS) {
+        const card = digits.length >= 12 ? this.known(digits) : null;
+        if (card !== null) found.push({ digits: card, form: 'spelled', around: text.slice(Math.max(0, at - 60), at + 40) });
+        digits = '';
+      }
+      if (code > 0xffff) at += 1;
+    }
   }
 
   /** The card in a run of digits, if there is one. */

@@ -10,7 +10,7 @@ import { recordSettlements } from '#settlement';
 import { freePort, startEmbeddedPostgres } from '#platform';
 import { Random } from '../../apps/demo/city.js';
 import type { Services } from '../../apps/services.js';
-import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { DataDir, isAlive, kill, launch, postmasterOf, systemProcesses } from '../support/processes.js';
 import { FEE, PARTNER } from '../support/service.js';
@@ -290,7 +290,7 @@ export const startInstallation = async (random: Random, { prepare, release }: In
       portalId,
       parts,
       links: { 'client→api': toApis, 'api→postgres': [toPostgres], 'api→simulator': [toSimulator] },
-      bank: createSimulatorControl(simulatorUrl),
+      bank: createSimulatorControl(simulatorUrl, controlKeyOf(dataDir.data)),
       simulatorUrl,
       stores: opened,
       jump: (part, offsetMs) => writeFile(clockOf(part), String(offsetMs)),

@@ -12,7 +12,7 @@ import { freePort } from '#platform';
 import { recordSettlements } from '#settlement';
 import { Random } from '../../apps/demo/city.js';
 import type { Services } from '../../apps/services.js';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { pidsOf, serviceMs } from '../../bench/service.js';
 import { Alerts, readRules } from '../support/alerts.js';
 import { DataDir, type Ended, kill, launch, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
@@ -273,7 +273,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       return resolved;
     };
     const resolvedByRecovery = await bringToEnd({ recover }, partners, random);
-    const bank = createSimulatorControl(simulatorUrl);
+    const bank = createSimulatorControl(simulatorUrl, controlKeyOf(dataDir.data));
     const verdict = await judge({ stores: opened, bank }, partners, { charges: Math.max(0, partners.charges.length - ASKED_AGAIN) });
     await command('calm', 'settlement', 'close');
     const verified = await command('calm', 'audit', 'verify', '--full');

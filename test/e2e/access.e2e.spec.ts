@@ -160,14 +160,16 @@ describe('POST /auth/token (C50, C52)', () => {
     }
     expectRefused(await account.client.post(TOKEN), 401);
   });
-  test('deactivation blocks key and token on the next request, on every instance; reactivation restores both', async () => {
+  test('deactivation blocks key and token on the next request, on every instance; reactivation restores the key, and the token stays dead', async () => {
     const account = await service.account('Deactivated');
     const token = client.as(`Bearer ${await tokenOf(account)}`);
     await service.administer(service.admin.deactivateAccount(account.accountId));
     for (const instance of [0, 1]) for (const on of [account.client, token]) expectRefused(await on.list({}, { instance }), 403);
     for (const [, send] of every(account.client)) expectRefused(await send(), 403);
     await service.administer(service.admin.reactivateAccount(account.accountId));
-    for (const on of [account.client, token]) expect((await on.list()).status).toBe(200);
+    for (const instance of [0, 1]) expectRefused(await token.list({}, { instance }), 401);
+    const renewed = client.as(`Bearer ${await tokenOf(account)}`);
+    for (const on of [account.client, renewed]) expect((await on.list()).status).toBe(200);
   });
 });
 

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { Administration, directoryModel, NO_FEE } from '#accounts';
 import type { Services } from '../../apps/services.js';
-import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { CARD_FORM, formOf, intakeOf, Payer, readReturn, SHOP, textOf } from '../support/checkout.js';
 import { freshDatabase } from '../support/postgres.js';
 import { DataDir, type RunningProcess, start } from '../support/processes.js';
@@ -34,7 +34,7 @@ beforeAll(async () => {
   const masterKeyFile = join(dataDir.data, 'master.key');
   await writeFile(masterKeyFile, JSON.stringify({ current: 'k1', keys: { k1: randomBytes(32).toString('base64') } }), { mode: 0o600 });
   const simulator = await start('simulator', dataDir);
-  bank = createSimulatorControl(simulator.url);
+  bank = createSimulatorControl(simulator.url, controlKeyOf(dataDir.data));
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url, MASTER_KEY_FILE: masterKeyFile, PUBLIC_URL: PUBLIC };
   stores = await openStores({ databaseUrl: database.url, simulatorUrl: simulator.url }, masterKeyFile, dataDir.data);
   const { store, clock, ids, keys } = stores;

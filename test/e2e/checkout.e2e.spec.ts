@@ -127,6 +127,29 @@ describe('intake', () => {
     expect(location).toContain('error=VALIDATION_ERROR');
     expect(decodeURIComponent(location)).not.toMatch(/4242424242424242|5555.5555.5555.4444/);
   });
+  test.each<[string, Record<string, string>]>([
+    ['a language', { locale: 'en-4242-4242-4242-4242' }],
+    ['a language, in one piece of eight', { locale: 'en-42424242-42424242' }],
+    ['the query of an address', { return_url: `${SHOP}/pay/done?case=4242%204242%204242%204242` }],
+    ['a name', { payer_first_name: 'x4242424242424242' }],
+    ['a name, in digits of another script', { payer_last_name: '٤٢٤٢٤٢٤٢٤٢٤٢٤٢٤٢' }],
+    ['a state', { state: '6759.6498.2643.8453' }],
+  ])('a card number in an intake starts no checkout (C9): %s', async (_, more) => {
+    const { location } = await payer().send(INTAKE, { method: 'POST', body: formText(intakeOf(portal, more)) });
+    expect(location).toContain('error=VALIDATION_ERROR');
+    expect(decodeURIComponent(location)).not.toMatch(/4242|6759|٤٢٤٢/);
+  });
+  test('an address of the partner with a card number is no place to lead to (C9)', async () => {
+    const { location } = await payer().send(INTAKE, {
+      method: 'POST',
+      body: formText(intakeOf(portal, { cancel_url: `${SHOP}/pay/cancelled?n=4242-4242-4242-4242` })),
+    });
+    expect(location).toMatch(/^\/checkout\/error\?code=VALIDATION_ERROR/);
+  });
+  test('the error page repeats no card number that its query names as the request (C9)', async () => {
+    const page = await payer().send('/checkout/error?code=VALIDATION_ERROR&ref=r4242424242424242');
+    expect([page.status, page.text.includes('4242')]).toEqual([200, false]);
+  });
   test('the payment is the owner’s, with everything that came', async () => {
     const { one, id } = await paidNow(
       intakeOf(portal, {

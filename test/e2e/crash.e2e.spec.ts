@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { Partner, type Reply } from '../../apps/demo/partner.js';
 import type { Services } from '../../apps/services.js';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { DataDir, newKey, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { CARD, PARTNER, paymentOf } from '../support/service.js';
@@ -119,7 +119,7 @@ beforeAll(async () => {
   recovered = await recoverAll(stores);
   // Send every key once more. The answers of the first rounds must have survived all later kills.
   await forAll(keys, (keyed) => ask(keyed, partner));
-  books = await readBooks(stores, createSimulatorControl(runtimeOf(dataDir).simulatorUrl));
+  books = await readBooks(stores, createSimulatorControl(runtimeOf(dataDir).simulatorUrl, controlKeyOf(dataDir.data)));
 }, 600_000);
 
 afterAll(async () => {

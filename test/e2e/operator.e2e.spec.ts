@@ -470,7 +470,7 @@ describe('the stores of a command', () => {
     const directory = await mkdtemp(join(dataDir, 'runtime-'));
     await copyFile(join(dataDir, 'master.key'), join(directory, 'master.key'));
     const runtime = { pid: process.pid, apiUrl: 'http://127.0.0.1:1', databaseUrl: database.url, simulatorUrl: 'http://127.0.0.1:1' };
-    await writeFile(join(directory, 'runtime.json'), JSON.stringify(runtime));
+    await writeFile(join(directory, 'runtime.json'), JSON.stringify(runtime), { mode: 0o600 });
     const ran = await payfold(['accounts', 'create', '--name', 'Found', '--json'], { DATA_DIR: directory });
     const { accountId } = valueOf<{ accountId: string }>(ran);
     expect(await postgresDirectory(pool).account(accountId)).toMatchObject({ name: 'Found' });

@@ -6,7 +6,7 @@ import { Agent, type IncomingMessage, request } from 'node:http';
 import { mkdir } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { freePort } from '#platform';
-import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
 import { DataDir, type Environment, kill, launch, newKey, type RunningProcess, start } from '../support/processes.js';
@@ -42,7 +42,7 @@ beforeAll(async () => {
   database = await freshDatabase();
   ports = [await freePort(), await freePort()];
   const simulator = await start('simulator', dataDir);
-  bank = createSimulatorControl(simulator.url);
+  bank = createSimulatorControl(simulator.url, controlKeyOf(dataDir.data));
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
   // All start at the same time. One of them makes the schema and the key file.
   await Promise.all([startApi(0), startApi(1), ...[0, 1].map(async (n) => (workers[n] = await start('worker', dataDir, env)))]);

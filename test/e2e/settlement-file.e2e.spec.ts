@@ -142,6 +142,7 @@ describe('a bad file is refused as a whole, with its line', () => {
     ['an open quote', () => `${HEAD}\n"${good()}\n`, 'line 2: its quotes do not match'],
     ['bytes that are no text', () => Buffer.concat([Buffer.from(`${HEAD}\n`), Buffer.from([0xff, 0xfe, 10])]), 'line 2: it is not UTF-8'],
     ['a line without end', () => `${HEAD}\n${'x'.repeat(40_000)}\n`, 'line 2: it is longer than'],
+    ['a cell of 10 MB', () => `${HEAD}\n"${'x'.repeat(10_000_000)}",1\n`, 'line 2: it is longer than'],
     ['broken JSON', () => `{"batch_id":"bad"\n`, 'line 1: it is not JSON'],
     ['a field that nobody knows', () => `{"batch_id":"bad","amount":1}\n`, 'line 1: amount is no field of a settlement line'],
     ['no transaction of ours', () => `${HEAD}\n${good()}\n`, 'batch bad holds no transaction of ours: name its merchant account'],

@@ -9,7 +9,7 @@ import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { startSimulatorProcess, type SimulatorProcess } from '../../apps/simulator/child.js';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { CARDS } from '../../apps/simulator/fixtures.js';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { findSimulator } from '../../apps/simulator/server.js';
@@ -119,7 +119,7 @@ describe('killed under load', () => {
 
     const simulator = await start();
     const gateway = createSimulatorGateway({ url: simulator.url });
-    const truth = await createSimulatorControl(simulator.url).truth();
+    const truth = await createSimulatorControl(simulator.url, controlKeyOf(dataDir)).truth();
     const byRef = new Map<Ref, Truth>();
     for (const entry of truth) {
       expect(byRef.has(entry.ref)).toBe(false);

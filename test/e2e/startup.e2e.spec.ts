@@ -5,7 +5,7 @@
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { cp, mkdir, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { chown, cp, mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -13,7 +13,7 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import pg from 'pg';
 import { createPool, newKeyRing } from '#platform';
 import { Partner, type Reply } from '../../apps/demo/partner.js';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { KurrentDbDouble } from '../support/kurrentdb-double.js';
 import { freshDatabase } from '../support/postgres.js';
@@ -209,7 +209,7 @@ describe('a child that is killed under the running service', () => {
     const first = await running();
     const by = partner(first);
     const before = runtimeOf(dataDir);
-    const bank = createSimulatorControl(before.simulatorUrl);
+    const bank = createSimulatorControl(before.simulatorUrl, controlKeyOf(dataDir.data));
     const charged = (await bank.truth()).length;
     const simulator = first.children().find(({ args }) => args.includes('simulator'))!;
     kill(simulator.pid);
@@ -228,7 +228,7 @@ describe('stopping', () => {
     const process = await running();
     const children = process.children();
     expect(children.some(({ args }) => args.includes('postgres'))).toBe(true);
-    const bank = createSimulatorControl(runtimeOf(dataDir).simulatorUrl);
+    const bank = createSimulatorControl(runtimeOf(dataDir).simulatorUrl, controlKeyOf(dataDir.data));
     const charged = (await bank.truth()).length;
     await bank.arm({ match: { call: 'charge', leg: 'principal' }, delayAfterMs: 1_500 });
     const inFlight = create(partner(process));
@@ -448,6 +448,17 @@ describe('it does not start, says so in one line and changes nothing', () => {
       refuses(/master\.key is not the master key of this database/, {}, { untouched: false }),
     ));
 
+  (process.getuid?.() === 0 ? test : test.skip).each([['.'], ['master.key'], ['postgres'], ['postgres.password'], ['simulator/control.key']])(
+    'another user owns %s',
+    async (path) => {
+      const place = join(dataDir.data, path);
+      const { uid, gid } = await stat(place);
+      await chown(place, 54_321, 54_321);
+      // Postgres may have run for a moment before the processor refused its key.
+      const untouched = path !== 'simulator/control.key';
+      await refuses(/belongs to (another user|uid 54321)/, {}, { untouched }).finally(() => chown(place, uid, gid));
+    },
+  );
   test('the cluster is of another version of Postgres', () =>
     withFile('postgres/PG_VERSION', '15\n', () => refuses(/was written by Postgres 15, the embedded one is \d+; nothing was changed/)));
   test('the cluster has lost its PG_VERSION', () =>

@@ -11,7 +11,7 @@ import { paymentListModel } from '#payments';
 import { freePort } from '#platform';
 import { readRuntime } from '../../apps/data-dir.js';
 import { Partner } from '../../apps/demo/partner.js';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { figuresIn, metricsInCode } from '../support/metrics.js';
 import {
@@ -50,7 +50,7 @@ const startAgain = async () => {
 };
 const partner = () => new Partner(service.url + PARTNER, welcome.apiKey);
 const pay = (by: Partner, key = newKey(), number: string = CARD.approved) => by.post('payments', paymentOf(welcome.portalId, { number }), key);
-const bankOf = () => createSimulatorControl(runtimeOf(dataDir).simulatorUrl);
+const bankOf = () => createSimulatorControl(runtimeOf(dataDir).simulatorUrl, controlKeyOf(dataDir.data));
 
 const pidOf = (name: Name): number => {
   const found = service.children().filter(({ ppid, args }) => ppid === service.pid && args.includes(CHILDREN[name]));

@@ -1,6 +1,6 @@
 /** A short run of the API fuzzer (api.ts) with a fixed seed. A second run must find a planted violation. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { DataDir, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { fuzzApi, type FuzzOptions, type Target } from './api.js';
 
@@ -14,7 +14,7 @@ beforeAll(async () => {
   const service = await start('standalone', dataDir, { LOG_LEVEL: 'warn' });
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
   const { apiUrl, simulatorUrl } = runtimeOf(dataDir);
-  target = { url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl) };
+  target = { url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl, controlKeyOf(dataDir.data)) };
 });
 afterAll(() => dataDir.remove());
 

@@ -3,7 +3,7 @@
  * 1 on a violation.
  */
 import { parseArgs } from 'node:util';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { DataDir, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { progress, writeReport } from '../support/report.js';
 import { fuzzApi } from './api.js';
@@ -28,7 +28,7 @@ try {
   const { apiUrl, simulatorUrl } = runtimeOf(dataDir);
   const begun = performance.now();
   const bar = progress('requests', Number.isFinite(requests) ? requests : null);
-  const target = { url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl) };
+  const target = { url: apiUrl, apiKey, portalId, bank: createSimulatorControl(simulatorUrl, controlKeyOf(dataDir.data)) };
   const report = await fuzzApi(target, {
     seed,
     requests,

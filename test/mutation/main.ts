@@ -63,7 +63,7 @@ if (moved.length > 0) throw new Error(`no such file: ${moved.join(', ')}`);
 
 const directory = await mkdtemp(join(tmpdir(), 'payfold-mutation-'));
 const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
-process.env.TEST_POSTGRES_URL = postgres.url;
+process.env.TEST_POSTGRES_URL = postgres.adminUrl;
 const { default: jestConfig } = (await import(new URL('../../../jest.config.mjs', import.meta.url).href)) as { default: object };
 
 const run = ({ mutate, specs }: Part): Promise<MutantResult[]> =>

@@ -2,7 +2,7 @@
 import type pg from 'pg';
 import { createPool, freePort } from '#platform';
 import { Random } from '../../apps/demo/city.js';
-import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { type Proxy, startProxy } from '../chaos/proxy.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
@@ -86,7 +86,7 @@ export class Installation {
     const { apiKey, portalId } = welcome ?? this.access!;
     this.access = { url: this.service.url, apiKey, portalId };
     const { databaseUrl, simulatorUrl } = runtimeOf(this.dataDir);
-    this.bank = createSimulatorControl(simulatorUrl);
+    this.bank = createSimulatorControl(simulatorUrl, controlKeyOf(this.dataDir.data));
     await this.pool?.end();
     this.pool = createPool(databaseUrl, { name: 'spec', max: 2 });
     this.witnesses.splice(0, this.witnesses.length, apiWitness('the API', this.service), workerWitness('the worker', this.service, this.metricsPort));

@@ -122,7 +122,7 @@ const startPair = async (): Promise<Pair> => {
     copyFolder(first, second);
     const primary = await startEmbeddedPostgres(first, { port: begun.port });
     ends.push(() => primary.stop());
-    const password = decodeURIComponent(new URL(primary.url).password);
+    const password = decodeURIComponent(new URL(primary.adminUrl).password);
     const stream = await startProxy(primary.port, new Random(1));
     ends.push(() => stream.close());
     const port = await freePort();
@@ -132,9 +132,9 @@ const startPair = async (): Promise<Pair> => {
       standby.kill('SIGQUIT');
       await gone;
     });
-    const standbyUrl = primary.url.replace(`:${primary.port}/`, `:${port}/`);
+    const standbyUrl = primary.adminUrl.replace(`:${primary.port}/`, `:${port}/`);
     await eventually(() => ask(standbyUrl, 'select pg_is_in_recovery() as found'));
-    await eventually(() => ask(primary.url, 'select count(*)::int as found from pg_stat_replication'));
+    await eventually(() => ask(primary.adminUrl, 'select count(*)::int as found from pg_stat_replication'));
     const address = await startProxy(primary.port, new Random(1));
     ends.push(() => address.close());
     return {

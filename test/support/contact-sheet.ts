@@ -121,7 +121,7 @@ const visitAll = async (page: Page, { sites, portal, take, hourPasses, halfMinut
 const directory = await mkdtemp(join(tmpdir(), 'payfold-sheet-'));
 const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
 try {
-  process.env.TEST_POSTGRES_URL = postgres.url;
+  process.env.TEST_POSTGRES_URL = postgres.adminUrl;
   await photograph();
 } finally {
   await postgres.stop();

@@ -13,6 +13,6 @@ export default async function setup() {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-test-'));
   // The databases are needed only for this run, so fsync is off. Specs of crashes start their own Postgres with fsync on.
   const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
-  process.env.TEST_POSTGRES_URL = postgres.url;
+  process.env.TEST_POSTGRES_URL = postgres.adminUrl;
   globalThis.testPostgres = { postgres, directory };
 }

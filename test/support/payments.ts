@@ -162,7 +162,7 @@ export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {
     pool,
     keys: newKeyRing(),
     simulator,
-    bank: createSimulatorControl(simulator.url),
+    bank: createSimulatorControl(simulator.url, simulator.controlKey),
     simulatorOptions,
     atEnd: (step) => void ends.push(step),
     close: async () => {

@@ -3,7 +3,7 @@
  * process group and data. A guard ends every process that still runs when a spec ends, or when Jest is killed.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import { randomBytes } from 'node:crypto';
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { mkdtemp } from 'node:fs/promises';
@@ -283,5 +283,12 @@ export interface RuntimeFile {
 /** Addresses of the running standalone service. */
 export const runtimeOf = (dataDir: DataDir): RuntimeFile => JSON.parse(readFileSync(join(dataDir.data, 'runtime.json'), 'utf8')) as RuntimeFile;
 
-/** A new key. The letter `k` stands before the 16 hex digits, because 16 plain digits could look like a card number (C9). */
-export const newKey = (name = 'key'): string => `${name}-k${randomBytes(8).toString('hex')}`;
+/** The database of the running standalone service, for the superuser. The service's own role may do less. */
+export const adminUrlOf = (dataDir: DataDir): string => {
+  const url = new URL(runtimeOf(dataDir).databaseUrl);
+  [url.username, url.password] = ['payfold', readFileSync(join(dataDir.data, 'postgres.password'), 'utf8').trim()];
+  return url.toString();
+};
+
+/** A new key. A UUID is never taken for a card number (C9). */
+export const newKey = (name = 'key'): string => `${name}-${randomUUID()}`;

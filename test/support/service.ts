@@ -333,7 +333,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       apis,
       services,
       admin,
-      simulator: createSimulatorControl(bankUrl),
+      simulator: createSimulatorControl(bankUrl, bank.controlKey),
       clock,
       log,
       judge,

@@ -8,7 +8,7 @@ import { cp, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import pg from 'pg';
-import { createSimulatorControl } from '../../apps/simulator/control.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { intakeOf, Payer, SHOP } from '../support/checkout.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
@@ -86,7 +86,7 @@ const play = async (root: string, release: string, dataDir: DataDir, databaseUrl
     if (code !== 0) throw new Error(`payfold ${args.join(' ')} ended with ${code}: ${stdout}${stderr}`);
     return (args[1] === 'pack' || stdout === '' ? null : JSON.parse(stdout)) as T;
   };
-  const bank = createSimulatorControl(bankUrl);
+  const bank = createSimulatorControl(bankUrl, controlKeyOf(dataDir.data));
 
   const { accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'Riverton Billing');
   const { apiKey } = await payfold<{ apiKey: string }>('keys', 'issue', '--account', accountId);

@@ -12,7 +12,7 @@ const folder = join(here, 'test/upgrade', version);
 const directory = await mkdtemp(join(tmpdir(), 'payfold-freeze-'));
 const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off' } });
 try {
-  process.env.TEST_POSTGRES_URL = postgres.url;
+  process.env.TEST_POSTGRES_URL = postgres.adminUrl;
   await freeze(root, folder);
   console.log(folder);
 } finally {

@@ -4,6 +4,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
 import { assetsFor, CannotStart, type CheckoutTerms, type Frame, localeOf, Refused, type RefusedRequest, render } from '#checkout';
 import { type ErrorCode, STATUS_OF } from '#kernel';
+import { holdsCardNumber } from '#platform';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, redirect, sendPage } from './http.js';
 import { clientAddress } from './rate-limits.js';
 
@@ -50,7 +51,7 @@ export class PayerPages {
   /** Shows the error page. Anybody can write its query, so the page repeats only a known error code and a well-formed request id. */
   cannotStart(request: FastifyRequest, reply: FastifyReply, code: string | undefined, reference: string | undefined): void {
     const known = code !== undefined && Object.hasOwn(STATUS_OF, code) ? (code as ErrorCode) : 'VALIDATION_ERROR';
-    const shown = reference !== undefined && REFERENCE.test(reference) ? reference : null;
+    const shown = reference !== undefined && REFERENCE.test(reference) && !holdsCardNumber(reference) ? reference : null;
     sendPage(reply, 200, render(CannotStart({ frame: this.frame(request, null), code: known, reference: shown })));
   }
 

@@ -37,8 +37,8 @@ const LANGUAGE_TAG = /^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,4}$/;
 const AddressField = (description: string) =>
   Field({
     schema: { type: 'string', format: 'uri', maxLength: MAX_ADDRESS_LENGTH, description },
-    // Checks only for text without a card number. `vetAddress` checks the address and the allow-list.
-    check: (value) => (typeof value === 'string' ? cardInText(value) : 'must be an address'),
+    // `vetAddress` checks the address, the allow-list, and that there is no card number.
+    check: (value) => (typeof value === 'string' ? null : 'must be an address'),
   });
 const PayerField = (max: number) => TextField({ optional: true, max, free: true });
 
@@ -69,7 +69,7 @@ export class IntakeRequest {
   @Field({
     optional: true,
     schema: { type: 'string', description: 'Language of the pages, `en` or `es`; any language tag is taken.' },
-    check: (value) => (typeof value === 'string' && LANGUAGE_TAG.test(value) ? null : 'must be a language tag'),
+    check: (value) => (typeof value === 'string' && LANGUAGE_TAG.test(value) ? cardInText(value) : 'must be a language tag'),
   })
   locale?: string;
   @Field({

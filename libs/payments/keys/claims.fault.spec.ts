@@ -263,7 +263,7 @@ test('the kept place is damaged, as after a power failure: the process starts, a
 });
 
 test('a server that hides its place is said in an error line, and claims go on', async () => {
-  const admin = createPool(cluster.url, { name: 'spec', max: 1 });
+  const admin = createPool(cluster.adminUrl, { name: 'spec', max: 1 });
   await admin.query(`
     create role plain login password 'plain'; grant all on all tables in schema public to plain; grant all on all sequences in schema public to plain;
     revoke execute on function pg_control_system() from public;`);

@@ -5,13 +5,15 @@
  * The package's own wrapper is not used. It stops the database before this process has drained, and it cannot handle a running server after a crash.
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
-import { randomBytes, randomInt } from 'node:crypto';
-import { existsSync, readFileSync } from 'node:fs';
-import { chmod, chown, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink, writeFile } from 'node:fs/promises';
+import { createHash, createHmac, randomBytes, randomInt } from 'node:crypto';
+import { closeSync, constants, existsSync, fstatSync, ftruncateSync, openSync, readFileSync, writeSync } from 'node:fs';
+import { chmod, chown, cp, lstat, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join, resolve } from 'node:path';
+import type { Client as PgClient } from 'pg';
+import { NotOurs, openOwnFile, readOwnFile, requireOwnFolder } from '../own-file.js';
 
 const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
@@ -22,9 +24,14 @@ const LEFTOVERS_TIMEOUT_MS = 15_000;
 const LEFTOVERS_POLL_MS = 200;
 const DATABASE = 'payfold';
 const SUPERUSER = 'payfold';
+/** The role of the service. It owns the database and may do nothing else: no files and no programs of the host, no other roles or databases. */
+const SERVICE_ROLE = 'payfold_service';
 
 export interface EmbeddedPostgres {
+  /** For the service. */
   readonly url: string;
+  /** For the superuser. Only tests use it. */
+  readonly adminUrl: string;
   readonly directory: string;
   readonly port: number;
   readonly pid: number;
@@ -53,15 +60,20 @@ export const startEmbeddedPostgres = async (
   } = {},
 ): Promise<EmbeddedPostgres> => {
   const cluster = resolve(directory);
-  const binaries = await findBinaries();
   const user = runAs();
+  await mkdir(dirname(cluster), { recursive: true, mode: 0o711 });
+  requireOwnFolder(dirname(cluster));
+  const native = await findBinaries();
   const passwordFile = `${cluster}.password`;
-  if (!existsSync(join(cluster, 'PG_VERSION'))) await initialise(binaries, cluster, passwordFile, user);
-  await removeDrafts(cluster);
-  await checkVersion(cluster, binaries);
-  const password = await readPassword(passwordFile);
-  await stopOrphan(cluster);
+  if (!existsSync(join(cluster, 'PG_VERSION'))) await initialise(await reachable(native, cluster, user), cluster, passwordFile, user);
+  await removeDrafts(cluster, user);
+  closeSync(openFolder(cluster, user));
+  checkVersion(cluster, native, user);
+  const superuserPassword = readPassword(passwordFile, user);
+  await stopOrphan(cluster, user);
   options.stop?.throwIfAborted();
+  // After the stop: a Postgres that was left running may use the copy that this replaces.
+  const binaries = await reachable(native, cluster, user);
 
   const port = options.port ?? (await freePort());
   const settings: Record<string, string> = {
@@ -78,25 +90,44 @@ export const startEmbeddedPostgres = async (
     max_wal_size: '1GB',
     ...options.settings,
   };
-  const launch = launcher(user, [cluster, binaries], options.ownSession);
+  const launch = launcher(user, options.ownSession);
   const command = join(binaries, 'bin', 'postgres');
-  const args = ['-D', cluster, '-p', String(port), ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`])];
+  const args = [
+    '-D',
+    inChild(cluster, user, 3),
+    '-p',
+    String(port),
+    ...Object.entries(settings).flatMap(([name, value]) => ['-c', `${name}=${value}`]),
+  ];
+  // {@link isPostmasterOf} and people see whose process it is.
+  if (inChild(cluster, user, 3) !== cluster) args.push('-c', `${PLACE_SETTING}=${cluster}`);
   const spawned = () => {
-    const child = launch(command, args, { LC_MESSAGES: 'C' });
-    if (child.pid !== undefined) options.onSpawn?.(child.pid);
-    return child;
+    const folder = openFolder(cluster, user);
+    try {
+      const child = launch(command, args, { LC_MESSAGES: 'C' }, [folder]);
+      if (child.pid !== undefined) options.onSpawn?.(child.pid);
+      return child;
+    } finally {
+      closeSync(folder);
+    }
   };
   const server = await serve(spawned, options.onLog, options.stop);
 
-  const url = (database: string) => `postgres://${SUPERUSER}:${password}@127.0.0.1:${port}/${database}`;
+  // It follows from the superuser's, which it does not reveal. So the address stays the same, and there is no second file.
+  const password = createHmac('sha256', superuserPassword).update(SERVICE_ROLE).digest('base64url');
+  const url = (role: string, secret: string, database: string) => `postgres://${role}:${secret}@127.0.0.1:${port}/${database}`;
+  const admin = (database: string) => url(SUPERUSER, superuserPassword, database);
   try {
-    await createDatabase(url('postgres'));
+    await prepareDatabase(admin, password);
   } catch (error) {
     await server.stop();
     throw error;
   }
-  return { url: url(DATABASE), directory: cluster, port, ...server };
+  return { url: url(SERVICE_ROLE, password, DATABASE), adminUrl: admin(DATABASE), directory: cluster, port, ...server };
 };
+
+/** A setting that Postgres does not know. It only shows the folder in the list of processes. */
+const PLACE_SETTING = 'payfold.directory';
 
 /** Time, process, SQLSTATE and severity of a line of the server's log. */
 const LOG_LINE = /^\S+ \S+ \S+ \[\d+\] ([0-9A-Z]{5}) ([A-Z]+[0-9]?): {2}/;
@@ -256,27 +287,64 @@ const runAs = (): SystemUser | null => {
   return created;
 };
 
-type Launch = (command: string, args: string[], env?: Record<string, string>) => ChildProcess;
+type Launch = (command: string, args: string[], env?: Record<string, string>, descriptors?: readonly number[]) => ChildProcess;
+
+/** Starts programs as `user`. They get `descriptors` as 3, 4, …. */
+const launcher =
+  (user: SystemUser | null, ownSession = false): Launch =>
+  (command, args, env, descriptors = []) =>
+    spawn(command, args, {
+      env: { ...process.env, ...env },
+      stdio: ['ignore', 'pipe', 'pipe', ...descriptors],
+      cwd: tmpdir(),
+      // On Windows `detached` would open a window.
+      detached: ownSession && process.platform !== 'win32',
+      ...user,
+    });
 
 /**
- * Starts programs as `user`. If that user may not enter a folder of the paths (for example a checkout under /root), `setpriv` adds the capability for
- * it. The rights of the folder stay as they are.
+ * How the programs name an open folder or file. The user `postgres` may not pass through every folder of ours, for example a checkout under /root. On
+ * Linux the name of the descriptor leads there all the same, and no right of a folder changes.
  */
-const launcher = (user: SystemUser | null, paths: string[], ownSession = false): Launch => {
-  // On Windows `detached` would open a window.
-  const detached = ownSession && process.platform !== 'win32';
-  const spawnAs = (command: string, args: string[], env: Record<string, string> | undefined, identity: Partial<SystemUser>) =>
-    spawn(command, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'], cwd: tmpdir(), detached, ...identity });
-  if (!user) return (command, args, env) => spawnAs(command, args, env, {});
-  const closed = paths.some((path) => spawnSync('ls', ['-d', path], { uid: user.uid, gid: user.gid, cwd: '/' }).status !== 0);
-  if (!closed) return (command, args, env) => spawnAs(command, args, env, user);
-  const capability = '+dac_read_search';
-  const prefix = [`--reuid=${user.uid}`, `--regid=${user.gid}`, '--clear-groups', `--inh-caps=${capability}`, `--ambient-caps=${capability}`];
-  if (spawnSync('setpriv', [...prefix, 'ls', '-d', ...paths]).status !== 0)
-    throw new Error(
-      `the system user "postgres" cannot reach ${paths.join(' or ')}; move the checkout and DATA_DIR to a folder that other users may pass through, or set DATABASE_URL`,
-    );
-  return (command, args, env) => spawnAs('setpriv', [...prefix, command, ...args], env, {});
+const inChild = (place: string, user: SystemUser | null, descriptor: number): string =>
+  user && process.platform === 'linux' ? `/proc/self/fd/${descriptor}` : place;
+
+/** Opens the folder of a cluster without following a link. Throws {@link NotOurs} if another user could have put it there, or can change it. */
+const openFolder = (folder: string, user: SystemUser | null): number => {
+  const { O_RDONLY, O_DIRECTORY = 0, O_NOFOLLOW = 0 } = constants;
+  // Windows opens no folders.
+  if (process.platform === 'win32') return openSync(process.execPath, O_RDONLY);
+  let descriptor: number;
+  try {
+    descriptor = openSync(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === 'ELOOP' || code === 'ENOTDIR') throw new NotOurs(folder, 'is a link or no folder; put the folder itself there');
+    throw error;
+  }
+  const { uid, mode } = fstatSync(descriptor);
+  const owner = user?.uid ?? process.getuid?.();
+  const fault = uid !== owner ? `belongs to uid ${uid} and not to uid ${owner}` : (mode & 0o022) !== 0 ? 'can be written by other users' : null;
+  if (fault === null) return descriptor;
+  closeSync(descriptor);
+  throw new NotOurs(folder, `${fault}; it is not trusted, and nothing was changed`);
+};
+
+/**
+ * The folder of the programs, or a copy of it if `user` may not enter it. The copy lies in the folder for temporary files, where every user may read
+ * and only we can write.
+ */
+const reachable = async (native: string, cluster: string, user: SystemUser | null): Promise<string> => {
+  if (!user || spawnSync(join(native, 'bin', 'postgres'), ['--version'], { ...user, cwd: '/' }).status === 0) return native;
+  const place = join(tmpdir(), `payfold-postgres-${createHash('sha256').update(cluster).digest('hex').slice(0, 16)}`);
+  const old = await lstat(place).catch(ignoreMissing);
+  if (old && (!old.isDirectory() || old.uid !== process.getuid!())) throw new NotOurs(place, 'is not ours; remove it');
+  if (old) await rm(place, { recursive: true });
+  await mkdir(place, { mode: 0o755 });
+  await cp(native, place, { recursive: true, verbatimSymlinks: true });
+  spawnSync('chmod', ['-R', 'a+rX', place]);
+  if (spawnSync(join(place, 'bin', 'postgres'), ['--version'], { ...user, cwd: '/' }).status === 0) return place;
+  throw new Error(`the system user "postgres" can run Postgres neither in ${native} nor in ${place}; move the checkout, or set DATABASE_URL`);
 };
 
 /**
@@ -294,35 +362,43 @@ const initialise = async (binaries: string, cluster: string, passwordFile: strin
   if (existsSync(passwordFile) && left.length === 0)
     throw new Error(`${cluster} is gone, but ${passwordFile} says that there was one; restore it, or remove that file to begin anew`);
 
-  await mkdir(draft, { recursive: true, mode: 0o700 });
+  await mkdir(draft, { mode: 0o700 });
   if (user) await chown(draft, user.uid, user.gid);
   const password = randomBytes(18).toString('base64url');
-  const file = await open(passwordFile, 'w', 0o600);
-  await file
-    .writeFile(`${password}\n`)
-    .then(() => file.sync())
-    .finally(() => file.close());
-  if (user) await chown(passwordFile, user.uid, user.gid);
-  const child = launcher(user, [draft, binaries])(
-    join(binaries, 'bin', 'initdb'),
-    [
-      `--pgdata=${draft}`,
-      `--username=${SUPERUSER}`,
-      `--pwfile=${passwordFile}`,
-      '--auth=scram-sha-256',
-      '--encoding=UTF8',
-      '--locale=C',
-      '--data-checksums',
-    ],
-    { LC_ALL: 'C' },
-  );
+  // Whatever lies there is replaced, and never written through.
+  await rm(passwordFile, { force: true });
+  const file = await open(passwordFile, 'wx+', 0o600);
+  const folder = openFolder(draft, user);
+  let child: ChildProcess;
+  try {
+    await file.writeFile(`${password}\n`);
+    await file.sync();
+    if (user) await file.chown(user.uid, user.gid);
+    child = launcher(user)(
+      join(binaries, 'bin', 'initdb'),
+      [
+        `--pgdata=${inChild(draft, user, 3)}`,
+        `--username=${SUPERUSER}`,
+        `--pwfile=${inChild(passwordFile, user, 4)}`,
+        '--auth=scram-sha-256',
+        '--encoding=UTF8',
+        '--locale=C',
+        '--data-checksums',
+      ],
+      { LC_ALL: 'C' },
+      [folder, file.fd],
+    );
+  } finally {
+    closeSync(folder);
+    await file.close();
+  }
   let output = '';
   child.stdout!.on('data', (chunk: Buffer) => (output += chunk.toString()));
   child.stderr!.on('data', (chunk: Buffer) => (output += chunk.toString()));
   const code = await new Promise<number | null>((done, fail) => child.once('error', fail).once('close', done));
   if (code !== 0) {
     await rm(passwordFile, { force: true });
-    await rm(draft, { recursive: true, force: true });
+    await removeDraft(draft, user);
     throw new Error(`initdb failed (${code}): ${lastLine(output.trim().split('\n'))}`);
   }
   if (present) await rmdir(cluster);
@@ -338,8 +414,16 @@ const draftsOf = async (cluster: string): Promise<string[]> => {
 };
 
 /** Removes the drafts of killed starts. An initdb of a killed start may still write into its draft; a later start removes that draft. */
-const removeDrafts = async (cluster: string): Promise<void> => {
-  for (const draft of await draftsOf(cluster)) await rm(draft, { recursive: true, force: true }).catch(() => undefined);
+const removeDrafts = async (cluster: string, user: SystemUser | null): Promise<void> => {
+  for (const draft of await draftsOf(cluster)) await removeDraft(draft, user).catch(() => undefined);
+};
+
+/** The owner of the draft empties it: root would follow links that the owner puts in its place. */
+const removeDraft = async (draft: string, user: SystemUser | null): Promise<void> => {
+  // A draft that is still ours: nobody else could put anything into it.
+  if (!user || (await lstat(draft)).uid !== user.uid) return rm(draft, { recursive: true, force: true });
+  spawnSync('find', ['.', '-mindepth', '1', '-delete'], { ...user, cwd: draft });
+  await rmdir(draft);
 };
 
 const ignoreMissing = (error: NodeJS.ErrnoException): null => {
@@ -354,33 +438,51 @@ const syncDirectory = async (directory: string) => {
   await handle.sync().finally(() => handle.close());
 };
 
-const readPassword = async (file: string): Promise<string> => {
+/** Files in the cluster, and its password, belong to the user that runs Postgres. */
+const ownersOf = (user: SystemUser | null): number[] => (user ? [user.uid] : []);
+
+const readPassword = (file: string, user: SystemUser | null): string => {
+  const unreadable = (code: string | undefined, cause?: unknown) =>
+    new Error(`the password of the embedded Postgres, ${file}, cannot be read (${code}); restore it`, { cause });
+  let text: string | null;
   try {
-    return (await readFile(file, 'utf8')).trim();
+    text = readOwnFile(file, { owners: ownersOf(user), secret: true });
   } catch (error) {
-    throw new Error(`the password of the embedded Postgres, ${file}, cannot be read (${(error as NodeJS.ErrnoException).code}); restore it`, {
-      cause: error,
-    });
+    throw error instanceof NotOurs ? error : unreadable((error as NodeJS.ErrnoException).code, error);
   }
+  if (text === null) throw unreadable('ENOENT');
+  return text.trim();
 };
 
-const checkVersion = async (cluster: string, binaries: string) => {
-  const found = (await readFile(join(cluster, 'PG_VERSION'), 'utf8')).trim();
+const checkVersion = (cluster: string, binaries: string, user: SystemUser | null) => {
+  const found = /^\d+/.exec(readOwnFile(join(cluster, 'PG_VERSION'), { owners: ownersOf(user) }) ?? '')?.[0];
   const { stdout } = spawnSync(join(binaries, 'bin', 'postgres'), ['--version'], { encoding: 'utf8' });
   const ours = /(\d+)(\.|devel|beta|rc)/.exec(stdout ?? '')?.[1];
   if (ours && found !== ours) throw new Error(`${cluster} was written by Postgres ${found}, the embedded one is ${ours}; nothing was changed`);
 };
 
 /** Shuts down the Postgres that a killed Payfold left running. The caller holds the lock on `DATA_DIR`. */
-const stopOrphan = async (cluster: string) => {
-  const pidFile = join(cluster, 'postmaster.pid');
-  const text = await readFile(pidFile, 'utf8').catch(() => '');
+const stopOrphan = async (cluster: string, user: SystemUser | null) => {
+  const pidFile = openOwnFile(join(cluster, 'postmaster.pid'), { owners: ownersOf(user), write: true });
+  if (pidFile === null) return;
+  try {
+    await stopPostmaster(cluster, pidFile);
+  } finally {
+    closeSync(pidFile);
+  }
+};
+
+const stopPostmaster = async (cluster: string, pidFile: number) => {
+  const text = readFileSync(pidFile, 'utf8');
   const pid = Number(text.split('\n')[0]);
   if (!pid) return;
   if (!isPostmasterOf(pid, cluster)) {
     // Another process now has the pid in the file, and Postgres would refuse to start. Postgres treats the file as stale if the file has the pid of
     // the new server's parent, which is this process. With the rest of the file, Postgres finds sessions that still use the memory.
-    if (isAlive(pid)) await writeFile(pidFile, text.replace(/^\d+/, String(process.pid)));
+    if (isAlive(pid)) {
+      ftruncateSync(pidFile);
+      writeSync(pidFile, text.replace(/^\d+/, String(process.pid)), 0);
+    }
     return;
   }
   try {
@@ -410,7 +512,8 @@ const isPostmasterOf = (pid: number, cluster: string): boolean => {
   if (process.platform === 'linux') {
     try {
       // The command line of a zombie is empty.
-      return readFileSync(`/proc/${pid}/cmdline`, 'utf8').split('\0').includes(cluster);
+      const words = readFileSync(`/proc/${pid}/cmdline`, 'utf8').split('\0');
+      return words.includes(cluster) || words.includes(`${PLACE_SETTING}=${cluster}`);
     } catch {
       return false;
     }
@@ -420,17 +523,54 @@ const isPostmasterOf = (pid: number, cluster: string): boolean => {
   return status === 0 && !stdout.trim().startsWith('Z') && stdout.includes(cluster);
 };
 
-const createDatabase = async (adminUrl: string) => {
+/** Runs the work on a connection of its own. */
+const connected = async (url: string, work: (client: PgClient) => Promise<unknown>): Promise<void> => {
   const { default: pg } = await import('pg');
-  const client = new pg.Client({ connectionString: adminUrl });
+  const client = new pg.Client({ connectionString: url });
   await client.connect();
   try {
-    await client.query(`create database ${DATABASE}`);
-  } catch (error) {
-    if ((error as { code?: string }).code !== '42P04') throw error;
+    await work(client);
   } finally {
     await client.end();
   }
 };
+
+/** Makes the service's role and database. The objects of releases whose service was the superuser are given to the role. */
+const prepareDatabase = async (admin: (database: string) => string, password: string): Promise<void> => {
+  await connected(admin('postgres'), async (client) => {
+    const { rowCount } = await client.query('select from pg_roles where rolname = $1', [SERVICE_ROLE]);
+    const rights = 'login nosuperuser nocreatedb nocreaterole noreplication nobypassrls';
+    await client.query(`${rowCount === 0 ? 'create' : 'alter'} role ${SERVICE_ROLE} ${rights} password '${password}'`);
+    await client.query('revoke connect on database postgres, template1 from public');
+    const made = await client.query('select from pg_database where datname = $1', [DATABASE]);
+    await client.query(
+      made.rowCount === 0 ? `create database ${DATABASE} owner ${SERVICE_ROLE}` : `alter database ${DATABASE} owner to ${SERVICE_ROLE}`,
+    );
+  });
+  await connected(admin(DATABASE), (client) => client.query(HAND_OVER));
+};
+
+/** Each object of the superuser that is not Postgres' own. `reassign owned` refuses, because Postgres' own objects belong to the superuser too. */
+const HAND_OVER = `
+  do $$ declare statement text; begin
+    set local search_path = pg_catalog;
+    for statement in
+      select format('alter schema %I', nspname) from pg_namespace
+        where nspowner = current_user::regrole and nspname !~ '^pg_' and nspname <> 'information_schema'
+      union all
+      select format('alter table %s', c.oid::regclass) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where c.relowner = current_user::regrole and c.relkind in ('r', 'p', 'v', 'm', 'S') and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+          and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i') and c.relkind = 'S')
+      union all
+      select format('alter routine %s', p.oid::regprocedure) from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+        where p.proowner = current_user::regrole and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+      union all
+      select format('alter type %s', format_type(t.oid, null)) from pg_type t join pg_namespace n on n.oid = t.typnamespace
+        where t.typowner = current_user::regrole and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+          and (t.typtype in ('e', 'd', 'r') or exists (select from pg_class c where c.oid = t.typrelid and c.relkind = 'c'))
+    loop
+      execute statement || ' owner to ${SERVICE_ROLE}';
+    end loop;
+  end $$`;
 
 const lastLine = (lines: readonly string[]) => lines.at(-1) ?? 'no output';
