@@ -26,7 +26,7 @@ export const intakeRowsContract = (whose: string, open: () => Promise<IntakeRows
     afterEach(() => ground.close());
 
     test('are read by checkout, byte for byte', async () => {
-      const texts = ['{"state":"\\u0000 \\ud800"}', '{ "b": 1, "a": "ü 😀\'\"" }'] as const;
+      const texts = ['{"state":"\\u0000 \\ud800"}', '{ "b": 1, "a": "ü 😀 \\"" }'] as const;
       const [first, second, other] = [row('a', texts[0], 1), row('a', texts[1], 1), row('A', texts[0], 1)];
       for (const one of [first, second, other]) await ground.rows.write(one);
       expect([...(await ground.rows.read('a'))].sort()).toEqual([[first.hash, texts[0]], [second.hash, texts[1]]].sort()); // prettier-ignore
