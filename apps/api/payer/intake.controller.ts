@@ -23,6 +23,12 @@ const Redirects = (what: string) =>
     headers: { Location: { schema: { type: 'string', format: 'uri-reference' } } },
   });
 
+const TooMany = ApiResponse({
+  status: 429,
+  description: 'Too many intakes of this address (C65). A page.',
+  headers: { 'Retry-After': { description: 'Seconds.', schema: { type: 'integer' } } },
+});
+
 @ApiTags('Hosted checkout')
 @Controller()
 export class IntakeController {
@@ -46,6 +52,7 @@ export class IntakeController {
   @ApiConsumes('application/x-www-form-urlencoded', 'application/json')
   @ApiBody({ type: IntakeRequest })
   @Redirects('To the checkout page.')
+  @TooMany
   async start(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const json = isJson(request);
     await this.answer(json ? 'json' : 'form', request, reply, () => {
@@ -71,6 +78,7 @@ export class IntakeController {
   @ApiQuery({ name: 'nonce', required: true, schema: { type: 'string', minLength: 16, maxLength: 64 } })
   @ApiQuery({ name: 'sig', required: true, description: 'Lower-case hex HMAC-SHA256.', schema: { type: 'string' } })
   @Redirects('To the checkout page, or to the page that says that it is paid.')
+  @TooMany
   async link(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     await this.answer('link', request, reply, () => {
       const at = request.url.indexOf('?');
@@ -80,6 +88,9 @@ export class IntakeController {
 
   private async answer(kind: IntakeKind, request: FastifyRequest, reply: FastifyReply, read: () => PairsAndFields): Promise<void> {
     const { publicUrl, limits } = this.services;
+    const from = this.pages.address(request);
+    const seconds = limits.admit(from);
+    if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
     let received: PairsAndFields;
     let fault: ServiceError | null = null;
     try {
@@ -93,9 +104,6 @@ export class IntakeController {
       fault = error;
     }
     const { pairs, fields } = received;
-    const from = this.pages.address(request);
-    const seconds = limits.admit(from);
-    if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
     const admitUnsigned = (portalId: string) => limits.admitAt(from, portalId, 'unsigned intake');
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
     const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };

@@ -73,26 +73,24 @@ class Buckets {
   }
 }
 
-interface Lowering {
-  until: number;
-  announcedAt: number;
-}
-
 export const createRateLimits = (options: RateLimitOptions, clock: Pick<Clock, 'monotonic'>): RateLimits => {
   const { perAddress, unsignedPerPortal, declinesPerPortal, onLowered } = options;
   const addresses = new Buckets(clock, MAX_BUCKETS);
   // Only portals that exist are counted, so their number is small.
   const portals = new Buckets(clock, Number.POSITIVE_INFINITY);
-  const lowerings = new Map<string, Lowering>();
-  const isLowered = (portalId: string) => clock.monotonic() < (lowerings.get(portalId)?.until ?? Number.NEGATIVE_INFINITY);
+  const loweredUntil = new Map<string, number>();
+  const announcedAt = new Map<string, number>();
+  const timeIn = (times: ReadonlyMap<string, number>, key: string) => times.get(key) ?? Number.NEGATIVE_INFINITY;
+  const isLowered = (portalId: string) => clock.monotonic() < timeIn(loweredUntil, portalId);
 
   const count = (portalId: string, by: LoweredBy, perMinute: number | null) => {
-    if (perMinute === null || portals.take(`${by} ${portalId}`, perMinute) === null) return;
+    const key = `${by} ${portalId}`;
+    if (perMinute === null || portals.take(key, perMinute) === null) return;
     const now = clock.monotonic();
-    const announcedAt = isLowered(portalId) ? lowerings.get(portalId)!.announcedAt : Number.NEGATIVE_INFINITY;
-    const announces = now - announcedAt >= MINUTE_MS;
-    lowerings.set(portalId, { until: now + LOWERED_MS, announcedAt: announces ? now : announcedAt });
-    if (announces) onLowered(portalId, by);
+    loweredUntil.set(portalId, now + LOWERED_MS);
+    if (now - timeIn(announcedAt, key) < MINUTE_MS) return;
+    announcedAt.set(key, now);
+    onLowered(portalId, by);
   };
 
   return {
@@ -106,7 +104,7 @@ export const createRateLimits = (options: RateLimitOptions, clock: Pick<Clock, '
       return null;
     },
     declined: (portalId) => count(portalId, 'declines', declinesPerPortal),
-    lowered: () => [...lowerings.keys()].filter(isLowered).length,
+    lowered: () => [...loweredUntil.keys()].filter(isLowered).length,
   };
 };
 

@@ -1,5 +1,6 @@
 /** Rate limits of hosted checkout (C65). */
 import { expect, test } from '@jest/globals';
+import { readConfig } from '#platform';
 import { clientAddress, createRateLimits, type LoweredBy, LOWERED_MS, type RateLimitOptions } from './rate-limits.js';
 
 const OFF = { perAddress: null, unsignedPerPortal: null, declinesPerPortal: null };
@@ -11,6 +12,19 @@ const made = (options: Partial<RateLimitOptions>) => {
 };
 /** The number of the first `count` requests that are admitted. */
 const admitted = (count: number, ask: () => number | null) => Array.from({ length: count }, ask).filter((seconds) => seconds === null).length;
+
+test('they are on in production, off in the sandbox, and can be set', () => {
+  const limitsOf = (env: Readonly<Record<string, string>>) => {
+    const { checkoutRatePerAddress, checkoutUnsignedPerPortal, checkoutDeclinesPerPortal } = readConfig(env);
+    return [checkoutRatePerAddress, checkoutUnsignedPerPortal, checkoutDeclinesPerPortal];
+  };
+  const production = { ENVIRONMENT: 'production', MASTER_KEY_FILE: '/k', DATABASE_URL: 'postgres://h/d', PUBLIC_URL: 'https://pay.example' };
+  expect(limitsOf({})).toEqual([null, null, null]);
+  expect(limitsOf({ ...production, PROXY_HOPS: '0' })).toEqual([60, 300, 30]);
+  expect(limitsOf({ ...production, CHECKOUT_RATE_PER_ADDRESS: '0', CHECKOUT_UNSIGNED_PER_PORTAL: '7' })).toEqual([null, 7, 30]);
+  expect(() => limitsOf(production)).toThrow(/PROXY_HOPS: required in production/);
+  expect(() => limitsOf({ CHECKOUT_RATE_PER_PORTAL: '5' })).toThrow(/See CHECKOUT_UNSIGNED_PER_PORTAL/);
+});
 
 test('off: everything is let in', () => {
   const limits = made({});
@@ -54,11 +68,11 @@ test.each([
   expect(admitted(60, () => limits.admitAt('a', 'q', 'unsigned intake'))).toBe(by === 'declines' ? 60 : 37);
 });
 
-test('lowered limits come back some time after the number was last exceeded; an alarm comes once a minute', () => {
-  const limits = made({ perAddress: 60, declinesPerPortal: 1 });
+test('lowered limits come back some time after the number was last exceeded; an alarm comes once a minute for each reason', () => {
+  const limits = made({ perAddress: 60, declinesPerPortal: 1, unsignedPerPortal: 1 });
   limits.declined('p');
   for (let decline = 0; decline < 100; decline++) limits.declined('p');
-  expect(limits.alarms).toHaveLength(1);
+  expect(limits.alarms).toEqual([['p', 'declines']]);
   limits.pass(30_000);
   limits.declined('p');
   limits.pass(LOWERED_MS - 1);
@@ -72,6 +86,8 @@ test('lowered limits come back some time after the number was last exceeded; an 
     limits.pass(1_000);
   }
   expect(limits.alarms).toHaveLength(4);
+  for (let intake = 0; intake < 3; intake++) limits.admitAt('b', 'p', 'unsigned intake');
+  expect(limits.alarms.at(-1)).toEqual(['p', 'unsigned intakes']);
 });
 
 test('so many addresses that the oldest are forgotten: those in use stay counted', () => {
