@@ -17,6 +17,12 @@ export interface Metrics {
   /** Figures of the installation, read from the database. Every process shows the same figures. */
   readonly shared: Registry;
   readonly answered: (request: Answered) => void;
+  /** Shows these rate limits of hosted checkout. */
+  readonly limitedBy: (limits: Limits) => void;
+}
+
+interface Limits {
+  lowered(): number;
 }
 
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
@@ -119,10 +125,30 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['outcome'],
     registers: [own],
   });
-  services.checkout.sessions.watch((outcome) => outcomes.inc({ outcome }));
+  const declines = new client.Counter({
+    name: 'payfold_checkout_declines',
+    help: 'Cards that were declined in hosted checkout, as this process recorded it',
+    registers: [own],
+  });
+  services.checkout.sessions.watch((outcome) => {
+    outcomes.inc({ outcome });
+    if (outcome === 'declined') declines.inc();
+  });
+  let limits: Limits | null = null;
+  new client.Gauge({
+    name: 'payfold_checkout_lowered_portals',
+    help: 'Portals for which this process has lowered the limits of hosted checkout by address',
+    registers: [own],
+    collect() {
+      this.set(limits?.lowered() ?? 0);
+    },
+  });
   return {
     own,
     shared,
+    limitedBy: (found) => {
+      limits = found;
+    },
     answered: ({ method, route, status, seconds: took, errorCode }) => {
       seconds.observe({ method, route, status: String(status) }, took);
       if (errorCode !== undefined) errors.inc({ code: errorCode ?? 'none', status: String(status) });

@@ -18,7 +18,7 @@ import {
   verifyPassMigration,
 } from '#audit';
 import { AuditModule, SEAL, SEALER } from '#audit/module';
-import { type CheckoutPorts, checkoutUnfinishedModel } from '#checkout';
+import { checkoutIntakeMigration, type CheckoutPorts, checkoutUnfinishedModel } from '#checkout';
 import { CHECKOUT_PORTS, CheckoutModule } from '#checkout/module';
 import {
   dropReadModelsOf010,
@@ -65,6 +65,7 @@ export const MIGRATIONS: readonly Migration[] = [
   claimsMigration,
   velocityMigration,
   recoveryMigration,
+  checkoutIntakeMigration,
   ...webhookMigrations,
   logSealMigration,
   driftMigration,

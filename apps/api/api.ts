@@ -24,7 +24,7 @@ import { CheckoutController } from './payer/checkout.controller.js';
 import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPayers, routeOf } from './payer/http.js';
 import { IntakeController } from './payer/intake.controller.js';
 import { PayerPages } from './payer/pages.js';
-import { createRateLimits } from './payer/rate-limits.js';
+import { createRateLimits, type RateLimits } from './payer/rate-limits.js';
 
 export interface ApiParts {
   readonly authentication: AuthenticationDeps;
@@ -39,7 +39,10 @@ export interface ApiParts {
   readonly log: Logger;
   /** The address at which partners and payers reach this service. */
   readonly publicUrl: string;
-  readonly config: Pick<Config, 'environment' | 'apiDocs' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutRatePerPortal' | 'proxyHops'>;
+  readonly config: Pick<
+    Config,
+    'environment' | 'apiDocs' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutUnsignedPerPortal' | 'checkoutDeclinesPerPortal' | 'proxyHops'
+  >;
   readonly onAnswer?: ServerOptions['onAnswer'];
   readonly timeouts?: ServerOptions['timeouts'];
 }
@@ -78,6 +81,8 @@ class ApiModule {
 export interface Api {
   readonly app: NestFastifyApplication;
   readonly health: Health;
+  /** The rate limits of hosted checkout, for metrics. */
+  readonly limits: RateLimits;
   listen(port: number, host: string): Promise<string>;
   /** Makes the readiness check fail, then closes the server with {@link gracefulClose}. */
   close(graceMs?: number): Promise<void>;
@@ -90,9 +95,20 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     keys: parts.keys,
     publicUrl,
     sandbox: config.environment === 'sandbox',
-    limits: createRateLimits({ perAddress: config.checkoutRatePerAddress, perPortal: config.checkoutRatePerPortal }, clock),
+    limits: createRateLimits(
+      {
+        perAddress: config.checkoutRatePerAddress,
+        unsignedPerPortal: config.checkoutUnsignedPerPortal,
+        declinesPerPortal: config.checkoutDeclinesPerPortal,
+        onLowered: (portalId, by) => log.error({ portalId, reason: by }, 'the limits of hosted checkout are lowered for a portal'),
+      },
+      clock,
+    ),
     proxyHops: config.proxyHops,
   };
+  parts.checkout.sessions.watch((outcome, portalId) => {
+    if (outcome === 'declined') checkout.limits.declined(portalId);
+  });
   const { health } = parts;
   const adapter = createHttpAdapter({
     log,
@@ -126,6 +142,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   return {
     app,
     health,
+    limits: checkout.limits,
     listen: async (port, host) => {
       await app.listen(port, host);
       const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };

@@ -12,6 +12,7 @@ runRole('api', async (config, log, { stop }) => {
   const metrics = createMetrics(services);
   const health = new Health(services);
   const api = await createApi({ ...services, health, publicUrl: config.publicUrl, onAnswer: metrics.answered });
+  metrics.limitedBy(api.limits);
   const url = await api.listen(config.port, config.host);
   const audit = await createAudit({ ...services, onAnswer: metrics.answered });
   const auditUrl = await audit.listen(config.auditPort, config.auditHost);

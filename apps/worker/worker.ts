@@ -3,7 +3,7 @@
  * same time.
  */
 import { setMaxListeners } from 'node:events';
-import { finishSessions, postgresUnfinishedRows } from '#checkout';
+import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
@@ -72,6 +72,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
+    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.now(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
     {
       name: 'unused read models',

@@ -4,12 +4,13 @@ import { Command } from '@nestjs/cqrs';
 import type { Directory } from '#accounts';
 import { DIRECTORY } from '#accounts/module';
 import type { EventStore, Origin } from '#eventstore';
-import { EVENT_STORE } from '#eventstore/module';
+import { EVENT_STORE, POOL } from '#eventstore/module';
 import type { PaymentPorts } from '#payments';
 import { PAYMENT_PORTS } from '#payments/module';
-import type { KeyRing } from '#platform';
+import type { KeyRing, Pool } from '#platform';
 import { commandHandler, ProcessContext } from '#platform/module';
 import type { CheckoutCommand } from './checkout.js';
+import { postgresIntakeRows } from './intake-rows.js';
 import { type IntakeOutcome, type IntakeRequest, takeIn } from './intake.js';
 import { type CheckoutPorts, followNow, pay, type PayRequest } from './pay.js';
 import { CheckoutSessions, type Session, type WithoutTime } from './sessions.js';
@@ -65,12 +66,12 @@ export class ChangeCheckout extends Command<Session> {
   providers: [
     {
       provide: CHECKOUT_PORTS,
-      inject: [ProcessContext, PAYMENT_PORTS, EVENT_STORE, DIRECTORY],
-      useFactory: ({ clock, ids }: ProcessContext, payments: PaymentPorts, store: EventStore, directory: Directory): CheckoutPorts => ({
-        payments,
-        sessions: new CheckoutSessions(store, clock, ids),
-        directory,
-      }),
+      inject: [ProcessContext, PAYMENT_PORTS, EVENT_STORE, DIRECTORY, POOL],
+      useFactory: (context: ProcessContext, payments: PaymentPorts, store: EventStore, directory: Directory, pool: Pool): CheckoutPorts => {
+        const { clock, ids, log } = context;
+        const rows = context.guarded(postgresIntakeRows(pool));
+        return { payments, sessions: new CheckoutSessions({ store, rows, clock, ids, log }), directory };
+      },
     },
     {
       provide: INTAKE_PORTS,

@@ -40,15 +40,12 @@ export interface CheckoutPayer {
 /** How the session began. A form or a link comes from the payer's browser. JSON comes from the partner's server. */
 export type IntakeKind = 'form' | 'json' | 'link';
 
-/** The partner's request (C58). */
-export interface CheckoutTerms {
-  readonly checkoutId: string;
-  readonly intake: IntakeKind;
-  readonly portalId: string;
-  /** The portal's owner. The payment belongs to this account (C66). */
-  readonly accountId: string;
+/**
+ * The content of the partner's request (C58). It lies in a row beside the log (intake-rows.ts), since strangers may send it and the log is never
+ * deleted.
+ */
+export interface CheckoutContent {
   readonly referenceId: string | null;
-  readonly amountCents: Cents;
   readonly lineItems: readonly CheckoutLine[];
   readonly payer: CheckoutPayer;
   readonly returnUrl: string;
@@ -57,6 +54,20 @@ export interface CheckoutTerms {
   readonly state: string | null;
   /** Language tag from the partner's request. null: the portal's language counts, or else the browser's. */
   readonly locale: string | null;
+}
+
+/** The part of the partner's request (C58) that the event holds. */
+export interface CheckoutTerms {
+  readonly checkoutId: string;
+  readonly intake: IntakeKind;
+  /** True if the request had a valid signature of the portal. */
+  readonly signed: boolean;
+  readonly portalId: string;
+  /** The portal's owner. The payment belongs to this account (C66). */
+  readonly accountId: string;
+  readonly amountCents: Cents;
+  /** SHA-256 of the content's row. In an event of version 1: the content itself. */
+  readonly content: string | CheckoutContent;
   /** Keyed hash of the whole request. null: the request has no nonce. If a nonce is used again with another hash, the request is refused. */
   readonly fingerprint: string | null;
 }
@@ -181,8 +192,19 @@ const underWay = (checkout: Checkout, event: CheckoutEvent) => {
 
 export type View = 'pay' | 'attempts_used_up' | 'processing' | 'receipt' | 'cancelled' | 'expired';
 
-/** The one page that a session shows now, for any requested page. */
-export const viewOf = (checkout: KnownCheckout, now: number): View => {
+/** A session with its content. `content` null: its row is gone. */
+export interface Shown {
+  readonly checkout: KnownCheckout;
+  readonly content: CheckoutContent | null;
+}
+
+/** The one page that a session shows now, for any requested page. Without its content, a session takes no card and leads nowhere. */
+export const viewOf = ({ checkout, content }: Shown, now: number): View => {
+  const view = viewByPhase(checkout, now);
+  return content === null && view !== 'processing' && view !== 'receipt' ? 'expired' : view;
+};
+
+const viewByPhase = (checkout: KnownCheckout, now: number): View => {
   switch (checkout.phase) {
     case 'open':
       if (isLapsed(checkout, now)) return 'expired';
@@ -202,6 +224,13 @@ export const viewOf = (checkout: KnownCheckout, now: number): View => {
 };
 
 const isLapsed = ({ expiresAt }: Open, now: number): boolean => now >= Date.parse(expiresAt);
+
+/** Refusals that tell something about a case. */
+const ABOUT_A_CASE: readonly ErrorCode[] = ['PAYMENT_BLOCKED', 'PAYMENT_HELD'];
+
+/** The code of a refusal as a stranger may see it. Without a valid signature, nobody learns whether a case is blocked or held (C58). */
+export const codeFor = ({ signed }: Pick<CheckoutTerms, 'signed'>, code: ErrorCode): ErrorCode =>
+  !signed && ABOUT_A_CASE.includes(code) ? 'PAYMENT_NOT_ALLOWED' : code;
 
 /** True if the outcome is unknown and OFFER_TO_LEAVE_AFTER_MS has passed. The payer may then go back without an outcome. */
 export const mayLeave = (checkout: KnownCheckout, now: number): checkout is Extract<Checkout, { phase: 'unknown' }> =>
@@ -243,7 +272,7 @@ const decide = (checkout: Checkout, command: CheckoutCommand): readonly Checkout
     }
     case 'StartAttempt': {
       const { attemptId, paymentId } = command;
-      if (checkout.phase !== 'open' || viewOf(checkout, Date.parse(at)) !== 'pay') throw refusal('The checkout takes no card now.');
+      if (checkout.phase !== 'open' || viewByPhase(checkout, Date.parse(at)) !== 'pay') throw refusal('The checkout takes no card now.');
       if (checkout.attemptIds.includes(attemptId)) throw refusal('This attempt was made already.');
       return [{ type: 'AttemptStarted', at, data: { attemptId, paymentId } }];
     }

@@ -6,8 +6,10 @@ import {
   type Checkout,
   checkout,
   type CheckoutCommand,
+  type CheckoutContent,
   type CheckoutEvent,
   type CheckoutTerms,
+  codeFor,
   type KnownCheckout,
   MAX_ATTEMPTS,
   MAX_EXTENSIONS,
@@ -23,17 +25,21 @@ const at = (minutes: number) => new Date(START + minutes * 60_000).toISOString()
 const terms: CheckoutTerms = {
   checkoutId: 'cs_x',
   intake: 'form',
+  signed: false,
   portalId: '018f0000-0000-7000-8000-00000000000a',
   accountId: '018f0000-0000-7000-8000-00000000000b',
-  referenceId: 'CASE-7',
   amountCents: 12_500,
+  content: 'hash',
+  fingerprint: null,
+};
+const content: CheckoutContent = {
+  referenceId: 'CASE-7',
   lineItems: [{ amountCents: 12_500, referenceId: 'W-1', description: null, metadata: null }],
   payer: {},
   returnUrl: 'https://shop.test/done',
   cancelUrl: 'https://shop.test/cancelled',
   state: 's',
   locale: null,
-  fingerprint: null,
 };
 
 const started = (intake: CheckoutTerms['intake'] = 'form'): CheckoutEvent => ({
@@ -74,7 +80,7 @@ const given = (...events: CheckoutEvent[]) => ({
   }),
 });
 const after = (...events: CheckoutEvent[]) => fold(checkout, events) as KnownCheckout;
-const viewAt = (minutes: number, ...events: CheckoutEvent[]) => viewOf(after(...events), START + minutes * 60_000);
+const viewAt = (minutes: number, ...events: CheckoutEvent[]) => viewOf({ checkout: after(...events), content }, START + minutes * 60_000);
 
 describe('a checkout begins', () => {
   test('with an hour to live; a form comes with its browser, JSON does not', () => {
@@ -199,7 +205,7 @@ describe('an unknown outcome', () => {
       .thenRefused(/still being looked for/);
     const closed = after(started(), attempt(1), unknown, left, declined(1));
     expect(closed).toMatchObject({ phase: 'cancelled', afterUnknown: true });
-    expect(cancellationOf(closed)).toMatchObject({ result: 'failed', error: 'PAYMENT_TIMEOUT' });
+    expect(cancellationOf(closed, content)).toMatchObject({ result: 'failed', error: 'PAYMENT_TIMEOUT' });
     expect(after(started(), attempt(1), unknown, left, paid).phase).toBe('paid');
   });
 });
@@ -253,9 +259,9 @@ test('leaving is possible while nothing is on its way', () => {
     given(started(), ...history)
       .when({ type: 'Cancel', at: at(3) })
       .thenRefused(/Only an open/);
-  expect(cancellationOf(after(started(), cancelled))).toMatchObject({ result: 'cancelled', error: null, checkoutId: 'cs_x', state: 's' });
-  expect(cancellationOf(after(started(), expired))).toMatchObject({ result: 'expired', error: null });
-  expect(cancellationOf(after(started()))).toBeNull();
+  expect(cancellationOf(after(started(), cancelled), content)).toMatchObject({ result: 'cancelled', error: null, checkoutId: 'cs_x', state: 's' });
+  expect(cancellationOf(after(started(), expired), content)).toMatchObject({ result: 'expired', error: null });
+  expect(cancellationOf(after(started()), content)).toBeNull();
 });
 
 test.each<[string, CheckoutEvent[], string]>([
@@ -268,6 +274,19 @@ test.each<[string, CheckoutEvent[], string]>([
 ])('%s shows one page, long after the hour too', (_, history, view) => {
   expect(viewAt(4, started(), ...history)).toBe(view);
   if (view !== 'pay') expect(viewAt(600, started(), ...history)).toBe(view);
+});
+
+test('a session without its content takes no card and leads nowhere; what became of its money is still shown', () => {
+  const views = [[], [cancelled], [expired], [attempt(1)], [attempt(1), unknown], [attempt(1), paid]].map((history) =>
+    viewOf({ checkout: after(started(), ...history), content: null }, START + 60_000),
+  );
+  expect(views).toEqual(['expired', 'expired', 'expired', 'processing', 'processing', 'receipt']);
+});
+
+test('without a valid signature, nobody learns whether a case is blocked or held', () => {
+  const codes = ['PAYMENT_BLOCKED', 'PAYMENT_HELD', 'PAYMENT_NOT_ALLOWED', 'PAYMENT_DECLINED'] as const;
+  expect(codes.map((code) => codeFor({ signed: true }, code))).toEqual(codes);
+  expect(codes.map((code) => codeFor({ signed: false }, code))).toEqual([...Array<string>(3).fill('PAYMENT_NOT_ALLOWED'), 'PAYMENT_DECLINED']);
 });
 
 test('any commands in any order: at most one attempt at a time, at most one is paid, and nothing begins after that', () => {

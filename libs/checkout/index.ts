@@ -1,7 +1,18 @@
 export { MAX_ADDRESS_LENGTH, vetAddress } from './addresses.js';
 export { Capabilities } from './capability.js';
-export { checkout, type CheckoutPayer, type CheckoutTerms, type IntakeKind, type KnownCheckout, mayLeave, type View, viewOf } from './checkout.js';
+export {
+  checkout,
+  type CheckoutContent,
+  type CheckoutPayer,
+  codeFor,
+  type IntakeKind,
+  type KnownCheckout,
+  mayLeave,
+  type View,
+  viewOf,
+} from './checkout.js';
 export { type IntakeContent, type IntakeOutcome, takeIn } from './intake.js';
+export { checkoutIntakeMigration, type IntakeRow, type IntakeRows, MAX_CONTENT_BYTES, postgresIntakeRows, purgeIntakes } from './intake-rows.js';
 export { assetNamed, assetsFor } from './pages/assets.js';
 export type { Frame } from './pages/layout.js';
 export { AttemptsUsedUp, Cancelled, CannotStart, Expired, PaidBefore, Receipt, Refused, type RefusedRequest, Waiting } from './pages/outcome.js';

@@ -10,7 +10,7 @@ import { type Cents, type ErrorCode, isUuid, ServiceError } from '#kernel';
 import { refuseByTerms } from '#payments';
 import { cardInText, holdsCardNumber, type KeyRing } from '#platform';
 import { vetAddress, type Vetted } from './addresses.js';
-import { type CheckoutLine, type CheckoutPayer, type IntakeKind, viewOf } from './checkout.js';
+import { type CheckoutContent, codeFor, type IntakeKind, viewOf } from './checkout.js';
 import type { CheckoutPorts } from './pay.js';
 import { newCheckoutId, type Session } from './sessions.js';
 import { canonical, isSigned } from './signature.js';
@@ -32,23 +32,19 @@ export interface IntakeRequest {
   readonly pairs: ReadonlyMap<string, string>;
   /** Reads and checks the amount and the other content. Throws VALIDATION_ERROR. Called only after `cancel_url` was checked. */
   readonly content: () => IntakeContent;
+  /** Asks the rate limits for a request without a valid signature. Returns the seconds to wait. null: the request is admitted. */
+  readonly admitUnsigned: (portalId: string) => number | null;
 }
 
 /** The parameters of C58 that {@link IntakeRequest.content} reads. */
-export interface IntakeContent {
-  readonly referenceId: string | null;
-  readonly amountCents: Cents;
-  readonly lineItems: readonly CheckoutLine[];
-  readonly payer: CheckoutPayer;
-  readonly state: string | null;
-  readonly locale: string | null;
-}
+export type IntakeContent = Omit<CheckoutContent, 'returnUrl' | 'cancelUrl'> & { readonly amountCents: Cents };
 
 export type IntakeOutcome =
   /** `bound`: true if this browser gets the session's cookie. Other browsers see only the public page of the session. */
   | { readonly to: 'session'; readonly session: Session; readonly bound: boolean }
   | { readonly to: 'cancel_url'; readonly location: string; readonly code: ErrorCode; readonly message: string }
-  | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string };
+  | { readonly to: 'error_page'; readonly code: ErrorCode; readonly message: string }
+  | { readonly to: 'too_many'; readonly retryAfterSeconds: number };
 
 export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: IntakeRequest, origin: Origin): Promise<IntakeOutcome> => {
   const { pairs } = request;
@@ -60,12 +56,15 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
     return { to: 'error_page', code: 'PORTAL_ACCESS_DENIED', message: 'The portal is unknown, or hosted checkout is off.' };
   const cancelUrl = vetted(pairs.get('cancel_url'), portal.checkout.allow);
   if (!cancelUrl.accepted) return { to: 'error_page', code: 'VALIDATION_ERROR', message: `cancel_url ${cancelUrl.why}.` };
+  const signed = isRightlySigned(keys, portal, request);
+  const retryAfterSeconds = signed ? null : request.admitUnsigned(portal.portalId);
+  if (retryAfterSeconds !== null) return { to: 'too_many', retryAfterSeconds };
   try {
-    return await accepted(ports, keys, portal, request, cancelUrl.address, origin);
+    return await accepted(ports, keys, portal, request, signed, cancelUrl.address, origin);
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
     // The answer is signed by us. Where intake must be signed, it does not repeat what a stranger sent.
-    const trusted = !portal.checkout.requireSignedIntake || isRightlySigned(keys, portal, request);
+    const trusted = signed || !portal.checkout.requireSignedIntake;
     const told = {
       result: 'failed' as const,
       error: error.code,
@@ -104,11 +103,12 @@ const accepted = async (
   keys: KeyRing,
   portal: Portal,
   request: IntakeRequest,
+  signed: boolean,
   cancelUrl: string,
   origin: Origin,
 ): Promise<IntakeOutcome> => {
   const { kind, pairs } = request;
-  refuseWrongSignature(keys, portal, request);
+  if (!signed) refuseUnsigned(portal, request);
   const nonce = pairs.get('nonce');
   if (kind === 'link' && nonce === undefined) throw invalid('A link needs a nonce.');
   if (nonce !== undefined && !NONCE.test(nonce)) throw invalid('nonce must be 16 to 64 letters, digits or -._~.');
@@ -121,15 +121,20 @@ const accepted = async (
   const known = nonce === undefined ? null : await ports.sessions.load(checkoutId);
   if (known) return resumed(ports, known, fingerprint, request, origin);
   refuseLapsed(request, ports.payments.clock.now());
-  const content = request.content();
+  const { amountCents, ...content } = request.content();
   const returnUrl = vetted(pairs.get('return_url'), portal.checkout.allow);
   if (!returnUrl.accepted) throw invalid(`return_url ${returnUrl.why}.`);
   const terms = await ports.directory.chargeTerms(portal.ownerAccountId, portal.portalId, content.referenceId);
-  refuseByTerms(ports.payments, content.amountCents, terms);
+  try {
+    refuseByTerms(ports.payments, amountCents, terms);
+  } catch (error) {
+    throw error instanceof ServiceError ? forStranger(error, signed) : error;
+  }
   try {
     const { portalId, ownerAccountId: accountId } = portal;
-    const begun = { checkoutId, intake: kind, portalId, accountId, ...content, returnUrl: returnUrl.address, cancelUrl, fingerprint };
-    const session = await ports.sessions.start({ type: 'Start', terms: begun }, origin);
+    const begun = { checkoutId, intake: kind, signed, portalId, accountId, amountCents, fingerprint };
+    const addressed = { ...content, returnUrl: returnUrl.address, cancelUrl };
+    const session = await ports.sessions.start(begun, addressed, pairs.get('exp') ?? null, origin);
     return { to: 'session', session, bound: kind !== 'json' };
   } catch (error) {
     // Another request used the same nonce at the same moment.
@@ -144,15 +149,17 @@ const isRightlySigned = (keys: KeyRing, portal: Portal, { kind, address, pairs }
   return sig !== undefined && isSigned(openAcceptedSecrets(keys, portal), kind === 'link' ? 'link' : 'intake', address, pairs, sig);
 };
 
-/** Refuses a wrong signature. A link must be signed. A POST must be signed only if the portal requires it. */
-const refuseWrongSignature = (keys: KeyRing, portal: Portal, request: IntakeRequest): void => {
-  const { kind, pairs } = request;
-  if (pairs.get('sig') === undefined) {
-    if (kind === 'link') throw invalid('A link needs a sig.');
-    if (portal.checkout.requireSignedIntake) throw invalid('This portal takes signed intake only: sig is missing.');
-    return;
-  }
-  if (!isRightlySigned(keys, portal, request)) throw invalid('sig does not match.');
+/** Refuses a request without a valid signature, except a POST without any, if the portal accepts that. */
+const refuseUnsigned = (portal: Portal, { kind, pairs }: IntakeRequest): void => {
+  if (pairs.get('sig') !== undefined) throw invalid('sig does not match.');
+  if (kind === 'link') throw invalid('A link needs a sig.');
+  if (portal.checkout.requireSignedIntake) throw invalid('This portal takes signed intake only: sig is missing.');
+};
+
+/** The refusal as the sender may see it. The message of a stranger is the same for every reason that {@link codeFor} hides. */
+const forStranger = (error: ServiceError, signed: boolean): ServiceError => {
+  const code = codeFor({ signed }, error.code);
+  return signed || code !== 'PAYMENT_NOT_ALLOWED' ? error : new ServiceError(code, 'This payment cannot be made online.');
 };
 
 /** Refuses a request whose `exp` is past or too far in the future. A POST may omit `exp`. */
@@ -183,8 +190,8 @@ const resumed = async (
   const nowMs = ports.payments.clock.now();
   const { phase } = known.checkout;
   const bound = request.kind !== 'json' && (phase === 'open' || phase === 'processing' || phase === 'unknown');
-  if (phase !== 'open') return { to: 'session', session: known, bound };
-  const lapsed = viewOf(known.checkout, nowMs) === 'expired';
+  if (phase !== 'open' || known.content === null) return { to: 'session', session: known, bound };
+  const lapsed = viewOf(known, nowMs) === 'expired';
   if (lapsed) refuseLapsed(request, nowMs);
   try {
     const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;

@@ -19,7 +19,7 @@ import {
   serviceFee,
   storeIncident,
 } from '#payments';
-import type { Attempt, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
+import type { Attempt, CheckoutContent, CheckoutPayer, CheckoutTerms, Refusal } from './checkout.js';
 import type { CheckoutSessions, Session } from './sessions.js';
 
 /**
@@ -65,14 +65,15 @@ export interface PayRequest {
  */
 export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
   const { payments, sessions } = ports;
-  const { terms } = session.checkout;
+  const { checkout, content } = session;
+  if (content === null) throw new ServiceError('INVALID_STATE', 'The content of the checkout is gone.');
   const deadline = new Deadline(payments.clock, REQUEST_DEADLINE_MS);
   const { attemptId } = request;
   const paymentId = payments.ids.uuid();
   const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseIncident);
   let refused: Refusal | null = null;
   try {
-    await charge(payments, chargeRequestOf(terms, request), { paymentId, attemptId, idempotency: null }, origin, deadline);
+    await charge(payments, chargeRequestOf(checkout.terms, content, request), { paymentId, attemptId, idempotency: null }, origin, deadline);
   } catch (error) {
     // The gateway got no call. The worker ends the attempt after the incident.
     if (error instanceof StoreIncident) return refuseIncident(error);
@@ -116,7 +117,11 @@ const REFUSED_BEFORE_THE_INTENT: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
 
 const refusalOf = ({ code, details }: ServiceError): Refusal => ({ code, declineCode: details.reason === 'fee_changed' ? 'fee_changed' : null });
 
-const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalCents }: PayRequest): ChargeRequest => {
+const chargeRequestOf = (
+  { accountId, portalId, amountCents }: CheckoutTerms,
+  { referenceId, lineItems }: CheckoutContent,
+  { instrument, payer, quotedTotalCents }: PayRequest,
+): ChargeRequest => {
   const { firstName, lastName, email, phone, line1, line2, city, state, zip } = payer;
   const named = <T extends object>(fields: T) =>
     Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== ''));
@@ -125,7 +130,6 @@ const chargeRequestOf = (terms: CheckoutTerms, { instrument, payer, quotedTotalC
     ...named({ firstName, lastName, email, phone }),
     ...(Object.keys(address).length > 0 ? { address: { ...address, country: 'US' } } : {}),
   };
-  const { accountId, portalId, referenceId, amountCents, lineItems } = terms;
   return {
     accountId,
     portalId,

@@ -1,11 +1,28 @@
 /** Checkout streams. */
 import { type DecidedStreamType, defineEvents, type EventStore, execute, load, type Loaded, type Origin } from '#eventstore';
 import { type Clock, type ErrorCode, type Ids, timestamp, unreachable } from '#kernel';
-import type { KeyRing } from '#platform';
-import { type Checkout, checkout as decider, type CheckoutCommand, type CheckoutEvent, type KnownCheckout } from './checkout.js';
+import type { KeyRing, Logger } from '#platform';
+import {
+  type Checkout,
+  checkout as decider,
+  type CheckoutCommand,
+  type CheckoutContent,
+  type CheckoutEvent,
+  type CheckoutTerms,
+  type Shown,
+} from './checkout.js';
+import { contentOf, type IntakeRows, intakeRow } from './intake-rows.js';
+
+type Started = Extract<CheckoutEvent, { type: 'CheckoutStarted' }>['data'];
+
+/** Version 1 held the content, and did not say whether the request was signed. A link always was. */
+const fromV1 = (data: Omit<Started, 'content' | 'signed'> & CheckoutContent): Started => {
+  const { referenceId, lineItems, payer, returnUrl, cancelUrl, state, locale, ...rest } = data;
+  return { ...rest, signed: rest.intake === 'link', content: { referenceId, lineItems, payer, returnUrl, cancelUrl, state, locale } };
+};
 
 export const checkoutEvents = defineEvents<CheckoutEvent>({
-  CheckoutStarted: [],
+  CheckoutStarted: [fromV1],
   CheckoutOpened: [],
   CheckoutExtended: [],
   AttemptStarted: [],
@@ -35,9 +52,8 @@ const ID_BYTES = 24;
 export const newCheckoutId = (keys: KeyRing, of: { readonly fresh: string } | { readonly portalId: string; readonly nonce: string }): string =>
   `cs_${keys.mac('checkout', JSON.stringify(of), keys.kids[0]).subarray(0, ID_BYTES).toString('base64url')}`;
 
-export interface Session {
+export interface Session extends Shown {
   readonly checkoutId: string;
-  readonly checkout: KnownCheckout;
   readonly revision: bigint;
 }
 
@@ -78,51 +94,83 @@ const REFUSALS: Readonly<Partial<Record<ErrorCode, CheckoutOutcome>>> = {
   PAYMENT_TIMEOUT: 'voided',
 };
 
+type OutcomeWatcher = (outcome: CheckoutOutcome, portalId: string) => void;
+
+export interface SessionPorts {
+  readonly store: EventStore;
+  readonly rows: IntakeRows;
+  readonly clock: Clock;
+  readonly ids: Ids;
+  readonly log: Logger;
+}
+
 export class CheckoutSessions {
-  private readonly watchers = new Set<(outcome: CheckoutOutcome) => void>();
+  private readonly watchers = new Set<OutcomeWatcher>();
 
-  constructor(
-    private readonly store: EventStore,
-    private readonly clock: Clock,
-    private readonly ids: Ids,
-  ) {}
+  constructor(private readonly ports: SessionPorts) {}
 
-  /** `watcher` is called for each outcome that this process has recorded, for metrics. */
-  watch(watcher: (outcome: CheckoutOutcome) => void): void {
+  /** `watcher` is called for each outcome that this process has recorded, for metrics and limits. */
+  watch(watcher: OutcomeWatcher): void {
     this.watchers.add(watcher);
   }
 
-  /** The present session. null: there is no session with this id. Throws Unavailable. */
+  /** The present session. null: there is no session with this id. Throws the errors of the store and of the database. */
   async load(checkoutId: string): Promise<Session | null> {
     if (!CHECKOUT_ID.test(checkoutId)) return null;
-    const loaded = await load(this.store, CHECKOUT_STREAM, checkoutId);
-    return loaded.revision === null || loaded.state.phase === 'none' ? null : sessionOf(loaded);
+    const [loaded, texts] = await Promise.all([load(this.ports.store, CHECKOUT_STREAM, checkoutId), this.ports.rows.read(checkoutId)]);
+    if (loaded.revision === null || loaded.state.phase === 'none') return null;
+    const { content } = loaded.state.terms;
+    return sessionOf(loaded, typeof content === 'string' ? this.checked(checkoutId, content, texts.get(content)) : content);
   }
 
-  /** Begins the session. Throws Conflict if its stream exists already, and the errors of the store. */
-  start(command: Omit<Extract<CheckoutCommand, { type: 'Start' }>, 'at'>, origin: Origin): Promise<Session> {
-    const { checkoutId } = command.terms;
-    return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, command, origin);
+  private checked(checkoutId: string, hash: string, text: string | undefined): CheckoutContent | null {
+    const content = text === undefined ? null : contentOf(text, hash);
+    if (text !== undefined && content === null) this.ports.log.error({ checkoutId }, 'the content of a checkout was changed; it takes no card');
+    return content;
+  }
+
+  /**
+   * Begins the session. `exp`: unix seconds of the request; null: it has none. Throws VALIDATION_ERROR if the content is too large, Conflict if the
+   * stream exists already, and the errors of the database and of the store.
+   */
+  async start(terms: Omit<CheckoutTerms, 'content'>, content: CheckoutContent, exp: string | null, origin: Origin): Promise<Session> {
+    const { checkoutId } = terms;
+    const { rows, clock, ids } = this.ports;
+    const row = intakeRow(checkoutId, content, { salt: ids.uuid(), exp, now: clock.now() });
+    // An event must never name a row that a crash can lose.
+    await rows.write(row);
+    const begun = { type: 'Start', terms: { ...terms, content: row.hash } } as const;
+    return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, content, begun, origin);
   }
 
   /**
    * Decides the command and appends its events at the loaded revision. If there are none, nothing is appended. Throws ServiceError INVALID_STATE if
    * the phase does not allow the command, Conflict if another writer appended first, and the errors of the store.
    */
-  execute({ checkoutId, checkout, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
-    return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, command, origin);
+  execute({ checkoutId, checkout, content, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
+    return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, content, command, origin);
   }
 
-  private async executeOn(loaded: Loaded<Checkout>, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
-    const ports = { store: this.store, clock: this.clock, ids: this.ids };
-    const after = await execute(ports, CHECKOUT_STREAM, loaded, [{ ...command, at: timestamp(this.clock.now()) }], origin);
+  private async executeOn(
+    loaded: Loaded<Checkout>,
+    content: CheckoutContent | null,
+    command: WithoutTime<CheckoutCommand>,
+    origin: Origin,
+  ): Promise<Session> {
+    const after = await execute(this.ports, CHECKOUT_STREAM, loaded, [{ ...command, at: timestamp(this.ports.clock.now()) }], origin);
     const outcome = after.revision === loaded.revision ? null : outcomeOf(command);
-    if (outcome !== null) for (const watcher of this.watchers) watcher(outcome);
-    return sessionOf(after);
+    const session = sessionOf(after, content);
+    if (outcome !== null) for (const watcher of this.watchers) watcher(outcome, session.checkout.terms.portalId);
+    return session;
   }
 }
 
 /** The session of a stream that has begun. */
-const sessionOf = ({ id, state, revision }: Loaded<Checkout>): Session => ({ checkoutId: id, checkout: state as KnownCheckout, revision: revision! });
+const sessionOf = ({ id, state, revision }: Loaded<Checkout>, content: CheckoutContent | null): Session => ({
+  checkoutId: id,
+  checkout: state as Session['checkout'],
+  content,
+  revision: revision!,
+});
 
 export type WithoutTime<Command> = Command extends unknown ? Omit<Command, 'at'> : never;

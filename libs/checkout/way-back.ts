@@ -3,14 +3,15 @@ import { openSigningSecret, type Portal } from '#accounts';
 import type { ErrorCode } from '#kernel';
 import type { PaymentView } from '#payments';
 import type { KeyRing } from '#platform';
-import { type CheckoutTerms, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
+import { type CheckoutContent, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
 import { signedAddress } from './signature.js';
 
 /** The address behind "Done". Its amounts are those of the payment. If the payer changed an amount in the request, the partner notices it. */
 export const returnAddress = (
   keys: KeyRing,
   portal: Portal,
-  terms: CheckoutTerms,
+  checkoutId: string,
+  { returnUrl, referenceId, state }: CheckoutContent,
   result: 'paid' | 'unknown',
   payment: PaymentView,
   nowMs: number,
@@ -18,17 +19,17 @@ export const returnAddress = (
   signedAddress(
     openSigningSecret(keys, portal),
     'return',
-    terms.returnUrl,
+    returnUrl,
     {
       result,
-      checkout_id: terms.checkoutId,
+      checkout_id: checkoutId,
       payment_id: payment.id,
       confirmation_number: result === 'paid' ? payment.confirmationNumber : null,
-      reference_id: terms.referenceId,
+      reference_id: referenceId,
       amount_cents: String(payment.amountCents),
       service_fee_cents: String(payment.serviceFeeCents),
       total_charged_cents: String(payment.totalChargedCents),
-      state: terms.state,
+      state,
     },
     nowMs,
   );
@@ -44,9 +45,9 @@ export interface Cancellation {
 }
 
 /** The result for the partner of a cancelled or expired checkout. null for any other checkout. */
-export const cancellationOf = (checkout: KnownCheckout): Cancellation | null => {
+export const cancellationOf = (checkout: KnownCheckout, { referenceId, state }: CheckoutContent): Cancellation | null => {
   const { terms, attemptIds } = checkout;
-  const { checkoutId, referenceId, state } = terms;
+  const { checkoutId } = terms;
   const told = { error: null, checkoutId, paymentId: null, referenceId, state };
   if (checkout.phase === 'expired') return { ...told, result: 'expired' };
   if (checkout.phase !== 'cancelled') return null;

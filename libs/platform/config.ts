@@ -62,9 +62,12 @@ export interface Config {
   readonly masterKeyMayBeCreated: boolean;
   readonly environment: 'sandbox' | 'production';
   readonly cardInTextCheck: boolean;
-  /** Maximum number of checkout requests a minute from one client address. The next field is the limit for one portal. null: no limit (C65). */
+  /** Maximum number of intakes and card submissions a minute from one client address. null: no limit (C65). */
   readonly checkoutRatePerAddress: number | null;
-  readonly checkoutRatePerPortal: number | null;
+  /** Over this many unsigned intakes a minute at one portal, the limit by address drops to a tenth for this portal. null: never. */
+  readonly checkoutUnsignedPerPortal: number | null;
+  /** Over this many declined cards a minute at one portal, the limit by address drops to a tenth for this portal. null: never. */
+  readonly checkoutDeclinesPerPortal: number | null;
   /** Number of the operator's own proxies that add to `X-Forwarded-For`. 0: the header is not trusted. */
   readonly proxyHops: number;
   /** Crash point for tests, `<port call>:<before|after>`. null: none. */
@@ -78,6 +81,10 @@ const WEBHOOK_KEEP_DAYS = 400;
 const MAX_KEEP_DAYS = 36_500;
 const WEBHOOK_PORTS: readonly number[] = [443, 8443];
 const MAX_RATE = 1_000_000;
+/** Defaults in production, per minute and process. In the sandbox, these limits are off. */
+const CHECKOUT_RATE_PER_ADDRESS = 60;
+const CHECKOUT_UNSIGNED_PER_PORTAL = 300;
+const CHECKOUT_DECLINES_PER_PORTAL = 30;
 const MAX_PROXY_HOPS = 10;
 
 export class ConfigError extends Error {
@@ -124,8 +131,8 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     return value;
   };
 
-  const count = (name: string, most: number): number => {
-    const value = text(name, '0');
+  const count = (name: string, most: number, otherwise = 0): number => {
+    const value = text(name, String(otherwise));
     if (/^\d{1,7}$/.test(value) && Number(value) <= most) return Number(value);
     faults.push(`${name}=${value}: must be a whole number, 0 to ${most}`);
     return 0;
@@ -155,6 +162,14 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     if (production && !behindTls && !isLoopback(address))
       faults.push(`${name}=${address}: card data would travel without TLS; put TLS in front and say so with BEHIND_TLS=on`);
   if (failpoint && !/^[\w.]+:(before|after)$/.test(failpoint)) faults.push(`FAILPOINT=${failpoint}: must read <call>:<before|after>`);
+
+  const limit = (name: string, inProduction: number): number | null => count(name, MAX_RATE, production ? inProduction : 0) || null;
+  const checkoutRatePerAddress = limit('CHECKOUT_RATE_PER_ADDRESS', CHECKOUT_RATE_PER_ADDRESS);
+  if (env.CHECKOUT_RATE_PER_PORTAL)
+    faults.push('CHECKOUT_RATE_PER_PORTAL: no longer known; it closed a portal to its payers. See CHECKOUT_UNSIGNED_PER_PORTAL');
+  // TLS ends at a proxy, which would be the one address of all payers.
+  if (production && checkoutRatePerAddress !== null && !env.PROXY_HOPS)
+    faults.push('PROXY_HOPS: required in production: how many proxies of yours add to X-Forwarded-For; else all payers count as one address');
 
   /** Reads a list separated by commas. `read` parses one part, and returns null if the part is wrong. */
   const list = <T>(name: string, form: string, read: (part: string) => T | null): T[] => {
@@ -206,8 +221,9 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     masterKeyMayBeCreated: !production && !env.MASTER_KEY_FILE,
     environment,
     cardInTextCheck: oneOf('CARD_IN_TEXT_CHECK', ['on', 'off'], 'on') === 'on',
-    checkoutRatePerAddress: count('CHECKOUT_RATE_PER_ADDRESS', MAX_RATE) || null,
-    checkoutRatePerPortal: count('CHECKOUT_RATE_PER_PORTAL', MAX_RATE) || null,
+    checkoutRatePerAddress,
+    checkoutUnsignedPerPortal: limit('CHECKOUT_UNSIGNED_PER_PORTAL', CHECKOUT_UNSIGNED_PER_PORTAL),
+    checkoutDeclinesPerPortal: limit('CHECKOUT_DECLINES_PER_PORTAL', CHECKOUT_DECLINES_PER_PORTAL),
     proxyHops: count('PROXY_HOPS', MAX_PROXY_HOPS),
     failpoint,
     webhooks,

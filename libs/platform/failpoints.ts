@@ -1,7 +1,7 @@
 /**
  * Named crash points for tests. With `FAILPOINT=append.PaymentInitiated:after` the process kills itself with SIGKILL right after that port call; with
  * `:before`, right before it. Names: `append.<event type>`, `charge.<leg>`, `void.<leg>`, `refund.<leg>`, `finalize.<op>`, `claim`, `finish`,
- * `renewAttempt`.
+ * `renewAttempt`, `write` (the content of an intake).
  */
 import { kill, pid } from 'node:process';
 

@@ -139,7 +139,13 @@ describe('settings', () => {
     }
     return 'accepted';
   };
-  const production = { ENVIRONMENT: 'production', MASTER_KEY_FILE: '/k', DATABASE_URL: 'postgres://h/d', PUBLIC_URL: 'https://pay.example' };
+  const production = {
+    ENVIRONMENT: 'production',
+    MASTER_KEY_FILE: '/k',
+    DATABASE_URL: 'postgres://h/d',
+    PUBLIC_URL: 'https://pay.example',
+    PROXY_HOPS: '1',
+  };
   const list = { WEBHOOK_PRIVATE_TARGETS: 'a.test:8443=127.0.0.1/32' };
   test('an unreadable setting is named', () => {
     expect(faults({ WEBHOOK_PRIVATE_TARGETS: 'a.test=127.0.0.1/32' })).toContain('WEBHOOK_PRIVATE_TARGETS: must be a list of host:port=network');

@@ -126,11 +126,22 @@ test.each<{ point: string; card?: string; sees: 'processing' | 'receipt' | 'open
   expect(standing.map(({ paymentId, netAtBankCents }) => [paymentId, netAtBankCents])).toEqual([[done.payment_id, 12_863]]);
 });
 
-test('killed after CheckoutStarted: the payer starts again from the shop', async () => {
-  const doomed = await start('api', dataDir, { ...env, FAILPOINT: 'append.CheckoutStarted:after' });
-  await expect(at(doomed.url).intake(intakeOf({ portalId }))).rejects.toThrow();
+/** `contents`: the number of contents that the crash leaves. One that no event names is only purged. */
+test.each([
+  { point: 'write:before', contents: 0 },
+  { point: 'write:after', contents: 1 },
+  { point: 'append.CheckoutStarted:before', contents: 1 },
+  { point: 'append.CheckoutStarted:after', contents: 1 },
+])('killed at $point of an intake: the payer starts again from the shop, also under the same nonce', async ({ point, contents }) => {
+  const doomed = await start('api', dataDir, { ...env, FAILPOINT: point });
+  const fields = intakeOf({ portalId }, { nonce: randomBytes(12).toString('hex') });
+  const count = async () => (await stores.pool.query('select from checkout_intake')).rowCount!;
+  const before = await count();
+  await expect(at(doomed.url).intake(fields)).rejects.toThrow();
   expect((await doomed.exited).signal).toBe('SIGKILL');
+  expect((await count()) - before).toBe(contents);
   const payer = at(healthy.url);
-  const id = await payer.begin(intakeOf({ portalId }));
+  const id = await payer.begin(fields);
+  expect((await payer.send(`/checkout/${id}`)).text).toContain('WTR-2041');
   expect((await payer.pay(id)).location).toBe(`/checkout/${id}/receipt`);
 });

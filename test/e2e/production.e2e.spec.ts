@@ -22,7 +22,7 @@ beforeAll(async () => {
   database = await freshDatabase();
   keyFile = join(dataDir.path, 'master.key');
   await writeFile(keyFile, JSON.stringify({ current: 'k1', keys: { k1: Buffer.alloc(32, 7).toString('base64') } }), { mode: 0o600 });
-  env = { ENVIRONMENT: 'production', DATABASE_URL: database.url, MASTER_KEY_FILE: keyFile, PUBLIC_URL: 'https://pay.example' };
+  env = { ENVIRONMENT: 'production', DATABASE_URL: database.url, MASTER_KEY_FILE: keyFile, PUBLIC_URL: 'https://pay.example', PROXY_HOPS: '1' };
 });
 afterAll(async () => {
   await dataDir?.remove();
@@ -81,6 +81,11 @@ describe('refuses, in one line', () => {
     }
     await chmod(keyFile, 0o600);
     expect(await refusal('api', { MASTER_KEY_FILE: dataDir.data })).toBe(`MASTER_KEY_FILE ${dataDir.data} is not a file`);
+  });
+
+  test('unknown proxies, as long as addresses are counted', async () => {
+    const [, line] = (await refusal('api', { PROXY_HOPS: '' })).split('\n');
+    expect(line).toMatch(/^ {2}PROXY_HOPS: required in production/);
   });
 
   test('an address for others, unless TLS in front is confirmed', async () => {

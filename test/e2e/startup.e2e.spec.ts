@@ -557,7 +557,13 @@ describe('it does not start, says so in one line and changes nothing', () => {
       const ended = await runToEnd(role, dataDir, { ENVIRONMENT: 'production', FAILPOINT: 'claim:after' });
       expect(ended.code).toBe(1);
       const faults = ended.stderr.trim().split('\n').slice(1);
-      expect(faults.map((fault) => fault.trim().split(':')[0]).sort()).toEqual(['DATABASE_URL', 'FAILPOINT', 'MASTER_KEY_FILE', 'PUBLIC_URL']);
+      expect(faults.map((fault) => fault.trim().split(':')[0]).sort()).toEqual([
+        'DATABASE_URL',
+        'FAILPOINT',
+        'MASTER_KEY_FILE',
+        'PROXY_HOPS',
+        'PUBLIC_URL',
+      ]);
     }
   });
 

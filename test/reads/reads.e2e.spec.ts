@@ -4,7 +4,7 @@
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import pg from 'pg';
-import { finishSessions, postgresUnfinishedRows } from '#checkout';
+import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
 import { PAYMENT_STATUSES, purgeKeys, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
@@ -283,6 +283,7 @@ test('each loop of the worker, when nothing is due', () =>
     await purgeKeys(payments, stop);
     await purgeTries(pool, stop);
     await purgeVelocity(pool, stop);
+    await purgeIntakes(postgresIntakeRows(pool), Date.now(), stop);
     await purgeAttempts(pool, stop);
     await purgeDelivered(pool, config.webhooks.keepDays, stop);
     await dropUnusedShapes(pool, readModels.models);

@@ -33,6 +33,9 @@ const appends =
   (append: (inner: EventStore, ...args: Parameters<EventStore['append']>) => ReturnType<EventStore['append']>) =>
   (inner: EventStore): EventStore => ({ ...inner, append: (...args) => append(inner, ...args) });
 
+/** Longer than the append of an event takes. */
+const CONTENT_LATE_MS = 500;
+
 const isOnly = (events: readonly NewEvent[], type: string) => events.every((event) => event.type === type);
 const has = (events: readonly NewEvent[], ...types: readonly string[]) => events.some(({ type }) => types.includes(type));
 const OUTCOMES = ['PaymentCreated', 'PaymentDeclined', 'PaymentFailed'] as const;
@@ -569,6 +572,17 @@ export const CANARIES: readonly Canary[] = [
       log: appends(async (inner, stream, expected, events, options) =>
         inner.append(stream, isOnly(events, 'AttemptStarted') ? await lastRevision(inner, stream) : expected, events, options),
       ),
+    },
+  },
+  {
+    name: 'the content of a checkout is written after its event',
+    seams: {
+      intakes: (inner, { sim }) => ({
+        ...inner,
+        write: async (row) => {
+          void sim.wait(CONTENT_LATE_MS).then(() => inner.write(row).catch(() => undefined));
+        },
+      }),
     },
   },
   {

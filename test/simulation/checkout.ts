@@ -8,6 +8,7 @@ import {
   checkout as decider,
   type CheckoutPorts,
   followNow,
+  type IntakeRow,
   type KnownCheckout,
   mayLeave,
   pay,
@@ -57,9 +58,9 @@ export interface Page {
   readonly mayLeave: boolean;
 }
 
-const page = ({ checkoutId, checkout }: Session, now: number): Page => ({
+const page = ({ checkoutId, checkout, content }: Session, now: number): Page => ({
   checkoutId,
-  view: viewOf(checkout, now),
+  view: viewOf({ checkout, content }, now),
   paymentId: 'attempt' in checkout ? checkout.attempt.paymentId : null,
   attemptIds: checkout.attemptIds,
   mayLeave: mayLeave(checkout, now),
@@ -70,6 +71,7 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
   const now = () => payments.clock.now();
   if (ask.kind === 'check out') {
     const outcome = await takeIn(ports, keys, intake(ask), { actor: { type: 'payer', id: 'intake' }, correlationId: requestId });
+    if (outcome.to === 'too_many') throw new Error('the simulation has no rate limits');
     if (outcome.to !== 'session') throw new ServiceError(outcome.code, outcome.message);
     return page(outcome.session, now());
   }
@@ -93,7 +95,7 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
     }
   };
   const followed = () => settled(session, () => followNow(ports, session, by));
-  const view = viewOf(session.checkout, now());
+  const view = viewOf(session, now());
   if (view === 'pay') refuseInIncident();
   switch (ask.kind) {
     case 'look':
@@ -136,6 +138,7 @@ const intake = ({ nonce, portal, lines, reference: referenceId }: Extract<PayerA
     state: null,
     locale: null,
   }),
+  admitUnsigned: () => null,
 });
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -286,19 +289,22 @@ export const isSessionQuiet = (checkout: KnownCheckout, phaseOf: (paymentId: str
 
 /**
  * Checks the sessions after all faults have ended. A paid session has one charge, and any other session has none. The bank keeps no money of a
- * declined attempt. `submitted`: the session of a payer's request. null: it was another request.
+ * declined attempt. Its content is there. `submitted`: the session of a payer's request. null: it was another request.
  */
 export const auditSessions = (
   streams: ReadonlyMap<string, readonly Recorded[]>,
   books: ReadonlyMap<string, PaymentBook>,
   submitted: (requestId: string) => string | null,
   bank: Bank,
+  intakes: ReadonlyMap<string, IntakeRow>,
   check: Check,
 ): void => {
   const attempted = new Map<string, string>();
   for (const [checkoutId, events] of streams) {
     const session = sessionOf(events, check);
     if (!session) continue;
+    const { content } = session.terms;
+    check(typeof content === 'string' && intakes.get(`${checkoutId} ${content}`)?.hash === content, 'C58: a checkout whose content is nowhere');
     const attempts = events.filter(({ type }) => type === 'AttemptStarted').map(({ data }) => data as { attemptId: string; paymentId: string });
     const current = 'attempt' in session ? session.attempt.attemptId : null;
     let charged = 0;

@@ -558,7 +558,7 @@ export class Oracle {
     this.auditKeys(streams);
     this.auditList(streams);
     const sessions = await this.checkouts();
-    auditSessions(sessions, bookOf, (requestId) => this.sessionOfRequest(requestId), this.world.bank, check);
+    auditSessions(sessions, bookOf, (requestId) => this.sessionOfRequest(requestId), this.world.bank, this.world.tables.intakes, check);
     auditUnfinished(sessions, this.world.tables.unfinished, check);
     this.auditCardData(streams, sessions);
   }

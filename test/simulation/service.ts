@@ -3,7 +3,15 @@
  * as in `apps/services.ts` and `apps/worker`. Two replicas share the stores. After a crash, a replica starts with new memory.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
-import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions } from '#checkout';
+import {
+  applyUnfinished,
+  type CheckoutPorts,
+  CheckoutSessions,
+  checkoutUnfinishedModel,
+  finishSessions,
+  type IntakeRows,
+  purgeIntakes,
+} from '#checkout';
 import {
   checkpointOf,
   createSubscriber,
@@ -82,7 +90,7 @@ import {
   type Statement,
   VelocityCounts,
 } from './stores.js';
-import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
+import { Database, type Run, simulatedCheckpoint, simulatedIntakeRows, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
 /** The places where a canary plants its bug. Each wraps a port of every replica, or changes state that the replicas share. */
@@ -100,6 +108,7 @@ export interface Seams {
   /** The gate before claims: `claims` wraps its answers, and `claimsDatabase` wraps the database that it asks. */
   claims?(claims: Claims, world: World): Claims;
   claimsDatabase?(database: ClaimsDatabase, world: World): ClaimsDatabase;
+  intakes?(rows: IntakeRows, world: World): IntakeRows;
   deliveries?(deliveries: Deliveries, world: World): Deliveries;
   sender?(sender: SimulatedSender, world: World): SimulatedSender;
   world?(world: World): void;
@@ -335,6 +344,7 @@ export class Replica {
   private recoveryPorts!: PaymentPorts;
   private settlement!: SettlementPorts;
   private checkout!: CheckoutPorts;
+  private intakes!: IntakeRows;
   private database!: Database;
   private clock!: Clock;
   private ids!: Ids;
@@ -437,7 +447,10 @@ export class Replica {
       log: logged,
     };
     this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate) };
-    this.checkout = { payments: ports, sessions: new CheckoutSessions(log, clock, ids), directory: ports.directory };
+    const bareIntakes = simulatedIntakeRows(world.tables, database.run);
+    this.intakes = seams.intakes?.(bareIntakes, world) ?? bareIntakes;
+    const sessions = new CheckoutSessions({ store: log, rows: this.intakes, clock, ids, log: logged });
+    this.checkout = { payments: ports, sessions, directory: ports.directory };
     [this.clock, this.ids, this.subscriber, this.database, this.ownLog] = [clock, ids, subscriber, database, ownLog];
     this.startWorker();
     if (world.hasCheckout) this.startCheckout();
@@ -500,7 +513,7 @@ export class Replica {
     startDispatcher(world, database, webhooks, this.ownLog, this.services.log);
   }
 
-  /** Starts the projection of unfinished sessions, and the loop that finishes them. */
+  /** Starts the projection of unfinished sessions, the loop that finishes them, and the purge of contents. */
   startCheckout(): void {
     const { checkout, database, clock } = this;
     const { store } = this.settlement;
@@ -512,6 +525,11 @@ export class Replica {
     const checkpoint = simulatedCheckpoint(database, checkpointOf(checkoutUnfinishedModel));
     createSubscriber(unfinished, { store, checkpoint, clock, ownLog: this.ownLog, leaseMs: PROJECTION_LEASE_MS }).start();
     void this.loop('checkout finisher', () => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
+    void this.loop(
+      'intake purge',
+      () => purgeIntakes(this.intakes, clock.now()),
+      () => PURGE_EVERY_MS,
+    );
   }
 
   /** Starts the loops of `apps/worker`, with other intervals. */

@@ -9,6 +9,7 @@ import { checkpointContract } from '../support/checkpoint.contract.js';
 import { deliveriesContract } from '../support/deliveries.contract.js';
 import { gatewayContract } from '../support/gateway.contract.js';
 import { idempotencyContract } from '../support/key-store.contract.js';
+import { intakeRowsContract } from '../support/intake-rows.contract.js';
 import { listRowsContract } from '../support/list-rows.contract.js';
 import { unfinishedRowsContract } from '../support/unfinished-rows.contract.js';
 import { webhookRowsContract } from '../support/webhook-rows.contract.js';
@@ -16,7 +17,7 @@ import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.j
 import { simulatedDeliveries, simulatedDueSignal, simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import { NO_FAULTS, Process, Simulator } from './simulator.js';
 import { comparedStatement, directStatement, KeyTable, memoryIdempotency, simulatedClaims, simulatedKeyRows } from './stores.js';
-import { Database, type Run, simulatedCheckpoint, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
+import { Database, type Run, simulatedCheckpoint, simulatedIntakeRows, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
 
 idempotencyContract('the simulation’s', async () => {
   const table = new KeyTable(() => Date.now());
@@ -112,6 +113,11 @@ listRowsContract(
 unfinishedRowsContract('the simulation’s', async () => {
   const { tables, connect, close } = openTables();
   return { rows: simulatedUnfinishedRows(tables, connect().run), close };
+});
+
+intakeRowsContract('the simulation’s', async () => {
+  const { tables, connect, close } = openTables();
+  return { rows: simulatedIntakeRows(tables, connect().run), close };
 });
 
 webhookRowsContract('the simulation’s', async () => {

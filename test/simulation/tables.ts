@@ -2,7 +2,7 @@
  * The tables of the projections and of webhooks, in memory behind the simulator. A transaction writes at its commit. There are row locks, and
  * connections break. The ports over these tables pass the contract suites of the real ones (stores.unit.spec.ts).
  */
-import type { UnfinishedRows, UnfinishedSession } from '#checkout';
+import type { IntakeRow, IntakeRows, UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
 import { paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
 import { DatabaseUnavailable, StatementTimeout } from '#platform';
@@ -85,6 +85,8 @@ export class Tables {
   readonly tries = new Map<string, { tries: number; nextTryAt: string; outcome: Resolution }>();
   /** Checkouts without an outcome. */
   readonly unfinished = new Map<string, UnfinishedSession>();
+  /** The contents of checkouts, by checkout and hash. */
+  readonly intakes = new Map<string, IntakeRow>();
   readonly webhooks: WebhookTables;
   /** The listeners for due deliveries. Each process has one. */
   readonly listeners = new Map<Process, () => void>();
@@ -319,7 +321,7 @@ export const simulatedCheckpoint = (database: Database, name: string): Checkpoin
 const asPosition = (text: string): Position | null => (text === '' ? null : (text as Position));
 
 // ------------------------------------------------------------------------------------------------------------------------------------
-// The list, and sessions without an outcome.
+// The list, sessions without an outcome, and contents of checkouts.
 
 export const simulatedListRows = ({ list }: Tables, run: Run): PaymentListRows =>
   port<PaymentListRows>('list', run, ['read', 'page'], {
@@ -365,4 +367,18 @@ export const simulatedUnfinishedRows = ({ unfinished }: Tables, run: Run): Unfin
         .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.checkoutId < b.checkoutId ? -1 : 1))
         .slice(0, limit)
         .map(({ checkoutId, since }) => ({ checkoutId, since })),
+  });
+
+export const simulatedIntakeRows = ({ intakes }: Tables, run: Run): IntakeRows =>
+  port<IntakeRows>('intakes', run, ['read'], {
+    write: ({ writes }, row) => void writes.push(() => intakes.set(`${row.checkoutId} ${row.hash}`, row)),
+    read: (_, checkoutId) => new Map([...intakes.values()].filter((row) => row.checkoutId === checkoutId).map(({ hash, text }) => [hash, text])),
+    purge: ({ writes }, now, limit) => {
+      const due = [...intakes]
+        .filter(([, { purgeAt }]) => purgeAt <= now)
+        .sort(([, a], [, b]) => (a.purgeAt < b.purgeAt ? -1 : 1))
+        .slice(0, limit);
+      writes.push(() => due.forEach(([key]) => intakes.delete(key)));
+      return due.length;
+    },
   });

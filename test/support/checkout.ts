@@ -112,11 +112,13 @@ export class Payer {
     readonly url: string,
     /** The browser's `Origin`. */
     readonly origin = url,
+    /** The browser's address, as the operator's proxy reports it. null: there is no proxy. */
+    readonly address: string | null = null,
   ) {}
 
   /** A second tab of the same browser, with the same cookies. */
   tab(): Payer {
-    const tab = new Payer(this.url, this.origin);
+    const tab = new Payer(this.url, this.origin, this.address);
     for (const [path, cookie] of this.cookies) tab.cookies.set(path, cookie);
     return tab;
   }
@@ -126,6 +128,7 @@ export class Payer {
     const own = [...this.cookies].filter(([prefix]) => target.pathname.startsWith(prefix)).map(([, cookie]) => cookie);
     const all: Record<string, string | null> = {
       ...(own.length > 0 ? { cookie: own.join('; ') } : {}),
+      'x-forwarded-for': this.address,
       ...(method === 'POST' ? { origin: this.origin, 'sec-fetch-site': 'same-origin', 'content-type': 'application/x-www-form-urlencoded' } : {}),
       ...headers,
     };

@@ -11,6 +11,7 @@ import {
   cancellationOf,
   Cancelled,
   Capabilities,
+  codeFor,
   Expired,
   type Frame,
   mayLeave,
@@ -99,7 +100,7 @@ export class CheckoutController {
       case 'cancelled':
         return sendPage(reply, 200, render(Cancelled({ frame, checkoutId })));
       case 'expired':
-        return sendPage(reply, 200, render(Expired({ frame, checkoutId })));
+        return this.showExpired(visit, reply);
     }
   }
 
@@ -112,12 +113,15 @@ export class CheckoutController {
     const { visit, form } = posted;
     const { session, portal } = visit;
     // If the session is paid, in flight or over, show its present state.
-    if (visit.view !== 'pay') return this.backToTruth(visit, reply);
+    const { content } = session;
+    if (visit.view !== 'pay' || content === null) return this.backToTruth(visit, reply);
     const attemptId = form.get('attempt_id') ?? '';
     if (session.checkout.attemptIds.includes(attemptId)) return this.backToTruth(visit, reply);
     if (!this.isOurForm(visit, form)) return this.showForm(visit, reply, { status: 403, notice: { kind: 'out_of_date' } });
-    if (this.pages.limited(request, reply, portal.portalId)) return;
-    const { ports } = this.services;
+    const { ports, limits } = this.services;
+    const from = this.pages.address(request);
+    const seconds = limits.admit(from) ?? limits.admitAt(from, portal.portalId, 'submit');
+    if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
     const read = payFormOf(form, ports.payments.clock.now());
     if (read.instrument === null || Object.keys(read.faults).length > 0) return this.showForm(visit, reply, { status: 422, form: read });
     const { totalCents } = quoteOf(session.checkout.terms, portal);
@@ -131,7 +135,7 @@ export class CheckoutController {
       });
     const { values, instrument } = read;
     const payer = {
-      ...session.checkout.terms.payer,
+      ...content.payer,
       firstName: values.first_name,
       lastName: values.last_name,
       email: values.email,
@@ -140,7 +144,7 @@ export class CheckoutController {
     const after = await this.settled(session, () =>
       this.commands.execute(new PayCheckout(session, { attemptId, quotedTotalCents: totalCents, instrument, payer }, by(request, id))),
     );
-    this.backToTruth({ ...visit, session: after, view: viewOf(after.checkout, ports.payments.clock.now()) }, reply);
+    this.backToTruth({ ...visit, session: after, view: viewOf(after, ports.payments.clock.now()) }, reply);
   }
 
   @Post(':id/extend')
@@ -199,15 +203,16 @@ export class CheckoutController {
     const visit = await this.followed(before, request);
     const { ports, keys } = this.services;
     const { session, portal } = visit;
-    const { terms } = session.checkout;
+    const { content } = session;
+    if (content === null) return redirect(reply, `/checkout/${id}`);
     const nowMs = ports.payments.clock.now();
-    if (session.checkout.phase === 'paid') return redirect(reply, returnAddress(keys, portal, terms, 'paid', await this.paid(session), nowMs));
+    if (session.checkout.phase === 'paid') return redirect(reply, returnAddress(keys, portal, id, content, 'paid', await this.paid(session), nowMs));
     if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
     const payment = await paymentOf(ports, session.checkout.attempt);
     const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
     // The change is stored before the browser goes to the partner. After the change, this session takes no other card.
     if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
-    redirect(reply, returnAddress(keys, portal, terms, 'unknown', payment, nowMs));
+    redirect(reply, returnAddress(keys, portal, id, content, 'unknown', payment, nowMs));
   }
 
   @Get(':id/cancel')
@@ -216,6 +221,8 @@ export class CheckoutController {
     if (!visit) return;
     const { ports, keys } = this.services;
     const { session, portal, view } = visit;
+    const { content } = session;
+    if (content === null) return redirect(reply, `/checkout/${id}`);
     // Any browser may leave a session that is over. Only the bound browser may leave an open one.
     if (view !== 'cancelled' && view !== 'expired') {
       if (!isBound(visit)) return this.showOutsider(visit, request, reply);
@@ -224,9 +231,9 @@ export class CheckoutController {
     const after = await this.settled(session, () =>
       this.commands.execute(new ChangeCheckout(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by(request, id))),
     );
-    const told = cancellationOf(after.checkout);
+    const told = cancellationOf(after.checkout, content);
     if (!told) return redirect(reply, `/checkout/${id}`);
-    redirect(reply, cancelAddress(keys, portal, after.checkout.terms.cancelUrl, told, ports.payments.clock.now()));
+    redirect(reply, cancelAddress(keys, portal, content.cancelUrl, told, ports.payments.clock.now()));
   }
 
   // ----------------------------------------------------------------------------------------------------------------------------------
@@ -242,8 +249,8 @@ export class CheckoutController {
       return null;
     }
     const cookie = cookiesOf(request, publicUrl).find((value) => this.capabilities.holds(id, value)) ?? null;
-    const view = viewOf(session.checkout, ports.payments.clock.now());
-    return { session, portal, cookie, view, frame: this.pages.frame(request, portal, session.checkout.terms) };
+    const view = viewOf(session, ports.payments.clock.now());
+    return { session, portal, cookie, view, frame: this.pages.frame(request, portal, session.content) };
   }
 
   /** Reads a POST of our own form from the browser that holds the session's cookie. null: the request was already answered. */
@@ -324,7 +331,7 @@ export class CheckoutController {
     const session = await this.settled(visit.session, () =>
       this.commands.execute(new FollowCheckout(visit.session, by(request, visit.session.checkoutId))),
     );
-    return { ...visit, session, view: viewOf(session.checkout, ports.payments.clock.now()) };
+    return { ...visit, session, view: viewOf(session, ports.payments.clock.now()) };
   }
 
   private async paid({ checkout }: Session): Promise<PaymentView> {
@@ -336,12 +343,14 @@ export class CheckoutController {
   private showForm(visit: Bound, reply: FastifyReply, shown: { status: number; form?: PayForm; notice?: Notice | null }): void {
     const { session, portal, cookie, frame } = visit;
     const { terms, expiresAt } = session.checkout;
+    if (session.content === null) return this.showExpired(visit, reply);
+    const { lineItems, payer } = session.content;
     const { amountCents, serviceFeeCents } = quoteOf(terms, portal);
     const attemptId = this.services.ports.payments.ids.uuid();
-    const { firstName = '', lastName = '', email = '', zip = '' } = terms.payer;
+    const { firstName = '', lastName = '', email = '', zip = '' } = payer;
     const page: PayPage = {
       checkoutId: session.checkoutId,
-      lines: terms.lineItems,
+      lines: lineItems,
       amountCents,
       serviceFeeCents,
       attemptId,
@@ -354,13 +363,17 @@ export class CheckoutController {
     sendPage(reply, shown.status, render(Pay({ frame, page })));
   }
 
+  private showExpired({ frame, session: { checkoutId, content } }: Visit, reply: FastifyReply): void {
+    sendPage(reply, 200, render(Expired({ frame, checkoutId: content && checkoutId })));
+  }
+
   /** Shows a browser without the cookie a page with nothing of the payer, and with no action that moves money. */
   private async showOutsider(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<void> {
     const { view, frame, session, portal } = visit;
     const { checkoutId } = session;
     if (view === 'receipt') return this.showPaidBefore(visit, reply, false);
     if (view === 'cancelled') return sendPage(reply, 200, render(Cancelled({ frame, checkoutId })));
-    if (view === 'expired') return sendPage(reply, 200, render(Expired({ frame, checkoutId })));
+    if (view === 'expired') return this.showExpired(visit, reply);
     this.pages.refuse(request, reply, 'otherBrowser', portal);
   }
 
@@ -375,4 +388,5 @@ const isBound = (visit: Visit): visit is Bound => visit.cookie !== null;
 
 const by = (request: FastifyRequest, checkoutId: string): Origin => ({ actor: { type: 'payer', id: checkoutId }, correlationId: String(request.id) });
 
-const refusedBefore = ({ checkout: { lastRefusal } }: Session): Notice | null => lastRefusal && { kind: 'refused', refusal: lastRefusal };
+const refusedBefore = ({ checkout: { lastRefusal, terms } }: Session): Notice | null =>
+  lastRefusal && { kind: 'refused', refusal: { ...lastRefusal, code: codeFor(terms, lastRefusal.code) } };

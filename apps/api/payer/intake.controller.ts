@@ -9,7 +9,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { Capabilities, type IntakeKind, type IntakeOutcome } from '#checkout';
 import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
-import { isUuid, ServiceError } from '#kernel';
+import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
 import { parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
@@ -22,6 +22,12 @@ const Redirects = (what: string) =>
     description: `${what} On failure to \`cancel_url\` with \`result=failed&error=CODE\`, signed; to an error page of this service where \`portal_id\` or \`cancel_url\` is not good. The body names what was wrong.`,
     headers: { Location: { schema: { type: 'string', format: 'uri-reference' } } },
   });
+
+const TooMany = ApiResponse({
+  status: 429,
+  description: 'Too many intakes of this address (C65). A page.',
+  headers: { 'Retry-After': { description: 'Seconds.', schema: { type: 'integer' } } },
+});
 
 @ApiTags('Hosted checkout')
 @Controller()
@@ -46,6 +52,7 @@ export class IntakeController {
   @ApiConsumes('application/x-www-form-urlencoded', 'application/json')
   @ApiBody({ type: IntakeRequest })
   @Redirects('To the checkout page.')
+  @TooMany
   async start(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const json = isJson(request);
     await this.answer(json ? 'json' : 'form', request, reply, () => {
@@ -71,6 +78,7 @@ export class IntakeController {
   @ApiQuery({ name: 'nonce', required: true, schema: { type: 'string', minLength: 16, maxLength: 64 } })
   @ApiQuery({ name: 'sig', required: true, description: 'Lower-case hex HMAC-SHA256.', schema: { type: 'string' } })
   @Redirects('To the checkout page, or to the page that says that it is paid.')
+  @TooMany
   async link(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     await this.answer('link', request, reply, () => {
       const at = request.url.indexOf('?');
@@ -79,7 +87,10 @@ export class IntakeController {
   }
 
   private async answer(kind: IntakeKind, request: FastifyRequest, reply: FastifyReply, read: () => PairsAndFields): Promise<void> {
-    const { publicUrl } = this.services;
+    const { publicUrl, limits } = this.services;
+    const from = this.pages.address(request);
+    const seconds = limits.admit(from);
+    if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
     let received: PairsAndFields;
     let fault: ServiceError | null = null;
     try {
@@ -93,16 +104,14 @@ export class IntakeController {
       fault = error;
     }
     const { pairs, fields } = received;
-    // Without a valid portal id, only the limit per address applies. An id in upper case names the same portal.
-    const portalId = pairs.get('portal_id')?.toLowerCase() ?? '';
-    if (this.pages.limited(request, reply, isUuid(portalId) ? portalId : null)) return;
+    const admitUnsigned = (portalId: string) => limits.admitAt(from, portalId, 'unsigned intake');
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
     const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };
     const content = () => {
       if (fault) throw fault;
       return intakeContentOf(kind, fields);
     };
-    const outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content }, by)).catch((error: unknown) => {
+    const outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content, admitUnsigned }, by)).catch((error: unknown) => {
       throw error instanceof StoreIncident ? storeIncident() : error;
     });
     this.send(request, reply, kind, outcome);
@@ -118,6 +127,7 @@ export class IntakeController {
       // A server needs the full address. A browser stays on the host that it used.
       return redirect(reply, kind === 'json' ? publicUrl + path : path);
     }
+    if (outcome.to === 'too_many') return this.pages.tooMany(request, reply, outcome.retryAfterSeconds);
     const { code, message } = outcome;
     log.info({ requestId: String(request.id), code, message, to: outcome.to }, 'an intake was refused');
     const location = outcome.to === 'cancel_url' ? outcome.location : this.pages.errorPath(code, request);

@@ -2,7 +2,7 @@
 import { Inject, Injectable } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
-import { assetsFor, CannotStart, type CheckoutTerms, type Frame, localeOf, Refused, type RefusedRequest, render } from '#checkout';
+import { assetsFor, CannotStart, type CheckoutContent, type Frame, localeOf, Refused, type RefusedRequest, render } from '#checkout';
 import { type ErrorCode, STATUS_OF } from '#kernel';
 import { holdsCardNumber } from '#platform';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, redirect, sendPage } from './http.js';
@@ -28,9 +28,9 @@ export class PayerPages {
   constructor(@Inject(CHECKOUT_SERVICES) private readonly services: CheckoutServices) {}
 
   /** The values that all pages of a portal share. The language is the partner's choice, else the portal's, else the browser's. */
-  frame(request: FastifyRequest, portal: Portal | null, terms: CheckoutTerms | null = null): Frame {
+  frame(request: FastifyRequest, portal: Portal | null, content: CheckoutContent | null = null): Frame {
     return {
-      locale: localeOf(terms?.locale, portal?.checkout.locale, request.headers['accept-language']),
+      locale: localeOf(content?.locale, portal?.checkout.locale, request.headers['accept-language']),
       agency: portal ? (portal.checkout.agencyName ?? portal.name) : null,
       sandbox: this.services.sandbox,
       assets: assetsFor(portal?.checkout.colour ?? null),
@@ -55,19 +55,16 @@ export class PayerPages {
     sendPage(reply, 200, render(CannotStart({ frame: this.frame(request, null), code: known, reference: shown })));
   }
 
-  /** True if a rate limit is reached. The answer is then already sent (C65). */
-  limited(request: FastifyRequest, reply: FastifyReply, portalId: string | null): boolean {
+  /** The address for which the request counts. */
+  address(request: FastifyRequest): string {
     const forwarded = request.headers['x-forwarded-for'];
-    const address = clientAddress(
-      request.socket.remoteAddress ?? '',
-      Array.isArray(forwarded) ? forwarded.join(',') : forwarded,
-      this.services.proxyHops,
-    );
-    const seconds = this.services.limits.admit({ address, portalId });
-    if (seconds === null) return false;
-    void reply.header('retry-after', String(seconds));
+    return clientAddress(request.socket.remoteAddress ?? '', Array.isArray(forwarded) ? forwarded.join(',') : forwarded, this.services.proxyHops);
+  }
+
+  /** The answer to a request that reached a rate limit (C65). */
+  tooMany(request: FastifyRequest, reply: FastifyReply, retryAfterSeconds: number): void {
+    void reply.header('retry-after', String(retryAfterSeconds));
     this.refuse(request, reply, 'tooMany');
-    return true;
   }
 
   /**

@@ -1,23 +1,46 @@
 /**
- * Rate limits of hosted checkout: intakes and card submissions per minute, for each address and each portal (C65). They are off unless an operator
- * sets them. Each process counts by itself, so N processes admit up to N times the limit.
+ * Rate limits of hosted checkout (C65). They count intakes and card submissions by client address. They never close a portal: its payers come from
+ * many addresses. If strangers flood a portal, or test cards there, the limits by address for this portal drop to a tenth.
+ *
+ * Each process counts by itself, so N processes admit up to N times a limit.
  */
+import { isIP } from 'node:net';
 import type { Clock } from '#kernel';
 
+/** Why the limits for a portal have dropped. */
+export type LoweredBy = 'unsigned intakes' | 'declines';
+
 export interface RateLimits {
-  /** Counts the request. If a limit is reached, does not count it and returns the seconds to wait. null: admitted. */
-  admit(key: { readonly address: string; readonly portalId: string | null }): number | null;
+  /** Counts an intake or a submission of an address. Over the limit, does not count it and returns the seconds to wait. null: admitted. */
+  admit(address: string): number | null;
+  /**
+   * The same for a request at one portal: refuses it only while the limits for this portal are lowered. Intakes with a valid signature are not asked
+   * for here.
+   */
+  admitAt(address: string, portalId: string, what: 'unsigned intake' | 'submit'): number | null;
+  /** Counts a declined card. */
+  declined(portalId: string): void;
+  /** Number of portals whose limits are lowered now. */
+  lowered(): number;
 }
 
 export interface RateLimitOptions {
-  /** Requests per minute for each client address. null: no limit. */
+  /** Requests per minute of each client address. null: no limit. */
   readonly perAddress: number | null;
-  /** Requests per minute for each portal. null: no limit. */
-  readonly perPortal: number | null;
+  /** Over this many unsigned intakes per minute, the limits for a portal drop. null: never. */
+  readonly unsignedPerPortal: number | null;
+  /** Over this many declined cards per minute, the limits for a portal drop. null: never. */
+  readonly declinesPerPortal: number | null;
+  /** Called when the limits for a portal drop, and each minute while the reason lasts. */
+  readonly onLowered: (portalId: string, by: LoweredBy) => void;
 }
 
 const MINUTE_MS = 60_000;
-/** If there are this many buckets, all are dropped. Each address and portal then starts again with a full bucket. */
+/** Lowered limits are this part of the usual ones. */
+const LOWERED_TO = 1 / 10;
+/** The limits for a portal stay lowered for this long after its number was last exceeded, in milliseconds. */
+export const LOWERED_MS = 10 * MINUTE_MS;
+/** Maximum number of buckets of addresses. The one that was not used for the longest time makes room. */
 const MAX_BUCKETS = 100_000;
 
 interface Bucket {
@@ -26,42 +49,91 @@ interface Bucket {
 }
 
 /** Token buckets. Each holds the requests of one minute and refills evenly. */
-export const createRateLimits = ({ perAddress, perPortal }: RateLimitOptions, clock: Pick<Clock, 'monotonic'>): RateLimits => {
-  const buckets = new Map<string, Bucket>();
-  const filled = (key: string, limit: number): Bucket => {
-    const now = clock.monotonic();
-    const bucket = buckets.get(key) ?? { tokens: limit, at: now };
-    bucket.tokens = Math.min(limit, bucket.tokens + ((now - bucket.at) / MINUTE_MS) * limit);
+class Buckets {
+  private readonly buckets = new Map<string, Bucket>();
+
+  constructor(
+    private readonly clock: Pick<Clock, 'monotonic'>,
+    private readonly max: number,
+  ) {}
+
+  /** Takes a token. If there is none, returns the seconds until there is one. */
+  take(key: string, perMinute: number): number | null {
+    const now = this.clock.monotonic();
+    const bucket = this.buckets.get(key) ?? { tokens: perMinute, at: now };
+    bucket.tokens = Math.min(perMinute, bucket.tokens + ((now - bucket.at) / MINUTE_MS) * perMinute);
     bucket.at = now;
-    if (buckets.size >= MAX_BUCKETS) buckets.clear();
-    buckets.set(key, bucket);
-    return bucket;
+    // A map keeps its keys in the order in which they were set. So the first one is the oldest.
+    this.buckets.delete(key);
+    this.buckets.set(key, bucket);
+    if (this.buckets.size > this.max) this.buckets.delete(this.buckets.keys().next().value!);
+    if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / perMinute) * 60);
+    bucket.tokens -= 1;
+    return null;
+  }
+}
+
+export const createRateLimits = (options: RateLimitOptions, clock: Pick<Clock, 'monotonic'>): RateLimits => {
+  const { perAddress, unsignedPerPortal, declinesPerPortal, onLowered } = options;
+  const addresses = new Buckets(clock, MAX_BUCKETS);
+  // Only portals that exist are counted, so their number is small.
+  const portals = new Buckets(clock, Number.POSITIVE_INFINITY);
+  const loweredUntil = new Map<string, number>();
+  const announcedAt = new Map<string, number>();
+  const timeIn = (times: ReadonlyMap<string, number>, key: string) => times.get(key) ?? Number.NEGATIVE_INFINITY;
+  const isLowered = (portalId: string) => clock.monotonic() < timeIn(loweredUntil, portalId);
+
+  const count = (portalId: string, by: LoweredBy, perMinute: number | null) => {
+    const key = `${by} ${portalId}`;
+    if (perMinute === null || portals.take(key, perMinute) === null) return;
+    const now = clock.monotonic();
+    loweredUntil.set(portalId, now + LOWERED_MS);
+    if (now - timeIn(announcedAt, key) < MINUTE_MS) return;
+    announcedAt.set(key, now);
+    onLowered(portalId, by);
   };
+
   return {
-    admit: ({ address, portalId }) => {
-      const asked: { bucket: Bucket; limit: number }[] = [];
-      for (const [key, limit] of [
-        [`address ${address}`, perAddress],
-        [`portal ${portalId}`, portalId === null ? null : perPortal],
-      ] as const) {
-        if (limit === null) continue;
-        const bucket = filled(key, limit);
-        // A refused request takes nothing from any bucket. So tokens are taken only after this loop.
-        if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / limit) * 60);
-        asked.push({ bucket, limit });
+    admit: (address) => (perAddress === null ? null : addresses.take(address, perAddress)),
+    admitAt: (address, portalId, what) => {
+      if (perAddress !== null && isLowered(portalId)) {
+        const seconds = addresses.take(`${address} ${portalId}`, Math.max(1, Math.floor(perAddress * LOWERED_TO)));
+        if (seconds !== null) return seconds;
       }
-      for (const { bucket } of asked) bucket.tokens -= 1;
+      if (what === 'unsigned intake') count(portalId, 'unsigned intakes', unsignedPerPortal);
       return null;
     },
+    declined: (portalId) => count(portalId, 'declines', declinesPerPortal),
+    lowered: () => [...loweredUntil.keys()].filter(isLowered).length,
   };
 };
 
 /**
- * The client's address. `hops` is the number of the operator's own proxies. With proxies, the address is entry number `hops` of `X-Forwarded-For`,
- * counted from the end. Earlier entries may be forged by the caller.
+ * The address for which a client counts. `hops` is the number of the operator's own proxies. With proxies, it is entry number `hops` of
+ * `X-Forwarded-For`, counted from the end. Earlier entries may be forged by the caller.
  */
 export const clientAddress = (socketAddress: string, forwardedFor: string | undefined, hops: number): string => {
-  if (hops === 0 || forwardedFor === undefined) return socketAddress;
+  if (hops === 0 || forwardedFor === undefined) return countedAs(socketAddress);
   const addresses = forwardedFor.split(',').map((address) => address.trim());
-  return addresses.at(-hops) ?? socketAddress;
+  return countedAs(addresses.at(-hops) ?? socketAddress);
+};
+
+/** Some proxies write the port too: `192.0.2.1:4711`, `[2001:db8::1]:4711`. */
+const WITH_PORT = /^(?:\[([^\]]+)\]|([\d.]+))(?::\d+)?$/;
+
+/** An IPv6 address counts by its first 64 bits, since a client may choose the others. An IPv4 address that is written as IPv6 counts as IPv4. */
+const countedAs = (text: string): string => {
+  const [, inBrackets, plain] = WITH_PORT.exec(text) ?? [];
+  const address = (inBrackets ?? plain ?? text).replace(/%.*$/, '');
+  if (isIP(address) !== 6) return address;
+  // A URL writes every address in one form, without an IPv4 part.
+  const [head = '', tail] = new URL(`http://[${address}]`).hostname.slice(1, -1).split('::');
+  const [first, last] = [head, tail ?? ''].map((part) => part.split(':').filter((group) => group !== ''));
+  const groups = [...first!, ...Array<string>(8 - first!.length - last!.length).fill('0'), ...last!];
+  if (groups.slice(0, 5).every((group) => group === '0') && groups[5] === 'ffff')
+    return groups
+      .slice(6)
+      .flatMap((group) => [parseInt(group, 16) >> 8, parseInt(group, 16) & 255])
+      .join('.');
+  return `${groups.slice(0, 4).join(':')}::/64`;
 };

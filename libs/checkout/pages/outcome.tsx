@@ -193,7 +193,8 @@ export const Cancelled = ({ frame, checkoutId }: EndedProps) => {
   );
 };
 
-export const Expired = ({ frame, checkoutId }: EndedProps) => {
+/** `checkoutId` null: the address of the agency is no longer known. */
+export const Expired = ({ frame, checkoutId }: { readonly frame: Frame; readonly checkoutId: string | null }) => {
   const text = TEXTS[frame.locale];
   return (
     <Message
@@ -201,7 +202,7 @@ export const Expired = ({ frame, checkoutId }: EndedProps) => {
       sign="stop"
       title={text.expired}
       paragraphs={[text.nothingTaken, text.expiredMore]}
-      way={wayBack(frame, text, checkoutId)}
+      way={checkoutId === null ? null : wayBack(frame, text, checkoutId)}
     />
   );
 };

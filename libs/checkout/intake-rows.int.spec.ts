@@ -1,0 +1,67 @@
+/** Runs the contract of the contents of checkouts (test/support/intake-rows.contract.ts) on Postgres, and tests how they are made. */
+import { expect, test } from '@jest/globals';
+import { createPool } from '#platform';
+import { intakeRowsContract } from '../../test/support/intake-rows.contract.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+import type { CheckoutContent } from './checkout.js';
+import { checkoutIntakeMigration, contentOf, intakeRow, MAX_CONTENT_BYTES, postgresIntakeRows, purgeIntakes } from './intake-rows.js';
+
+const database = async () => {
+  const { url, drop } = await freshDatabase();
+  const pool = createPool(url, { name: 'spec', max: 2 });
+  await pool.query(checkoutIntakeMigration.sql);
+  return {
+    pool,
+    close: async () => {
+      await pool.end();
+      await drop();
+    },
+  };
+};
+
+intakeRowsContract('Postgres’', async () => {
+  const { pool, close } = await database();
+  return { rows: postgresIntakeRows(pool), close };
+});
+
+const content: CheckoutContent = {
+  referenceId: 'CASE-7',
+  lineItems: [{ amountCents: 12_500, referenceId: 'W-1', description: null, metadata: { ward: 4 } }],
+  payer: { email: 'maria@example.com' },
+  returnUrl: 'https://shop.test/done',
+  cancelUrl: 'https://shop.test/cancelled',
+  state: null,
+  locale: 'es',
+};
+const NOW = Date.parse('2026-03-02T09:00:00.000Z');
+const made = (change: Partial<CheckoutContent> = {}, exp: string | null = null, salt = 's') =>
+  intakeRow('cs_x', { ...content, ...change }, { salt, exp, now: NOW });
+
+test('a content counts only as it was hashed; without its salt, the hash says nothing about it', () => {
+  const { text, hash } = made();
+  expect(contentOf(text, hash)).toEqual(content);
+  expect(contentOf(text.replace('W-1', 'W-2'), hash)).toBeNull();
+  expect(made({}, null, 't').hash).not.toBe(hash);
+});
+
+test('it is kept for 30 days after the expiry of its session, and for 7 days after its exp', () => {
+  const days = (count: number) => new Date(NOW + count * 86_400_000).toISOString();
+  expect(made().purgeAt).toBe(days(30 + 1 / 24));
+  expect(made({}, String(NOW / 1_000 + 7 * 86_400)).purgeAt).toBe(days(30 + 1 / 24));
+  expect(made({}, String(NOW / 1_000 + 30 * 86_400)).purgeAt).toBe(days(37));
+});
+
+test('it has at most 64 KB, counted in bytes', () => {
+  const room = MAX_CONTENT_BYTES - Buffer.byteLength(made({ state: '' }).text);
+  expect(Buffer.byteLength(made({ state: 'x'.repeat(room) }).text)).toBe(65_536);
+  for (const state of ['x'.repeat(room + 1), 'é'.repeat(room / 2 + 1)])
+    expect(() => made({ state })).toThrow(expect.objectContaining({ code: 'VALIDATION_ERROR', message: expect.stringContaining('at most 64 KB') }));
+});
+
+test('a purge deletes all that are due, in batches, by their index', async () => {
+  const { pool, close } = await database();
+  await pool.query(`insert into checkout_intake select 'cs_' || n, 'h', 'x', to_timestamp(n) from generate_series(1, 2500) n`);
+  expect(await purgeIntakes(postgresIntakeRows(pool), 2_400_000)).toBe(2_400);
+  expect((await pool.query('select from checkout_intake')).rowCount).toBe(100);
+  await close();
+});

@@ -1,0 +1,100 @@
+/**
+ * The contents of intakes: lines, payer, texts and addresses. They lie in a table and not in the log, since strangers may send intakes and the log is
+ * never deleted. The event of a session holds the hash of its content. A paid payment has its own copy.
+ *
+ * A row is written before the event that names it. If a process dies in between, nothing names the row. Every row is purged some time after its
+ * session has expired.
+ */
+import { createHash } from 'node:crypto';
+import { ServiceError, timestamp } from '#kernel';
+import { type Migration, purge, type Queryable } from '#platform';
+import { type CheckoutContent, SESSION_LIFE_MS } from './checkout.js';
+
+/** Maximum size of one content as JSON, in bytes. */
+export const MAX_CONTENT_BYTES = 64 * 1_024;
+const DAY_MS = 86_400_000;
+/** A content is kept for this long after its session has expired. */
+const KEPT_AFTER_EXPIRY_MS = 30 * DAY_MS;
+/** A content is kept for at least this long after the `exp` of its request. */
+const KEPT_AFTER_EXP_MS = 7 * DAY_MS;
+
+export const checkoutIntakeMigration: Migration = {
+  name: '0090-checkout-intake',
+  sql: `
+    create table checkout_intake (
+      checkout_id text collate "C" not null, hash text collate "C" not null, content text not null, purge_at timestamptz not null,
+      primary key (checkout_id, hash));
+    create index checkout_intake_purge on checkout_intake (purge_at);
+  `,
+};
+
+export interface IntakeRow {
+  readonly checkoutId: string;
+  /** SHA-256 of `text`, in hex. */
+  readonly hash: string;
+  /** The content as JSON. */
+  readonly text: string;
+  /** RFC 3339: from then on, the row may be purged. */
+  readonly purgeAt: string;
+}
+
+/** A port with two implementations: Postgres and the simulation. One contract tests both (test/support/intake-rows.contract.ts). */
+export interface IntakeRows {
+  /**
+   * Writes the row durably. Two requests with one nonce may write at the same moment. Each gets a row of its own, and the event of the session names
+   * one of them.
+   */
+  write(row: IntakeRow): Promise<void>;
+  /** The texts of a session, by hash. */
+  read(checkoutId: string): Promise<ReadonlyMap<string, string>>;
+  /** Deletes at most `limit` rows whose `purgeAt` is `now` or earlier, oldest first. Returns the number of deleted rows. */
+  purge(now: string, limit: number): Promise<number>;
+}
+
+/**
+ * The row of a content. `salt`: any new id. It is a part of the hashed text, so the log says nothing about the content once the row is purged. `exp`:
+ * unix seconds of the request; null: it has none. Throws VALIDATION_ERROR if the content is too large.
+ */
+export const intakeRow = (
+  checkoutId: string,
+  content: CheckoutContent,
+  { salt, exp, now }: { salt: string; exp: string | null; now: number },
+): IntakeRow => {
+  const text = JSON.stringify({ salt, content });
+  if (Buffer.byteLength(text) > MAX_CONTENT_BYTES)
+    throw new ServiceError('VALIDATION_ERROR', `The parameters are too large: at most ${MAX_CONTENT_BYTES / 1_024} KB as JSON.`);
+  const purgeAt = timestamp(Math.max(now + SESSION_LIFE_MS + KEPT_AFTER_EXPIRY_MS, Number(exp ?? 0) * 1_000 + KEPT_AFTER_EXP_MS));
+  return { checkoutId, hash: hashOf(text), text, purgeAt };
+};
+
+const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
+
+/** The content of a row. null: the text is not the one that was hashed. */
+export const contentOf = (text: string, hash: string): CheckoutContent | null =>
+  hashOf(text) === hash ? (JSON.parse(text) as { readonly content: CheckoutContent }).content : null;
+
+export const postgresIntakeRows = (db: Queryable): IntakeRows => ({
+  write: async ({ checkoutId, hash, text, purgeAt }) => {
+    await db.query('insert into checkout_intake (checkout_id, hash, content, purge_at) values ($1, $2, $3, $4)', [checkoutId, hash, text, purgeAt]);
+  },
+
+  read: async (checkoutId) => {
+    const { rows } = await db.query<{ hash: string; content: string }>('select hash, content from checkout_intake where checkout_id = $1', [
+      checkoutId,
+    ]);
+    return new Map(rows.map(({ hash, content }) => [hash, content]));
+  },
+
+  purge: async (now, limit) => {
+    const { rowCount } = await db.query(
+      `delete from checkout_intake where ctid = any(array(
+         select ctid from checkout_intake where purge_at <= $1 order by purge_at limit $2 for update skip locked))`,
+      [now, limit],
+    );
+    return rowCount ?? 0;
+  },
+});
+
+/** Deletes the contents that are no longer needed. */
+export const purgeIntakes = (rows: Pick<IntakeRows, 'purge'>, nowMs: number, stop?: AbortSignal): Promise<number> =>
+  purge((limit) => rows.purge(timestamp(nowMs), limit), stop);
