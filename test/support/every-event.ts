@@ -58,6 +58,7 @@ const administer = async (service: Service): Promise<void> => {
   const { admin, services } = service;
   const { accountId } = await service.account('Riverton Utilities');
   await admin.rotateKeys(accountId);
+  await admin.revokeKey(accountId, (await admin.issueKey(accountId)).keyId);
   const partner = (await admin.createAccount('Riverton Parking')).state;
   const portal = (
     await admin.createPortal({
