@@ -157,6 +157,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           ['captured', decimal(view.capturedAmountCents)],
           ['returned', decimal(view.refundedAmountCents)],
           ['remaining', decimal(view.remainingRefundableAmountCents)],
+          ['settlement', view.settlement ? [view.settlement.status, view.settlement.settledAt ?? ''].join(' ').trim() : ''],
           ['confirmation', view.confirmationNumber ?? ''],
           ['created', view.createdAt],
           ['updated', view.updatedAt],

@@ -125,6 +125,7 @@ export {
   type RequestVoid,
   type ReversalEnd,
   type ReversalRequest,
+  SETTLEMENT_STATUSES,
   statusOf,
   type VisiblePayment,
 } from './payment.js';
