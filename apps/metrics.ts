@@ -1,6 +1,6 @@
 /** Prometheus metrics of a role. Labels are routes and codes, but never ids or a caller's text. */
 import { unfinishedSessions } from '#checkout';
-import { openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
+import { ACKNOWLEDGED_TASKS, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
 import client, { type Registry } from 'prom-client';
 import { driftFigures, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
@@ -28,7 +28,7 @@ interface Limits {
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
 const LOOP_SAMPLE_MS = 50;
 /** Tasks that a decision ends. Tasks about a rejected settlement stay open for ever, so an alarm on their age would never end. */
-const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown'];
+const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', ...ACKNOWLEDGED_TASKS];
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
 export const createMetrics = (services: Services): Metrics => {
@@ -84,7 +84,7 @@ export const createMetrics = (services: Services): Metrics => {
   });
   new client.Gauge({
     name: 'payfold_staff_tasks',
-    help: 'Payments whose unknown outcome only a person can decide, by task, and the age of the oldest in seconds',
+    help: 'Open tasks of staff about payments, by task, and the age of the oldest in seconds',
     labelNames: ['task', 'figure'],
     registers: [shared],
     async collect() {

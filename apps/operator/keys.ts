@@ -1,7 +1,8 @@
 /** `payfold keys`: API keys, each shown once when it is made. Also restores idempotency keys that the database lost. */
 import type { Command } from 'commander';
-import { lastKeyUses, type NewKey } from '#accounts';
-import { type Answer, fields, inForceOrShown, table, type Terminal, uuid, wholeNumber } from './terminal.js';
+import { findNamedKey, lastKeyUses, type NewKey } from '#accounts';
+import { ServiceError } from '#kernel';
+import { type Answer, anyText, fields, inForceOrShown, table, type Terminal, uuid, wholeNumber } from './terminal.js';
 
 /** Default of `--hours`. An idempotency key is kept this long (C20). */
 const REBUILD_HOURS = 24;
@@ -15,7 +16,7 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
 
   keys
     .command('issue')
-    .description('issue a further key')
+    .description('issue a further key; the present keys stay valid')
     .requiredOption('--account <account>', 'account id', uuid)
     .action(
       action(async ({ administration, inForce }, { account }: AccountOption) => {
@@ -27,7 +28,9 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
 
   keys
     .command('rotate')
-    .description('end every key of the account and issue a new one; access tokens already issued stay valid until they expire')
+    .description(
+      'end EVERY present key of the account on the next request and issue a new one; access tokens already issued stay valid until they expire. To change a key without a gap: issue, give the new key to the partner, then revoke the old key',
+    )
     .requiredOption('--account <account>', 'account id', uuid)
     .action(
       action(
@@ -36,7 +39,31 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
           await inForceOrShown(inForce(issued.position), 'API key', issued.apiKey, issued.keyId);
           return answer(issued);
         },
-        { asks: ({ account }) => `Every present key of account ${account} stops working.` },
+        { asks: ({ account }) => `Every present key of account ${account} stops working on the next request.` },
+      ),
+    );
+
+  keys
+    .command('revoke')
+    .description('end one key; the next request with it is refused. The other keys of the account and access tokens already issued stay valid')
+    .argument('<key>', 'key id, or the beginning of the key as `keys list` shows it', anyText)
+    .action(
+      action(
+        async ({ administration, inForce, caughtUp, pool }, name: string) => {
+          await caughtUp();
+          const found = await findNamedKey(pool, name);
+          if (!found) throw new ServiceError('VALIDATION_ERROR', 'There is no such key.', {}, { status: 404 });
+          const { keyId, accountId } = found;
+          const { state, position } = await administration.revokeKey(accountId, keyId);
+          await inForce(position);
+          const left = state.keys.filter(({ revoked }) => !revoked).length;
+          return {
+            json: { keyId, accountId, status: 'revoked' },
+            text: `Key ${keyId} of account ${accountId} is revoked. Keys that the account still has: ${left}.`,
+          };
+        },
+        // The secret part of a key is not shown again.
+        { asks: (name: string) => `Key ${name.split('_').slice(0, 3).join('_')} stops working on the next request.` },
       ),
     );
 

@@ -5,6 +5,7 @@ import { addAccounts } from './accounts.js';
 import { addAudit } from './audit.js';
 import { addCases } from './cases.js';
 import { addDisputes } from './disputes.js';
+import { addKeyfile } from './keyfile.js';
 import { addKeys } from './keys.js';
 import { addLedger } from './ledger.js';
 import { addLog } from './log.js';
@@ -45,6 +46,7 @@ addProjections(program, terminal);
 const stores = new Terminal(async (command) => (await import('./upgrade-context.js')).openUpgrade(command));
 addUpgrade(program, stores);
 addLog(program, stores, terminal);
+addKeyfile(program);
 
 // Each write reports its own error. Without this listener, a closed pipe would end the process during its work.
 process.stdout.on('error', () => undefined);

@@ -1,7 +1,7 @@
 /** `payfold payments`: a payment in the ledger, now or at an earlier time, and the actions of staff. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, ServiceError } from '#kernel';
-import type { Leg, ResolveRequest, StaffReverseRequest } from '#payments';
+import type { AcknowledgedTask, Leg, ResolveRequest, StaffReverseRequest } from '#payments';
 import type { Context } from './context.js';
 import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
@@ -26,6 +26,15 @@ interface ResolveOptions {
   readonly force?: boolean;
   readonly transaction?: ResolveRequest['transactions'];
 }
+
+interface AcknowledgeOptions {
+  readonly task: AcknowledgedTask;
+  readonly reason: string;
+  readonly by: string;
+}
+
+/** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
+const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true };
 
 /** How long to wait for the read models. A worker normally keeps them at the end of the log. */
 const CATCH_UP_MS = 30_000;
@@ -73,7 +82,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
   payments
     .command('tasks')
     .description('what only a person may decide: payments that nobody could bring to an end')
-    .option('--all', 'also those whose payment has come to an end since')
+    .option('--all', 'also those that have come to an end')
     .action(
       action(async ({ services }, { all = false }: { all?: boolean }) => {
         const { store, pool: db, readModels } = await services();
@@ -86,6 +95,30 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
             ['PAYMENT', 'REASON', 'STATUS', 'RAISED'],
             rows.map((row) => [row.paymentId, row.reason, row.status, row.raisedAt]),
           ),
+        };
+      }),
+    );
+
+  payments
+    .command('acknowledge')
+    .description('end a task about a rejected settlement, once it is dealt with; it moves no money')
+    .argument('<payment>', 'payment id', uuid)
+    .addOption(new Option('--task <task>', 'which task').choices(Object.keys(TASKS)).makeOptionMandatory())
+    .requiredOption('--reason <reason>', 'what was done; for the record')
+    .requiredOption('--by <name>', 'who has dealt with it', personName)
+    .action(
+      action(async ({ services }, paymentId: string, { task, reason, by }: AcknowledgeOptions) => {
+        const { AcknowledgeTask } = await import('#settlement/module');
+        const { commands } = await services();
+        const done = await commands.execute(new AcknowledgeTask({ paymentId, task, reason, by }));
+        return {
+          json: done,
+          text: fields([
+            ['payment', done.paymentId],
+            ['task', done.task],
+            ['acknowledged by', done.by],
+            ['reason', done.reason],
+          ]),
         };
       }),
     );
@@ -157,6 +190,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           ['captured', decimal(view.capturedAmountCents)],
           ['returned', decimal(view.refundedAmountCents)],
           ['remaining', decimal(view.remainingRefundableAmountCents)],
+          ['settlement', view.settlement ? [view.settlement.status, view.settlement.settledAt ?? ''].join(' ').trim() : ''],
           ['confirmation', view.confirmationNumber ?? ''],
           ['created', view.createdAt],
           ['updated', view.updatedAt],

@@ -150,7 +150,9 @@ const credentialOf = (lines: readonly string[]): Credential => {
   if (line.startsWith('pc_')) return { kind: 'api_key', text: line };
   const [, scheme, text] = SCHEME.exec(line) ?? [];
   if (scheme?.toLowerCase() === 'apikey') return { kind: 'api_key', text: text! };
-  // {@link AccessTokens.verify} refuses an API key that is sent as Bearer.
+  // Generated clients send an API key as Bearer by default (C50).
+  if (scheme?.toLowerCase() === 'bearer' && text!.startsWith('pc_'))
+    throw new AuthenticationError(401, 'This is an API key, not an access token. Send it as "Authorization: ApiKey pc_…".');
   if (scheme?.toLowerCase() === 'bearer') return { kind: 'access_token', text: text! };
   throw new AuthenticationError(401, 'Send an API key as "ApiKey pc_…" or an access token as "Bearer …".');
 };

@@ -84,7 +84,10 @@ describe('API keys (C51)', () => {
   );
   test('no Authorization header: 401 (C50)', async () => expect(await statusOf()).toBe(401));
   test('two Authorization lines, even the same: 401 (C14)', async () => expect(await statusOf(`ApiKey ${w.apiKey}`, `ApiKey ${w.apiKey}`)).toBe(401));
-  test('Bearer pc_… : 401 (C50)', async () => expect(await statusOf(`Bearer ${w.apiKey}`)).toBe(401));
+  test.each(['Bearer', 'bearer'])('%s pc_… : 401, and the message says how to send an API key (C50)', async (scheme) => {
+    const refusal = await refused(authenticate([`${scheme} ${w.apiKey}`], w.deps));
+    expect([refusal.status, refusal.message]).toEqual([401, 'This is an API key, not an access token. Send it as "Authorization: ApiKey pc_…".']);
+  });
   test('malformed: 401', async () => {
     const bad = [
       '',

@@ -29,6 +29,7 @@ export type AccountEvent =
       readonly type: 'ApiKeysRotated';
       readonly data: { readonly accountId: string; readonly endedKeyIds: readonly string[]; readonly key: ApiKeyRecord };
     }
+  | { readonly type: 'ApiKeyRevoked'; readonly data: { readonly accountId: string; readonly keyId: string } }
   | { readonly type: 'AccountDeactivated'; readonly data: { readonly accountId: string } }
   | { readonly type: 'AccountReactivated'; readonly data: { readonly accountId: string } };
 
@@ -42,7 +43,7 @@ export interface Account {
   readonly status: AccountStatus;
   /** How often the account was deactivated. An access token of before the last time is dead (C52). */
   readonly deactivations: number;
-  /** Every key ever issued, oldest first. Rotated keys stay, marked as revoked. */
+  /** Every key ever issued, oldest first. Ended keys stay, marked as revoked. */
   readonly keys: readonly (ApiKeyRecord & { readonly revoked: boolean })[];
 }
 
@@ -62,6 +63,10 @@ const evolve = (state: Account | null, event: AccountEvent): Account => {
         ...before,
         keys: [...before.keys.map((key) => (ended.has(key.keyId) ? { ...key, revoked: true } : key)), { ...event.data.key, revoked: false }],
       };
+    }
+    case 'ApiKeyRevoked': {
+      const before = created(state);
+      return { ...before, keys: before.keys.map((key) => (key.keyId === event.data.keyId ? { ...key, revoked: true } : key)) };
     }
     case 'AccountDeactivated': {
       const before = created(state);
@@ -85,6 +90,7 @@ export type AccountCommand =
   | { readonly type: 'CreateAccount'; readonly accountId: string; readonly name: string }
   | { readonly type: 'IssueApiKey'; readonly key: ApiKeyRecord }
   | { readonly type: 'RotateApiKeys'; readonly key: ApiKeyRecord }
+  | { readonly type: 'RevokeApiKey'; readonly keyId: string }
   | { readonly type: 'DeactivateAccount' }
   | { readonly type: 'ReactivateAccount' };
 
@@ -101,6 +107,11 @@ const decide = (state: Account | null, command: AccountCommand): readonly Accoun
     case 'RotateApiKeys': {
       const endedKeyIds = keys.filter((key) => !key.revoked).map((key) => key.keyId);
       return [{ type: 'ApiKeysRotated', data: { accountId, endedKeyIds, key: command.key } }];
+    }
+    case 'RevokeApiKey': {
+      const key = keys.find(({ keyId }) => keyId === command.keyId);
+      if (!key) throw new ServiceError('VALIDATION_ERROR', 'There is no such key.', {}, { status: 404 });
+      return key.revoked ? [] : [{ type: 'ApiKeyRevoked', data: { accountId, keyId: key.keyId } }];
     }
     case 'DeactivateAccount':
       return status === 'deactivated' ? [] : [{ type: 'AccountDeactivated', data: { accountId } }];

@@ -11,6 +11,7 @@ const rotated = (endedKeyIds: string[], keyId: string): AccountEvent => ({
   type: 'ApiKeysRotated',
   data: { accountId, endedKeyIds, key: key(keyId) },
 });
+const revoked = (keyId: string): AccountEvent => ({ type: 'ApiKeyRevoked', data: { accountId, keyId } });
 const deactivated: AccountEvent = { type: 'AccountDeactivated', data: { accountId } };
 const reactivated: AccountEvent = { type: 'AccountReactivated', data: { accountId } };
 
@@ -58,6 +59,22 @@ describe('an API account', () => {
     given(created, issued('1'), rotated(['1'], '2'))
       .when({ type: 'RotateApiKeys', key: key('3') })
       .then(rotated(['2'], '3')));
+  test('one key is ended, the others stay', () =>
+    given(created, issued('1'), issued('2')).when({ type: 'RevokeApiKey', keyId: '1' }).then(revoked('1')));
+  test('ending a key a second time, or one that a rotation ended, changes nothing', () => {
+    given(created, issued('1'), revoked('1')).when({ type: 'RevokeApiKey', keyId: '1' }).then();
+    given(created, issued('1'), rotated(['1'], '2'))
+      .when({ type: 'RevokeApiKey', keyId: '1' })
+      .then();
+  });
+  test('a key of another account is refused', () =>
+    given(created, issued('1'))
+      .when({ type: 'RevokeApiKey', keyId: '2' })
+      .thenRefused('VALIDATION_ERROR', /no such key/));
+  test('a rotation does not end a revoked key again', () =>
+    given(created, issued('1'), issued('2'), revoked('1'))
+      .when({ type: 'RotateApiKeys', key: key('3') })
+      .then(rotated(['2'], '3')));
   test('is deactivated and reactivated', () => {
     given(created).when({ type: 'DeactivateAccount' }).then(deactivated);
     given(created, deactivated).when({ type: 'ReactivateAccount' }).then(reactivated);
@@ -73,6 +90,7 @@ describe('an API account', () => {
   test.each<AccountCommand>([
     { type: 'IssueApiKey', key: key('1') },
     { type: 'RotateApiKeys', key: key('1') },
+    { type: 'RevokeApiKey', keyId: '1' },
     { type: 'DeactivateAccount' },
     { type: 'ReactivateAccount' },
   ])('that does not exist refuses $type', (command) =>

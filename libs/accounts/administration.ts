@@ -107,6 +107,11 @@ export class Administration {
     return { ...(await this.changeAccount(accountId, { type: 'RotateApiKeys', key: record })), keyId: record.keyId, apiKey };
   }
 
+  /** Ends one key. Tokens that were issued before stay valid. A key that has ended stays as it is. */
+  revokeKey(accountId: string, keyId: string): Promise<Done<Account>> {
+    return this.changeAccount(accountId, { type: 'RevokeApiKey', keyId });
+  }
+
   private drawKey() {
     return newApiKey(this.deps.ids.uuid(), keyEnvironment(this.deps.environment), this.deps.keys);
   }

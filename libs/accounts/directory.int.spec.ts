@@ -134,6 +134,15 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     expect((await directory.findApiKey(parseApiKey(fresh.apiKey)!.lookupId))?.revoked).toBe(false);
   });
 
+  test('a revoked key is known as revoked, the other one stays good', async () => {
+    const accountId = await anAccount();
+    const [old, fresh] = [await administration.issueKey(accountId), await administration.issueKey(accountId)];
+    await administration.revokeKey(accountId, old.keyId);
+    await project();
+    expect((await directory.findApiKey(parseApiKey(old.apiKey)!.lookupId))?.revoked).toBe(true);
+    expect((await directory.findApiKey(parseApiKey(fresh.apiKey)!.lookupId))?.revoked).toBe(false);
+  });
+
   test('a portal as its stream folds, signing secret sealed', async () => {
     const accountId = await anAccount();
     const { state, signingSecret } = await aPortal(accountId);

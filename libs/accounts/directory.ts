@@ -323,6 +323,20 @@ const findApiKeys = async (db: Queryable, lookupIds: readonly string[]): Promise
   return lookupIds.map((lookupId) => found.get(lookupId) ?? null);
 };
 
+/** A key as staff name it: by its id, by the beginning that `keys list` shows, or by its whole text. */
+const NAMED_KEY = /^pc_(?:test|live)_([0-9A-HJKMNP-TV-Z]{16})(?:_[0-9A-Za-z]{43})?$/;
+
+/** Finds a key and its account. null: there is no such key. */
+export const findNamedKey = async (db: Queryable, name: string): Promise<{ readonly keyId: string; readonly accountId: string } | null> => {
+  const lookupId = NAMED_KEY.exec(name)?.[1] ?? null;
+  if (lookupId === null && !isUuid(name)) return null;
+  const { rows } = await db.query<{ keyId: string; accountId: string }>(
+    'select key_id as "keyId", account_id as "accountId" from directory_api_key where key_id = $1::uuid or lookup_id = $2',
+    lookupId === null ? [name, null] : [null, lookupId],
+  );
+  return rows[0] ?? null;
+};
+
 interface TermsQuestion {
   readonly accountId: string;
   readonly portalId: string;

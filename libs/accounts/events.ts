@@ -9,6 +9,7 @@ export const accountEvents = defineEvents<AccountEvent>({
   AccountCreated: [],
   ApiKeyIssued: [],
   ApiKeysRotated: [],
+  ApiKeyRevoked: [],
   AccountDeactivated: [],
   AccountReactivated: [],
 });

@@ -16,6 +16,7 @@ export {
   type ChargeTerms,
   type Directory,
   directoryModel,
+  findNamedKey,
   MemoryDirectory,
   type PortalAccess,
   postgresDirectory,

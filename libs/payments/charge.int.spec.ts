@@ -415,7 +415,7 @@ describe('with a key', () => {
     expect(taken).toMatchObject({
       code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED',
       details: {},
-      message: expect.stringMatching(/before anything was charged/),
+      message: 'Nothing was charged. Use a new key.',
     });
     expect(read(late).code).toBe('IDEMPOTENCY_RECONCILIATION_REQUIRED');
     expect(await house.truth()).toEqual([]);

@@ -167,15 +167,15 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
 
 const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
 
-/** The answer for a key whose create has no certain outcome (C16, C64). `payment` null: the stream cannot be read now. */
+/** The answer for a key whose create has no certain outcome (C16, C64, C74). `payment` null: the stream cannot be read now. */
 export const reconciliationRequired = (paymentId: string, payment: Payment | null): ServiceError =>
   payment === null || isVisible(payment)
     ? new ServiceError(
         'IDEMPOTENCY_RECONCILIATION_REQUIRED',
-        'An earlier request with this key ended without a certain outcome; check the payment, and use a new key to charge again.',
+        `Read payment ${paymentId}. Charge again with a new key only if it reads failed or voided.`,
         { id: paymentId },
       )
-    : new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'An earlier request with this key ended before anything was charged; use a new key.');
+    : new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'Nothing was charged. Use a new key.');
 
 /** A card is valid until its month has ended in the last time zone on earth (C5). */
 const EXPIRY_ZONE_MS = 12 * 3_600_000;

@@ -125,6 +125,7 @@ export {
   type RequestVoid,
   type ReversalEnd,
   type ReversalRequest,
+  SETTLEMENT_STATUSES,
   statusOf,
   type VisiblePayment,
 } from './payment.js';
@@ -140,7 +141,17 @@ export {
 } from './recovery.js';
 export { resolvePayment, type ResolveRequest } from './resolve.js';
 export { reverse, type ReverseRequest } from './reverse.js';
-export { operator, raiseStaffTask, refuseStaffText, staff, type StaffTaskReason } from './staff.js';
+export {
+  ACKNOWLEDGED_TASKS,
+  type AcknowledgedTask,
+  acknowledgeStaffTask,
+  type AcknowledgeRequest,
+  operator,
+  raiseStaffTask,
+  refuseStaffText,
+  staff,
+  type StaffTaskReason,
+} from './staff.js';
 export { openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
 export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

@@ -139,7 +139,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 2,
+  shape: 3,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],

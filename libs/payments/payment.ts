@@ -274,6 +274,8 @@ export interface ChargedLeg {
   /** A leg on which a refund was made is never voided afterwards (C24). */
   readonly refunded: boolean;
   readonly settledBatchId: string | null;
+  /** RFC 3339: when that batch closed. null: the leg is not settled. */
+  readonly settledAt: string | null;
   /** The amounts of the leg in its batch. null: the leg is not settled. */
   readonly settledGrossCents: Cents | null;
   readonly settledFeeCents: Cents | null;
@@ -404,6 +406,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return withLeg(asCharged(payment, event), event, at, (leg) => ({
         ...leg,
         settledBatchId: event.data.batchId,
+        settledAt: event.data.closedAt,
         settledGrossCents: event.data.grossCents,
         settledFeeCents: event.data.feeCents,
       }));
@@ -412,7 +415,7 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
         const { batchId, grossCents, feeCents } = event.data;
         if (leg.settledBatchId !== batchId || leg.settledGrossCents !== grossCents || leg.settledFeeCents !== feeCents)
           throw impossible(payment, event);
-        return { ...leg, settledBatchId: null, settledGrossCents: null, settledFeeCents: null };
+        return { ...leg, settledBatchId: null, settledAt: null, settledGrossCents: null, settledFeeCents: null };
       });
     case 'SettlementRejected':
       return withLeg(asCharged(payment, event), event, at, (leg) => ({ ...leg, settlementRejected: true }));
@@ -448,6 +451,7 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
       feeReturnedCents: 0,
       refunded: false,
       settledBatchId: null,
+      settledAt: null,
       settledGrossCents: null,
       settledFeeCents: null,
       settlementRejected: false,
@@ -573,6 +577,26 @@ export const statusOf = (payment: VisiblePayment): PaymentStatus => {
   if (left.principal + left.fee === 0) return payment.lastReturnedBy === 'void' ? 'voided' : 'refunded';
   // A void that succeeded in part leaves the payment succeeded until the void is complete (C27).
   return payment.lastReturnedBy === 'void' ? 'succeeded' : 'partially_refunded';
+};
+
+export type SettlementStatus = 'unsettled' | 'settled' | 'rejected';
+export const SETTLEMENT_STATUSES: readonly SettlementStatus[] = ['unsettled', 'settled', 'rejected'];
+
+/** What the processor's batches say about the charge. `settledAt`: when the batch of the first settled leg closed; null: no leg is settled. */
+export interface Settlement {
+  readonly status: SettlementStatus;
+  readonly settledAt: string | null;
+}
+
+/** One rejected leg makes the settlement rejected; otherwise one settled leg makes it settled. Legs that were fully voided do not count (C73). */
+export const settlementOf = (payment: Charged): Settlement => {
+  const legs = payment.legs.filter((leg) => leg.refunded || cents(unreturned(leg)) > 0);
+  const settledAt = legs.reduce<string | null>(
+    (first, leg) => (leg.settledAt !== null && (first === null || leg.settledAt < first) ? leg.settledAt : first),
+    null,
+  );
+  if (legs.some((leg) => leg.settlementRejected)) return { status: 'rejected', settledAt };
+  return { status: settledAt === null ? 'unsettled' : 'settled', settledAt };
 };
 
 /** Cents that cannot be refunded because of open and lost disputes (C30). */

@@ -1108,6 +1108,16 @@ describe('a retry that is to complete the fee finds that it came back meanwhile 
 });
 
 describe('settlement and disputes', () => {
+  const settledAt = (leg: 'principal' | 'fee', closedAt: string): PaymentEvent => ({
+    type: 'PaymentSettled',
+    at: LATER,
+    data: { leg, batchId: 'bat_2', closedAt, grossCents: 10_000, feeCents: 30 },
+  });
+  const withdrawn: PaymentEvent = {
+    type: 'SettlementWithdrawn',
+    at: LATER,
+    data: { leg: 'principal', batchId: 'bat_1', closedAt: AT, grossCents: 10_000, feeCents: 30 },
+  };
   const settle = (leg: 'principal' | 'fee' | 'combined', accepted = true) =>
     ({ type: 'RecordSettlement', at: LATER, leg, batchId: 'bat_1', closedAt: AT, accepted, grossCents: 10_000, feeCents: 30 }) as const;
   test('a leg settles once, or its settlement is rejected once (C67)', () => {
@@ -1128,11 +1138,6 @@ describe('settlement and disputes', () => {
       .thenFails(/no charged combined leg/);
   });
   test('a later change of its batch replaces the fact; another batch changes nothing; a leg that is in no batch is unsettled again', () => {
-    const withdrawn: PaymentEvent = {
-      type: 'SettlementWithdrawn',
-      at: LATER,
-      data: { leg: 'principal', batchId: 'bat_1', closedAt: AT, grossCents: 10_000, feeCents: 30 },
-    };
     const [was] = [...decider.decide(fold(decider, charged()), settle('principal'))];
     const less = { ...settle('principal'), grossCents: 9_000, feeCents: 29 };
     given(...charged(), was!)
@@ -1183,6 +1188,31 @@ describe('settlement and disputes', () => {
         .when(again)
         .thenNothing();
   });
+  test.each<[string, PaymentEvent[], object | null]>([
+    ['a pending payment', [initiated()], null],
+    ['a failed payment', [initiated(), failed], null],
+    ['a payment of unknown outcome', [initiated(), unknown], null],
+    ['a charge in no batch', charged(), { status: 'unsettled', settledAt: null }],
+    ['one leg settled', [...charged(), settled('fee')], { status: 'settled', settledAt: AT }],
+    [
+      'both legs settled: the first batch counts',
+      [...charged(), settledAt('principal', LATER), settled('fee')],
+      { status: 'settled', settledAt: AT },
+    ],
+    ['one leg rejected', [...charged(), settlementRejected('fee')], { status: 'rejected', settledAt: null }],
+    ['one leg settled, the other rejected', [...charged(), settled('principal'), settlementRejected('fee')], { status: 'rejected', settledAt: AT }],
+    ['the settlement withdrawn', [...charged(), settled('principal'), withdrawn], { status: 'unsettled', settledAt: null }],
+    ['the principal voided, the fee in no batch', [...charged(), ...halfVoided('v')], { status: 'unsettled', settledAt: null }],
+    ['the principal voided, the fee settled', [...charged(), ...halfVoided('v'), settled('fee')], { status: 'settled', settledAt: AT }],
+    ['a voided leg does not count', [...charged(), settled('principal'), ...halfVoided('v')], { status: 'unsettled', settledAt: null }],
+    ['all voided', [...charged(), ...voided('v')], { status: 'unsettled', settledAt: null }],
+    [
+      'a leg that was refunded counts',
+      [...charged(), settled('principal'), ...partRefunded('r', [3333, 3333, 3334], 'refund')],
+      { status: 'settled', settledAt: AT },
+    ],
+    ['a leg voided in part counts', [...charged(), ...partRefunded('r', [100, 0, 0]), settled('principal')], { status: 'settled', settledAt: AT }],
+  ])('%s (C73)', (_, facts, expected) => expect(viewOf(...facts).settlement).toEqual(expected));
   test('settling one leg leaves the other as it is', () => {
     const state = chargedState(...charged(), settled('fee'));
     expect(state.legs.map(({ leg, settledBatchId }) => [leg, settledBatchId])).toEqual([

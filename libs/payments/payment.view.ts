@@ -10,6 +10,8 @@ import {
   type PaymentStatus,
   type ReversalAttempt,
   remaining,
+  type Settlement,
+  settlementOf,
   statusOf,
   type VisiblePayment,
 } from './payment.js';
@@ -33,6 +35,8 @@ export interface PaymentView {
   readonly paymentMethod: { readonly type: string; readonly brand: string; readonly last4: string };
   readonly gateway: { readonly transactionId: string | null; readonly authCode: string | null };
   readonly lineItems: readonly LineItemView[];
+  /** null: the payment is not charged (C73). */
+  readonly settlement: Settlement | null;
   readonly expiresAt: null;
   readonly capturedAt: string | null;
   readonly createdAt: string;
@@ -94,6 +98,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
         metadata: line.metadata,
       };
     }),
+    settlement: charge ? settlementOf(charge) : null,
     expiresAt: null,
     capturedAt: charge?.capturedAt ?? null,
     createdAt: payment.createdAt,

@@ -7,13 +7,16 @@ import { charged, declined, initiated, principalRefunded, unknown } from '../../
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { openAttempts, paymentListModel } from './list.js';
 import type { PaymentEvent } from './payment.js';
-import { raiseStaffTask, staff, type StaffTaskReason } from './staff.js';
+import { acknowledgeStaffTask, raiseStaffTask, staff, type StaffTaskReason } from './staff.js';
 import { openStaffTasks, staffTasks, staffWorkModel } from './staff-work.js';
 import { paymentStream } from './stream.js';
 
 const ids = systemIds(() => systemClock.now());
 const RECOVERY: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: 'spec' };
 const store = memoryEventStore();
+/** No two tasks are raised in the same millisecond, so their order is known. */
+let now = systemClock.now();
+const clock = { ...systemClock, now: () => (now += 1) };
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
@@ -38,8 +41,8 @@ const record = async (facts: readonly PaymentEvent[], origin: Origin = RECOVERY,
   await store.append(paymentStream(id), 'any', events);
   return id;
 };
-const raise = (paymentId: string, reason: StaffTaskReason) =>
-  raiseStaffTask({ clock: systemClock, log: createLogger('silent', 'spec') }, store, paymentId, reason, { batchId: 'bat_1' }, RECOVERY);
+const raise = (paymentId: string, reason: StaffTaskReason, batchId = 'bat_1') =>
+  raiseStaffTask({ clock, ids, log: createLogger('silent', 'spec') }, store, paymentId, reason, { batchId }, RECOVERY);
 let applied = 0;
 /** Applies the events that are new. */
 const follow = async () => {
@@ -72,6 +75,7 @@ test('payments that wait for staff are counted by their task, and not among the 
   expect(await openStaffTasks(pool)).toEqual([
     { task: 'charge_cannot_be_undone', count: 2, oldestSeconds: expect.any(Number) },
     { task: 'settled_while_unknown', count: 1, oldestSeconds: expect.any(Number) },
+    { task: 'settlement_rejected', count: 1, oldestSeconds: expect.any(Number) },
   ]);
   expect((await openAttempts(pool)).count).toBe(2);
   expect(await shown()).toEqual([
@@ -85,9 +89,51 @@ test('payments that wait for staff are counted by their task, and not among the 
 
   await record([declined], RECOVERY, stuck);
   await follow();
-  expect(await openStaffTasks(pool)).toEqual([{ task: 'charge_cannot_be_undone', count: 1, oldestSeconds: expect.any(Number) }]);
+  expect((await openStaffTasks(pool)).map(({ task, count }) => [task, count])).toEqual([
+    ['charge_cannot_be_undone', 1],
+    ['settlement_rejected', 1],
+  ]);
   expect((await openAttempts(pool)).count).toBe(2);
   expect((await shown()).map(([paymentId]) => paymentId)).toEqual([other, refunding]);
+});
+
+test('a task about a rejected settlement ends when a person acknowledges it, and waits again if another batch rejects', async () => {
+  const id = await record(charged());
+  const ports = { clock, ids };
+  const request = { paymentId: id, task: 'settlement_rejected', reason: 'the payer paid at the counter', by: ' Dana ' } as const;
+  await expect(acknowledgeStaffTask(ports, store, request)).rejects.toThrow('The payment has no such task.');
+  await raise(id, 'settlement_rejected');
+  await follow();
+  const open = async () => (await shown()).filter(([paymentId]) => paymentId === id).length;
+  const counted = async () => (await openStaffTasks(pool)).find(({ task }) => task === 'settlement_rejected')!.count;
+  const before = await counted();
+  expect(await open()).toBe(1);
+  const done = { paymentId: id, task: 'settlement_rejected', reason: 'the payer paid at the counter', by: 'Dana' };
+  expect(await acknowledgeStaffTask(ports, store, request)).toEqual(done);
+  // A second person gets the first acknowledgement, and nothing is recorded.
+  expect(await acknowledgeStaffTask(ports, store, { ...request, by: 'Robin' })).toEqual(done);
+  await follow();
+  expect([await open(), await counted()]).toEqual([0, before - 1]);
+  const ended = (await staffTasks({ store, db: pool }, { all: true })).filter(({ paymentId }) => paymentId === id);
+  expect(ended).toMatchObject([{ open: false, acknowledged: { reason: 'the payer paid at the counter', by: 'Dana' } }]);
+  const { rows } = await pool.query('select actor, reason from staff_action where event = $1', ['StaffTaskAcknowledged']);
+  expect(rows).toEqual([{ actor: 'Dana', reason: 'the payer paid at the counter' }]);
+  await raise(id, 'settlement_rejected');
+  await follow();
+  expect(await open()).toBe(0);
+  await raise(id, 'settlement_rejected', 'bat_2');
+  await follow();
+  expect([await open(), await counted()]).toEqual([1, before]);
+  await acknowledgeStaffTask(ports, store, request);
+  await follow();
+});
+
+test('an acknowledgement in one batch with its task', async () => {
+  const id = await record(charged());
+  await raise(id, 'settled_after_rejection');
+  await acknowledgeStaffTask({ clock, ids }, store, { paymentId: id, task: 'settled_after_rejection', reason: 'booked', by: 'Dana' });
+  await follow();
+  expect((await shown()).filter(([paymentId]) => paymentId === id)).toEqual([]);
 });
 
 test('events of staff and operators are kept with their words; others are not', async () => {
@@ -96,7 +142,9 @@ test('events of staff and operators are kept with their words; others are not', 
   const refund = { ...asked, data: { ...asked!.data, reason: 'billed twice' } } as PaymentEvent;
   await record([refund], staff('Dana', 'spec'), id);
   await follow();
-  const { rows } = await pool.query('select actor_type, actor, event, stream, reason, recorded_at from staff_action');
+  const { rows } = await pool.query('select actor_type, actor, event, stream, reason, recorded_at from staff_action where stream = $1', [
+    paymentStream(id),
+  ]);
   expect(rows).toEqual([
     {
       actor_type: 'staff',

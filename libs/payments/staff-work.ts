@@ -2,26 +2,34 @@
  * The read model of staff's work: all events that staff or operators caused, and the tasks that only a person may decide. It follows the whole log, so
  * that reports and figures need not read the log.
  */
-import { type EventStore, type ReadModel, type Recorded } from '#eventstore';
+import { type EventStore, load, type ReadModel, type Recorded } from '#eventstore';
 import { fold, type Json } from '#kernel';
 import type { Queryable } from '#platform';
 import { isVisible, payment as decider, type PaymentEvent, type PaymentStatus, statusOf } from './payment.js';
-import { isTaskOpen, staffTaskEvents, type StaffTaskReason, staffTaskStream } from './staff.js';
+import {
+  ACKNOWLEDGED_TASKS,
+  type Acknowledgement,
+  isTaskOpen,
+  STAFF_TASK_STREAM,
+  staffTaskEvents,
+  staffTaskId,
+  type StaffTaskReason,
+} from './staff.js';
 import { paymentEvents, paymentStream } from './stream.js';
 
 const TABLES = `
   create table staff_action (
     position text collate "C" not null, recorded_at timestamptz not null, actor_type text not null, actor text not null, event text not null,
     stream text not null, reason text, event_id uuid not null);
-  create table staff_task (payment_id uuid not null, reason text not null, raised_at timestamptz not null)`;
+  create table staff_task (payment_id uuid not null, reason text not null, raised_at timestamptz not null, acknowledged_at timestamptz)`;
 const INDEXES = `
   alter table staff_action add constraint staff_action_pkey primary key (recorded_at, position);
   alter table staff_task add constraint staff_task_pkey primary key (payment_id, reason);
-  create index staff_task_raised on staff_task (reason, raised_at)`;
+  create index staff_task_open on staff_task (reason, raised_at) where acknowledged_at is null`;
 
 export const staffWorkModel: ReadModel = {
   name: 'staff-work',
-  shape: 1,
+  shape: 2,
   tables: ['staff_action', 'staff_task'],
   createTables: TABLES,
   createIndexes: INDEXES,
@@ -45,19 +53,21 @@ const applyStaffWork = async (db: Queryable, events: readonly Recorded[]): Promi
         actions.map(({ id }) => id),
       ],
     );
-  const tasks = events.filter(({ stream }) => stream.startsWith(TASK_STREAMS));
-  if (tasks.length > 0)
-    await db.query(
-      `insert into staff_task (payment_id, reason, raised_at) select * from unnest($1::uuid[], $2::text[], $3::timestamptz[]) on conflict do nothing`,
-      [
-        tasks.map((event) => staffTaskEvents.read(event).data.paymentId),
-        tasks.map((event) => staffTaskEvents.read(event).data.reason),
-        tasks.map(({ meta }) => meta.recordedAt),
-      ],
-    );
+  for (const recorded of events.filter(({ stream }) => stream.startsWith(STAFF_TASK_STREAM.prefix))) await applyTask(db, recorded);
 };
 
-const TASK_STREAMS = 'staff-task-';
+/** There are few tasks, so each event has a statement of its own. A task that is raised again waits again. */
+const applyTask = async (db: Queryable, recorded: Recorded): Promise<void> => {
+  const { type, data } = staffTaskEvents.read(recorded);
+  const { recordedAt } = recorded.meta;
+  if (type === 'StaffTaskRaised')
+    await db.query(
+      `insert into staff_task (payment_id, reason, raised_at) values ($1, $2, $3)
+       on conflict (payment_id, reason) do update set raised_at = excluded.raised_at, acknowledged_at = null`,
+      [data.paymentId, data.reason, recordedAt],
+    );
+  else await db.query('update staff_task set acknowledged_at = $3 where payment_id = $1 and reason = $2', [data.paymentId, data.task, recordedAt]);
+};
 
 /** The words of staff in an event. null: there are none. */
 const whyOf = ({ data }: Recorded): string | null => {
@@ -67,6 +77,8 @@ const whyOf = ({ data }: Recorded): string | null => {
 
 /** SQL for the reasons of tasks that wait while the payment is unknown. A decision ends them. */
 const UNTIL_DECIDED = `('charge_cannot_be_undone', 'settled_while_unknown')`;
+/** SQL for the reasons of tasks that wait until a person acknowledges them. */
+const UNTIL_ACKNOWLEDGED = `(${ACKNOWLEDGED_TASKS.map((task) => `'${task}'`).join(', ')})`;
 
 /** SQL condition: a row `p` of the list waits for a decision by staff. Nothing else can bring such a payment to an end. */
 export const WAITS_FOR_STAFF = `p.status = 'unknown' and exists (
@@ -79,15 +91,14 @@ export interface OpenStaffTasks {
   readonly oldestSeconds: number;
 }
 
-/**
- * For metrics: the open tasks that a decision ends, by reason. Tasks about a rejected settlement stay open for ever, so they are not counted.
- * Reads only open payments.
- */
+/** For metrics: the open tasks, by reason. Reads only open payments and open tasks. */
 export const openStaffTasks = async (db: Queryable): Promise<readonly OpenStaffTasks[]> => {
   const { rows } = await db.query<{ task: StaffTaskReason; count: string; oldest: string }>(
     `select t.reason as task, count(*) as count, extract(epoch from now() - min(t.raised_at)) as oldest
      from payment_list p join staff_task t on t.payment_id = p.payment_id
-     where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED} group by t.reason order by t.reason`,
+     where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED} group by t.reason
+     union all select reason, count(*), extract(epoch from now() - min(raised_at)) from staff_task
+     where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null group by reason order by task`,
   );
   return rows.map(({ task, count, oldest }) => ({ task, count: Number(count), oldestSeconds: Number(oldest) }));
 };
@@ -101,6 +112,8 @@ export interface StaffTask {
   /** RFC 3339. */
   readonly raisedAt: string;
   readonly evidence: Readonly<Record<string, Json>>;
+  /** null: no person has acknowledged the task. */
+  readonly acknowledged: Acknowledgement | null;
 }
 
 /**
@@ -111,24 +124,25 @@ export const staffTasks = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
   { all }: { readonly all: boolean },
 ): Promise<readonly StaffTask[]> => {
-  const { rows } = await db.query<{ payment_id: string; reason: StaffTaskReason }>(
+  const { rows } = await db.query<{ payment_id: string; reason: StaffTaskReason; raised_at: Date }>(
     all
-      ? 'select payment_id, reason from staff_task order by raised_at, payment_id, reason'
+      ? 'select payment_id, reason, raised_at from staff_task order by raised_at, payment_id, reason'
       : `select t.payment_id, t.reason, t.raised_at from payment_list p join staff_task t on t.payment_id = p.payment_id
          where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}
-         union all select payment_id, reason, raised_at from staff_task where reason in ('settlement_rejected', 'settled_after_rejection')
+         union all select payment_id, reason, raised_at from staff_task where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null
          order by raised_at, payment_id, reason`,
   );
   const tasks: StaffTask[] = [];
-  for (const { payment_id: paymentId, reason } of rows) {
+  for (const { payment_id: paymentId, reason, raised_at: raisedAt } of rows) {
     const facts: PaymentEvent[] = [];
     for await (const fact of store.read(paymentStream(paymentId))) facts.push(paymentEvents.read(fact));
     const payment = fold(decider, facts);
-    const open = isTaskOpen(reason, payment);
+    const { state } = await load(store, STAFF_TASK_STREAM, staffTaskId(paymentId, reason));
+    const open = isTaskOpen(reason, payment, state.acknowledged);
     if (!open && !all) continue;
     const status = isVisible(payment) ? statusOf(payment) : 'none';
-    for await (const raised of store.read(staffTaskStream(paymentId, reason), 0n, 1))
-      tasks.push({ paymentId, reason, status, open, raisedAt: raised.meta.recordedAt, evidence: staffTaskEvents.read(raised).data.evidence });
+    const { evidence, acknowledged } = state;
+    tasks.push({ paymentId, reason, status, open, raisedAt: raisedAt.toISOString(), evidence: evidence.at(-1) ?? {}, acknowledged });
   }
   return tasks;
 };

@@ -1,5 +1,6 @@
-/** Staff: the names of actors, the rules for their texts, and how a task that only a person may decide is raised. */
-import { defineEvents, type EventStore, type Origin, recordOnce } from '#eventstore';
+/** Staff: the names of actors, the rules for their texts, and how a task that only a person may decide is raised and ended. */
+import { isDeepStrictEqual } from 'node:util';
+import { change, Conflict, type DecidedStreamType, defineEvents, type EventStore, execute, load, type Origin } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
 import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
@@ -43,40 +44,110 @@ export type StaffTaskReason =
   /** A batch accepted a sale whose settlement had been rejected before. */
   | 'settled_after_rejection';
 
-/**
- * A task about an unknown outcome is open while the payment is unknown. A task about a rejected settlement of a charged payment stays open for ever,
- * since the books no longer expect the money.
- */
-export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment): boolean =>
-  reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged';
+/** Tasks about money that a batch has decided. A person ends them by an acknowledgement; nothing else can. */
+export const ACKNOWLEDGED_TASKS = ['settlement_rejected', 'settled_after_rejection'] as const satisfies readonly StaffTaskReason[];
+export type AcknowledgedTask = (typeof ACKNOWLEDGED_TASKS)[number];
 
-interface StaffTaskRaised {
-  readonly type: 'StaffTaskRaised';
-  readonly data: { readonly paymentId: string; readonly reason: StaffTaskReason; readonly evidence: Readonly<Record<string, Json>> };
+/** A person's word that a task is dealt with. */
+export interface Acknowledgement {
+  readonly reason: string;
+  readonly by: string;
 }
 
-export const staffTaskEvents = defineEvents<StaffTaskRaised>({ StaffTaskRaised: [] });
+/** A task about an unknown outcome is open while the payment is unknown. A task about a batch is open until a person acknowledges it. */
+export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment, acknowledged: Acknowledgement | null): boolean =>
+  reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged' && acknowledged === null;
+
+type Evidence = Readonly<Record<string, Json>>;
+
+type StaffTaskEvent =
+  | { readonly type: 'StaffTaskRaised'; readonly data: { readonly paymentId: string; readonly reason: StaffTaskReason; readonly evidence: Evidence } }
+  | {
+      readonly type: 'StaffTaskAcknowledged';
+      readonly data: { readonly paymentId: string; readonly task: AcknowledgedTask } & Acknowledgement;
+    };
+
+export const staffTaskEvents = defineEvents<StaffTaskEvent>({ StaffTaskRaised: [], StaffTaskAcknowledged: [] });
+
+interface StaffTaskState {
+  /** The evidence of each time that the task was raised, oldest first. */
+  readonly evidence: readonly Evidence[];
+  /** null: the task waits, or was raised again. */
+  readonly acknowledged: Acknowledgement | null;
+}
+
+type StaffTaskCommand =
+  | { readonly type: 'Raise'; readonly paymentId: string; readonly reason: StaffTaskReason; readonly evidence: Evidence }
+  | ({ readonly type: 'Acknowledge'; readonly paymentId: string; readonly task: AcknowledgedTask } & Acknowledgement);
 
 /** The stream of a task. A payment has at most one task of each reason. */
-export const staffTaskStream = (paymentId: string, reason: StaffTaskReason): string => `staff-task-${taskIdOf(paymentId, reason)}`;
-const taskIdOf = (paymentId: string, reason: StaffTaskReason): string => hashedUuid('staff-task', paymentId, reason);
+export const STAFF_TASK_STREAM: DecidedStreamType<StaffTaskState, StaffTaskCommand, StaffTaskEvent> = {
+  prefix: 'staff-task-',
+  events: staffTaskEvents,
+  decider: {
+    initial: { evidence: [], acknowledged: null },
+    evolve: (state, { type, data }) =>
+      type === 'StaffTaskRaised'
+        ? { evidence: [...state.evidence, data.evidence], acknowledged: null }
+        : { ...state, acknowledged: { reason: data.reason, by: data.by } },
+    decide: ({ evidence, acknowledged }, command) => {
+      if (command.type === 'Raise') {
+        const { paymentId, reason } = command;
+        // Recovery and settlement find the same facts again and again. Only other facts raise an acknowledged task again.
+        const known = evidence.some((earlier) => isDeepStrictEqual(earlier, command.evidence));
+        if (known || (evidence.length > 0 && acknowledged === null)) return [];
+        return [{ type: 'StaffTaskRaised', data: { paymentId, reason, evidence: command.evidence } }];
+      }
+      if (evidence.length === 0) throw new ServiceError('VALIDATION_ERROR', 'The payment has no such task.', {}, { status: 404 });
+      const { paymentId, task, reason, by } = command;
+      return acknowledged === null ? [{ type: 'StaffTaskAcknowledged', data: { paymentId, task, reason, by } }] : [];
+    },
+  },
+};
+
+export const staffTaskId = (paymentId: string, reason: StaffTaskReason): string => hashedUuid('staff-task', paymentId, reason);
 
 /**
- * Logs an error as an alarm, and records a task. If the same task was recorded before, does nothing: recovery finds the same payment again and again.
- * Throws the errors of the store.
+ * Logs an error as an alarm, and records a task. Does nothing if the task waits already, or was acknowledged with the same evidence. Throws the errors
+ * of the store.
  */
 export const raiseStaffTask = async (
-  { clock, log }: Pick<PaymentPorts, 'clock' | 'log'>,
+  { clock, ids, log }: Pick<PaymentPorts, 'clock' | 'ids' | 'log'>,
   store: EventStore,
   paymentId: string,
   reason: StaffTaskReason,
-  evidence: Readonly<Record<string, Json>>,
+  evidence: Evidence,
   origin: Origin,
 ): Promise<void> => {
-  const stream = staffTaskStream(paymentId, reason);
-  for await (const _ of store.read(stream, 0n, 1)) return;
+  const loaded = await load(store, STAFF_TASK_STREAM, staffTaskId(paymentId, reason));
+  const command: StaffTaskCommand = { type: 'Raise', paymentId, reason, evidence };
+  if (STAFF_TASK_STREAM.decider.decide(loaded.state, command).length === 0) return;
   // The line comes before the event. So a process that is killed in between loses no alarm.
   log.error({ paymentId, reason }, 'a payment needs a decision by staff');
-  const event: StaffTaskRaised = { type: 'StaffTaskRaised', data: { paymentId, reason, evidence } };
-  await recordOnce({ store, clock }, staffTaskEvents, stream, event, taskIdOf(paymentId, reason), origin);
+  await execute({ store, clock, ids }, STAFF_TASK_STREAM, loaded, [command], origin).catch((error: unknown) => {
+    // Another process has raised it.
+    if (!(error instanceof Conflict)) throw error;
+  });
+};
+
+export interface AcknowledgeRequest extends Acknowledgement {
+  readonly paymentId: string;
+  readonly task: AcknowledgedTask;
+}
+
+/**
+ * Ends a task about a batch, with the reason of a person. It moves no money. A task that was acknowledged before stays as it was; the earlier
+ * acknowledgement is returned. Throws VALIDATION_ERROR, and the errors of the store.
+ */
+export const acknowledgeStaffTask = async (
+  { clock, ids }: Pick<PaymentPorts, 'clock' | 'ids'>,
+  store: EventStore,
+  { paymentId, task, reason, by }: AcknowledgeRequest,
+): Promise<AcknowledgeRequest> => {
+  refuseStaffText('reason', reason);
+  const origin = staff(by, ids.uuid());
+  const busy = () => new ServiceError('INVALID_STATE', 'The task is being changed; try again.');
+  const command = { type: 'Acknowledge', paymentId, task, reason, by: origin.actor.id } as const;
+  const { state } = await change({ store, clock, ids }, STAFF_TASK_STREAM, staffTaskId(paymentId, task), command, origin, busy);
+  return { paymentId, task, ...state.acknowledged! };
 };

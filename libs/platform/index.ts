@@ -5,7 +5,7 @@ export { type Config, ConfigError, type Network, readConfig, type WebhookSetting
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';
 export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
-export { KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
+export { createKeyFile, KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';
 export { NotOurs, readOwnFile, requireOwnFolder, writeOwnFile } from './own-file.js';
 export { copyInto } from './postgres/copy.js';

@@ -23,11 +23,14 @@ export type Purpose =
   | 'log-head'
   | 'verify-pass'
   | 'webhook-listen'
+  | 'key-check'
   | 'checkout';
 
 const KEY_BYTES = 32;
 const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
+/** Length of a check value, in hex digits. */
+const CHECK_DIGITS = 16;
 
 export class KeyRing {
   private readonly derived = new Map<string, Buffer>();
@@ -54,6 +57,11 @@ export class KeyRing {
       this.derived.set(name, key);
     }
     return key;
+  }
+
+  /** A check value of one key: 16 hex digits that are equal where the key is equal, and do not reveal it. */
+  check(kid: string): string {
+    return this.derive('key-check', kid).toString('hex').slice(0, CHECK_DIGITS);
   }
 
   /** HMAC-SHA256 under a purpose's key. */
@@ -125,27 +133,32 @@ export const readKeyRing = (file: string): KeyRing => {
   return new KeyRing(ring.current, keys);
 };
 
+/** Creates a key file with one fresh key, mode 600, and its folder. False: the file exists already, and was not changed. */
+export const createKeyFile = (file: string): boolean => {
+  mkdirSync(dirname(file), { recursive: true, mode: 0o711 });
+  const draft = `${file}.${randomBytes(6).toString('hex')}`;
+  const descriptor = openSync(draft, 'wx', 0o600);
+  const key = randomBytes(KEY_BYTES).toString('base64');
+  try {
+    writeSync(descriptor, `${JSON.stringify({ current: 'k1', keys: { k1: key } }, null, 2)}\n`);
+    fsyncSync(descriptor);
+    closeSync(descriptor);
+    linkSync(draft, file);
+    return true;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
+    return false;
+  } finally {
+    unlinkSync(draft);
+  }
+};
+
 /**
  * The sandbox's ring: reads the file, or creates it on the first start. An existing file is never overwritten, even if two processes start at once.
  */
 export const readOrCreateKeyRing = (file: string): KeyRing => {
-  if (!existsSync(file)) {
-    mkdirSync(dirname(file), { recursive: true, mode: 0o711 });
-    const draft = `${file}.${randomBytes(6).toString('hex')}`;
-    const descriptor = openSync(draft, 'wx', 0o600);
-    const key = randomBytes(KEY_BYTES).toString('base64');
-    writeSync(descriptor, `${JSON.stringify({ current: 'k1', keys: { k1: key } }, null, 2)}\n`);
-    fsyncSync(descriptor);
-    closeSync(descriptor);
-    try {
-      linkSync(draft, file);
-    } catch (error) {
-      // Another process created the file first. Its key is used.
-      if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
-    } finally {
-      unlinkSync(draft);
-    }
-  }
+  // If another process creates the file first, its key is used.
+  if (!existsSync(file)) createKeyFile(file);
   return readKeyRing(file);
 };
 

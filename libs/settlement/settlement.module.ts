@@ -3,7 +3,15 @@ import { Global, Module } from '@nestjs/common';
 import { Command } from '@nestjs/cqrs';
 import { type EventStore, type Origin, ReadModels } from '#eventstore';
 import { EVENT_STORE, POOL } from '#eventstore/module';
-import { type Dispute, type PaymentPorts, type PaymentView, resolvePayment, type ResolveRequest } from '#payments';
+import {
+  acknowledgeStaffTask,
+  type AcknowledgeRequest,
+  type Dispute,
+  type PaymentPorts,
+  type PaymentView,
+  resolvePayment,
+  type ResolveRequest,
+} from '#payments';
 import { PAYMENT_PORTS } from '#payments/module';
 import type { Pool } from '#platform';
 import { commandHandler } from '#platform/module';
@@ -31,6 +39,13 @@ export type OpenExceptions = (stop?: AbortSignal) => Promise<number>;
 /** Staff decide the outcome of a payment whose outcome is unknown. */
 export class ResolvePayment extends Command<PaymentView> {
   constructor(readonly request: ResolveRequest) {
+    super();
+  }
+}
+
+/** Staff have dealt with a task about a batch. */
+export class AcknowledgeTask extends Command<AcknowledgeRequest> {
+  constructor(readonly request: AcknowledgeRequest) {
     super();
   }
 }
@@ -85,6 +100,9 @@ export class ChangeException extends Command<void> {
 const HANDLERS = [
   commandHandler(ResolvePayment, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { request }) =>
     resolvePayment(payments, register, request),
+  ),
+  commandHandler(AcknowledgeTask, SETTLEMENT_PORTS, ({ payments, store }: SettlementPorts, { request }) =>
+    acknowledgeStaffTask(payments, store, request),
   ),
   commandHandler(OpenDispute, SETTLEMENT_PORTS, ({ payments }: SettlementPorts, { paymentId, dispute, origin }) =>
     openDispute(payments, paymentId, dispute, origin),

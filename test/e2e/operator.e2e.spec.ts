@@ -3,7 +3,7 @@
  * They run no projection: a change must be in force when the command returns.
  */
 import { execFile, spawn } from 'node:child_process';
-import { copyFile, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
+import { copyFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -142,6 +142,22 @@ describe('payfold keys (Authentication 3, 4, 6; C50, C51)', () => {
     expect([await statusOf(fresh.apiKey), await statusOf(`Bearer ${accessToken}`)]).toEqual([403, 403]);
     await json('accounts', 'reactivate', accountId);
     expect([await statusOf(fresh.apiKey), await statusOf(`Bearer ${accessToken}`)]).toEqual([200, 200]);
+  });
+  test('issue, then revoke: a rotation without a gap; only the named key stops', async () => {
+    const accountId = await anAccount();
+    const old = await json<{ keyId: string; apiKey: string }>('keys', 'issue', '--account', accountId);
+    const fresh = await json<{ keyId: string; apiKey: string }>('keys', 'issue', '--account', accountId);
+    const { accessToken } = await exchange([old.apiKey], authentication());
+    expect([await statusOf(old.apiKey), await statusOf(fresh.apiKey)]).toEqual([200, 200]);
+    expect(await json('keys', 'revoke', old.keyId, '--yes')).toEqual({ keyId: old.keyId, accountId, status: 'revoked' });
+    expect([await statusOf(old.apiKey), await statusOf(fresh.apiKey), await statusOf(`Bearer ${accessToken}`)]).toEqual([401, 200, 200]);
+    // A second time changes nothing. A leaked key is named by its beginning, without its account.
+    expect(await json('keys', 'revoke', old.keyId, '--yes')).toEqual({ keyId: old.keyId, accountId, status: 'revoked' });
+    const prefix = fresh.apiKey.split('_').slice(0, 3).join('_');
+    expect(await json('keys', 'revoke', prefix, '--yes')).toEqual({ keyId: fresh.keyId, accountId, status: 'revoked' });
+    expect(await statusOf(fresh.apiKey)).toBe(401);
+    for (const unknown of [NOBODY, 'pc_test_0000000000000000', 'key'])
+      expect(await refused(1, 'keys', 'revoke', unknown, '--yes')).toMatchObject({ message: 'There is no such key.' });
   });
   test('of an unknown account: exit 1', async () => {
     for (const verb of ['issue', 'rotate', 'list'])
@@ -386,6 +402,52 @@ describe('payfold cases (C70, Errors 2)', () => {
   });
 });
 
+describe('payfold keyfile', () => {
+  const keyFile = (name: string) => join(dataDir, 'keyfile', name);
+  // No database listens at this address, and production lacks its settings.
+  const production = { ENVIRONMENT: 'production', DATABASE_URL: 'postgres://127.0.0.1:1/none' };
+  test('create: mode 600, one random key; an existing file is never changed', async () => {
+    const file = keyFile('master.key');
+    const made = await json<{ file: string; current: string; keys: { kid: string; current: boolean; check: string }[] }>('keyfile', 'create', file);
+    expect(made).toEqual({ file, current: 'k1', keys: [{ kid: 'k1', current: true, check: expect.stringMatching(/^[0-9a-f]{16}$/) }] });
+    expect((await stat(file)).mode & 0o777).toBe(0o600);
+    const bytes = await readFile(file);
+    expect(await refused(1, 'keyfile', 'create', file)).toMatchObject({ message: `${file} exists already; it was not changed.` });
+    expect(await readFile(file)).toEqual(bytes);
+    expect((await readdir(join(dataDir, 'keyfile'))).sort()).toEqual(['master.key']);
+    const other = await json<{ keys: { check: string }[] }>('keyfile', 'create', keyFile('other.key'));
+    expect(other.keys[0]!.check).not.toBe(made.keys[0]!.check);
+  });
+  test('show: ids and checks, no key, the same for a copy; a named file needs no other setting', async () => {
+    const { keys } = JSON.parse(await readFile(keyFile('master.key'), 'utf8')) as { keys: Record<string, string> };
+    const ring = { current: 'k2', keys: { k1: keys.k1, k2: Buffer.alloc(32, 7).toString('base64') } };
+    await writeFile(keyFile('two.key'), JSON.stringify(ring), { mode: 0o600 });
+    const shown = await payfold(['keyfile', 'show', keyFile('two.key'), '--json'], production);
+    expect(valueOf(shown)).toMatchObject({
+      current: 'k2',
+      keys: [
+        { kid: 'k1', current: false },
+        { kid: 'k2', current: true },
+      ],
+    });
+    for (const key of Object.values(ring.keys)) expect(shown.stdout).not.toContain(key);
+    const alone = await json<{ keys: { check: string }[] }>('keyfile', 'show', keyFile('master.key'));
+    expect(valueOf<typeof alone>(shown).keys[0]!.check).toBe(alone.keys[0]!.check);
+  });
+  test('without a name: the configured file', async () => {
+    const file = keyFile('configured.key');
+    expect(await payfold(['keyfile', 'create'], { MASTER_KEY_FILE: file })).toMatchObject({ code: 0, stderr: '' });
+    expect((await payfold(['keyfile', 'show'], { MASTER_KEY_FILE: file })).stdout).toContain(file);
+  });
+  test('a missing file, one that others can read, one that is no ring: exit 1', async () => {
+    expect((await refused(1, 'keyfile', 'show', keyFile('none.key'))).message).toMatch(/cannot be read \(ENOENT\)/);
+    await writeFile(keyFile('open.key'), '{}', { mode: 0o644 });
+    expect((await refused(1, 'keyfile', 'show', keyFile('open.key'))).message).toMatch(/chmod 600/);
+    await writeFile(keyFile('bad.key'), '{}', { mode: 0o600 });
+    expect((await refused(1, 'keyfile', 'show', keyFile('bad.key'))).message).toMatch(/needs "current" and "keys"/);
+  });
+});
+
 describe('wrong usage: one line, exit 2, nothing opened', () => {
   // No database listens at this address. None of these commands may connect to it.
   const nowhere = () => ({ DATABASE_URL: 'postgres://127.0.0.1:1/none', DATA_DIR: join(dataDir, 'unused') });
@@ -394,7 +456,8 @@ describe('wrong usage: one line, exit 2, nothing opened', () => {
     [['accounts', 'create', '--name', 'x', '--nmae', 'y'], /unknown option '--nmae'/],
     [['accounts', 'deactivate', 'x', '--yes'], /It must be a UUID/],
     [['accounts', 'deactivate', NOBODY], /add --yes/],
-    [['keys', 'rotate', '--account', NOBODY], /add --yes/],
+    [['keys', 'rotate', '--account', NOBODY], /Every present key .* add --yes/],
+    [['keys', 'revoke', NOBODY], /add --yes/],
     [['portals', 'revoke', NOBODY, '--account', NOBODY], /add --yes/],
     [['accounts', 'delete'], /unknown command 'delete'/],
     [['acounts'], /unknown command 'acounts'/],

@@ -286,6 +286,7 @@ describe('a line that goes', () => {
     await desk.importFile(desk.csv(desk.line('g', stays.tx, CLOSED), desk.line('g', goes.tx, CLOSED)));
     await desk.importFile(desk.csv(desk.line('g', stays.tx, CLOSED)));
     expect(await settledIn(goes.id)).toBeNull();
+    expect((await partner.client.find(goes.id)).data.settlement).toEqual({ status: 'unsettled', settledAt: null });
     const [missing, ...others] = (await desk.exceptions()).filter((one) => one.batchId === 'g');
     expect(others).toEqual([]);
     expect(missing).toMatchObject({ kind: 'MISSING_AT_GATEWAY', paymentId: goes.id, leg: 'principal', expectedCents: 10_000, grossCents: 0 });

@@ -100,6 +100,33 @@ describe('settlement', () => {
     );
     expect(await read(id)).toMatchObject({ status: 'succeeded', remainingRefundableAmountCents: 10_300 });
   });
+  test('GET and list tell when a void is no longer possible, and that a settlement was rejected (C73)', async () => {
+    const [good, bad] = [await pay(), await pay({ number: CARD.settlementRejected })];
+    const voided = (await pay()).id;
+    for (const { settlement } of [good, bad]) expect(settlement).toEqual({ status: 'unsettled', settledAt: null });
+    await client.void(voided);
+    await settle();
+    const settled = await read(good.id);
+    const events = await service.services.payments.ports.streams.events(good.id);
+    const closed = events.flatMap(({ type, data }) => (type === 'PaymentSettled' ? [(data as { closedAt: string }).closedAt] : []));
+    expect(settled.settlement).toEqual({ status: 'settled', settledAt: closed[0] });
+    expect(Date.parse(settled.updatedAt)).toBeGreaterThan(Date.parse(good.updatedAt));
+    expect(await client.void(good.id)).toMatchObject({ status: 422, code: 'VOID_FAILED' });
+    const rejected = await read(bad.id);
+    expect([rejected.status, rejected.settlement]).toEqual(['succeeded', { status: 'rejected', settledAt: null }]);
+    expect((await read(voided)).settlement).toEqual({ status: 'unsettled', settledAt: null });
+    const { payments } = (await client.list({ limit: 3 })).data;
+    expect(payments.map(({ id, settlement }) => [id, settlement?.status])).toEqual([
+      [voided, 'unsettled'],
+      [bad.id, 'rejected'],
+      [good.id, 'settled'],
+    ]);
+    // A replay of the create shows the settlement of that time: the answer is kept as it was.
+    const key = 'replayed after its batch';
+    const first = await client.create(paymentOf(separate), { key });
+    await settle();
+    expect((await client.create(paymentOf(separate), { key })).text).toBe(first.text);
+  });
   test('recorded again, and by two at the same time, every line is recorded once', async () => {
     const payments = await Promise.all(Array.from({ length: 5 }, () => pay()));
     await service.simulator.closeBatches();

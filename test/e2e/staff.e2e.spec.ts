@@ -193,7 +193,26 @@ describe('beside the running service', () => {
       open: true,
       raisedAt: expect.any(String),
       evidence: expect.objectContaining({ transactionId: expect.any(String) }),
+      acknowledged: null,
     });
+  });
+  test('a rejected settlement: the payment shows it, the task names the batch, and an acknowledgement ends it', async () => {
+    const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.settlementRejected }));
+    const { id } = answer.body.data as { id: string };
+    const acknowledge = (...more: string[]) =>
+      payfold('payments', 'acknowledge', id, '--task', 'settlement_rejected', '--reason', 'paid at the counter', ...BY, ...more);
+    expect(await acknowledge()).toMatchObject({ code: 1, value: { message: 'The payment has no such task.' } });
+    await payfold('settlement', 'close');
+    expect(await done('payments', 'show', id)).toMatchObject({ status: 'succeeded', settlement: { status: 'rejected', settledAt: null } });
+    const tasks = async (...options: string[]) =>
+      ((await done('payments', 'tasks', ...options)) as unknown as { paymentId: string }[]).filter(({ paymentId }) => paymentId === id);
+    expect(await tasks()).toMatchObject([{ reason: 'settlement_rejected', open: true, evidence: { batchId: expect.any(String) } }]);
+    const said = { reason: 'paid at the counter', by: BY[1] };
+    expect((await acknowledge()).value).toEqual({ paymentId: id, task: 'settlement_rejected', ...said });
+    expect(await tasks()).toEqual([]);
+    expect(await tasks('--all')).toMatchObject([{ open: false, acknowledged: said }]);
+    expect(await done('payments', 'show', id)).toMatchObject({ settlement: { status: 'rejected' } });
+    expect((await payfold('payments', 'acknowledge', id, '--task', 'settled_while_unknown', '--reason', 'x', ...BY)).code).toBe(2);
   });
   test('resolve', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));

@@ -294,7 +294,7 @@ describe('/metrics of the supervisor', () => {
       expect([figure, get(figure)]).toEqual([figure, (before.get(figure) ?? 0) + 1]);
     for (const check of ['idempotency', 'readModels', 'schema', 'eventStore']) expect(get(`payfold_ready{check="${check}"}`)).toBe(1);
     for (const name of NAMES) expect(get(`payfold_child_restarts_total{child="${name}"}`)).toBe(0);
-    for (const task of ['charge_cannot_be_undone', 'settled_while_unknown'])
+    for (const task of ['charge_cannot_be_undone', 'settled_while_unknown', 'settlement_rejected', 'settled_after_rejection'])
       expect(get(`payfold_staff_tasks{task="${task}",figure="count"}`)).toBe(0);
     expect(get('payfold_log_lines_masked_total')).toBe(0);
     expect(get('payfold_webhook_lease_lost_total')).toBe(0);

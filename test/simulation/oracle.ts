@@ -16,6 +16,7 @@ import {
   LEASE_SECONDS,
   type Payment,
   payment as decider,
+  paymentView,
   paymentListModel,
   paymentIdOf,
   paymentEvents,
@@ -59,6 +60,7 @@ interface View {
   readonly capturedAmountCents: number;
   readonly refundedAmountCents: number;
   readonly remainingRefundableAmountCents: number;
+  readonly settlement: { readonly status: string; readonly settledAt: string | null } | null;
   readonly createdAt: string;
   readonly portalId: string;
   readonly referenceId: string | null;
@@ -136,6 +138,15 @@ const NEXT: Readonly<Record<string, readonly string[]>> = {
   voided: ['voided'],
   failed: ['failed'],
 };
+
+/** Settlements that may follow each settlement of a payment (C73). No run withdraws a settlement. null: not charged. */
+const NEXT_SETTLEMENT: Readonly<Record<string, readonly string[]>> = {
+  null: ['null', 'unsettled', 'settled', 'rejected'],
+  unsettled: ['unsettled', 'settled', 'rejected'],
+  settled: ['settled', 'rejected'],
+  rejected: ['rejected'],
+};
+const settlementStatus = ({ settlement }: View): string => settlement?.status ?? 'null';
 
 interface KeyHistory {
   readonly firstSentAt: number;
@@ -356,7 +367,10 @@ export class Oracle {
       this.check(amountCents === request.amountCents && serviceFeeCents === fee && totalChargedCents === request.amountCents + fee, 'C32: another charge than was asked'); // prettier-ignore
       const shares = (lineItems as readonly { serviceFeeCents: number }[]).reduce((sum, line) => sum + line.serviceFeeCents, 0);
       this.check(shares === fee, 'the lines’ fees do not sum to the fee');
-      this.checkMoney(answer.data as unknown as View);
+      const view = answer.data as unknown as View;
+      this.checkMoney(view);
+      this.checkSettlement(view);
+      this.check(settlementStatus(view) === 'unsettled', `C73: a create was answered with a settlement that is ${settlementStatus(view)}`);
     }
     if (isFiveHundred(answer) && answer.status !== 500) this.check(typeof answer.details.id === 'string', 'C42: a 502 or 504 without the payment id');
   }
@@ -374,6 +388,20 @@ export class Oracle {
     this.check(capturedAmountCents === refundedAmountCents + remainingRefundableAmountCents, 'contract 4: captured is not refunded plus remaining');
   }
 
+  /** C73: a charged payment has a settlement, no other payment has one, and it says only what a batch of the bank says. */
+  private checkSettlement({ settlement, capturedAmountCents }: View): void {
+    this.check((settlement !== null) === capturedAmountCents > 0, 'C73: a settlement without a charge, or a charge without a settlement');
+    if (settlement === null) return;
+    const { status, settledAt } = settlement;
+    const sales = this.world.bank.lines.filter(({ type }) => type === 'sale');
+    this.check(status === 'rejected' || (status === 'settled') === (settledAt !== null), `C73: ${status} at ${settledAt}`);
+    this.check(
+      settledAt === null || sales.some(({ accepted, closedAt }) => accepted && closedAt === settledAt),
+      `C73: settled at ${settledAt}, when no batch of the bank closed`,
+    );
+    this.check(status !== 'rejected' || sales.some(({ accepted }) => !accepted), 'C73: rejected, and the bank has rejected nothing');
+  }
+
   private judgeRead(exchange: Exchange, answer: Told): void {
     if (exchange.ask.kind !== 'get') return;
     const { paymentId, accountId } = exchange.ask;
@@ -387,11 +415,14 @@ export class Oracle {
     this.check(mine || named === undefined, 'C7: another account reads the payment');
     const view = answer.data as unknown as View;
     this.checkMoney(view);
+    this.checkSettlement(view);
     const last = this.read.get(paymentId);
     if (last && last.at <= exchange.sentAt) {
       const byPerson = this.resolved.has(paymentId) && (last.view.status === 'unknown' || last.view.status === 'pending');
       this.check(byPerson || NEXT[last.view.status]?.includes(view.status) === true, `C29: read ${last.view.status}, then ${view.status}`);
       this.check(view.refundedAmountCents >= last.view.refundedAmountCents, 'money that had come back is gone again');
+      const [before, now] = [settlementStatus(last.view), settlementStatus(view)];
+      this.check(NEXT_SETTLEMENT[before]!.includes(now), `C73: read a settlement that is ${before}, then ${now}`);
     }
     if (!last || last.at < exchange.answeredAt) this.read.set(paymentId, { at: exchange.answeredAt, view });
     const back = [...(this.returned.get(paymentId)?.values() ?? [])].filter(({ at }) => at <= exchange.sentAt);
@@ -410,6 +441,7 @@ export class Oracle {
     this.check(payments.length <= (limit ?? 25), 'C44: more payments than asked for');
     for (const view of payments) {
       this.checkMoney(view);
+      this.checkSettlement(view);
       const named = this.named.get(view.id);
       this.check(named === undefined || named.accountId === accountId, 'C7: a list shows another account’s payment');
       this.check(filters.status === null || view.status === filters.status, 'C44: a list shows another status');
@@ -964,6 +996,27 @@ export class Oracle {
         `a settlement line is ${line.result} of a payment that is ${book?.phase}`,
       );
     }
+    for (const book of books) if (book.phase === 'charged' && !book.resolved) this.auditSettled(book, recorded);
+  }
+
+  /** C73: the list shows the settlement that the bank's own books make. Lines that mismatch are for staff. */
+  private auditSettled({ paymentId, chargeRefs }: Book, recorded: ReadonlyMap<string, SettlementLine>): void {
+    const { bank } = this.world;
+    const charges = chargeRefs.flatMap((ref) => this.chargeUnder(ref) ?? []);
+    const lines = charges.flatMap(({ transactionId }) => bank.lines.filter((line) => line.type === 'sale' && line.transactionId === transactionId));
+    if (lines.some(({ transactionId }) => recorded.get(`sale ${transactionId}`)?.result !== 'MATCHED')) return;
+    const standing = lines.filter(({ transactionId }) => {
+      const charge = bank.charges.get(transactionId)!;
+      return charge.voidedCents < charge.amountCents;
+    });
+    const closed = standing.filter(({ accepted }) => accepted).map(({ closedAt }) => closedAt);
+    const status = standing.some(({ accepted }) => !accepted) ? 'rejected' : closed.length > 0 ? 'settled' : 'unsettled';
+    const shown = paymentView(paymentId, JSON.parse(this.world.tables.list.get(paymentId)!.state)).settlement;
+    const settledAt = closed.sort()[0] ?? null;
+    this.check(
+      shown?.status === status && shown.settledAt === settledAt,
+      `C73: the bank says ${status} at ${settledAt}, the list shows ${shown?.status} at ${shown?.settledAt}`,
+    );
   }
 
   private auditKeys(streams: ReadonlyMap<string, readonly Recorded[]>): void {

@@ -3,7 +3,7 @@ import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, type ServiceError, timestamp } from '#kernel';
 import { adjustBooks, closePeriod, journalModel } from '#ledger';
-import { resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
+import { acknowledgeStaffTask, resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
 import { changeException, recordSettlements } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
@@ -42,9 +42,11 @@ export const startWithEveryEvent = async (): Promise<Service> => {
     const partner = await service.account('Riverton Billing');
     const webhooks = await listenTo(service, partner, `https://${HOOK}:${port}/payments`);
     await administer(service);
-    await pay(service, partner);
+    const rejected = await pay(service, partner);
     await redeliverHeld(service, webhooks);
     await settleAll(service, partner);
+    const task = { paymentId: rejected, task: 'settlement_rejected', reason: 'paid at the counter', by: BY } as const;
+    await acknowledgeStaffTask(service.services.payments.ports, service.services.store, task);
     await checkOut(service, partner);
     await closeBooks(service);
     return { ...service, stop };
@@ -58,6 +60,7 @@ const administer = async (service: Service): Promise<void> => {
   const { admin, services } = service;
   const { accountId } = await service.account('Riverton Utilities');
   await admin.rotateKeys(accountId);
+  await admin.revokeKey(accountId, (await admin.issueKey(accountId)).keyId);
   const partner = (await admin.createAccount('Riverton Parking')).state;
   const portal = (
     await admin.createPortal({
@@ -91,7 +94,8 @@ const administer = async (service: Service): Promise<void> => {
 };
 
 /** Makes payments with every outcome that needs no batch. */
-const pay = async (service: Service, partner: TestAccount): Promise<void> => {
+/** Returns the payment whose settlement will be rejected. */
+const pay = async (service: Service, partner: TestAccount): Promise<string> => {
   const { client } = partner;
   const { payments } = service.services;
   const portal = await service.portal(partner, { fee: { flatCents: 300 } });
@@ -133,7 +137,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<void> => {
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
   await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid() }, partner.accountId, sweeper, new Deadline(clock, 5_000));
 
-  await created(CARD.settlementRejected);
+  return created(CARD.settlementRejected);
 };
 
 /** Makes batches from the processor's interface, settlement files that contradict them, and exceptions. */

@@ -11,6 +11,7 @@ import {
   type PaymentPage as PaymentPageView,
   type PaymentView,
   type RefundView,
+  SETTLEMENT_STATUSES,
   type VoidView,
 } from '#payments';
 
@@ -66,6 +67,16 @@ class LineItem implements LineItemView {
   @ApiProperty(orNull({ type: 'object', additionalProperties: true })) metadata!: LineItemView['metadata'];
 }
 
+class Settlement {
+  @ApiProperty({
+    ...oneOf(...SETTLEMENT_STATUSES),
+    description: '`settled`: a void is no longer possible, refund instead. `rejected`: the money never came. `unsettled` promises no void.',
+  })
+  status!: NonNullable<PaymentView['settlement']>['status'];
+  @ApiProperty({ ...orNull(dateTime), description: 'When the batch of the first settled charge closed; null if none is settled.' })
+  settledAt!: string | null;
+}
+
 export class Payment implements PaymentView {
   @ApiProperty(uuid) id!: string;
   @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: PaymentView['status'];
@@ -85,6 +96,8 @@ export class Payment implements PaymentView {
   @ApiProperty({ type: PaymentMethod }) paymentMethod!: PaymentMethod;
   @ApiProperty({ type: GatewayInfo }) gateway!: GatewayInfo;
   @ApiProperty({ type: LineItem, isArray: true }) lineItems!: LineItem[];
+  @ApiProperty({ oneOf: [{ $ref: '#/components/schemas/Settlement' }, { type: 'null' }], description: 'null until the payment is charged.' })
+  settlement!: Settlement | null;
   @ApiProperty(orNull(dateTime)) expiresAt!: PaymentView['expiresAt'];
   @ApiProperty(orNull(dateTime)) capturedAt!: string | null;
   @ApiProperty(dateTime) createdAt!: string;
@@ -168,4 +181,4 @@ export class ErrorEnvelope {
 }
 
 /** Models that other models use. */
-export const RESOURCES = [PayerInfo, Payment, PaymentPage, RefundResult, VoidResult, FeeQuote, AccessTokenGrant, ErrorEnvelope];
+export const RESOURCES = [PayerInfo, Settlement, Payment, PaymentPage, RefundResult, VoidResult, FeeQuote, AccessTokenGrant, ErrorEnvelope];

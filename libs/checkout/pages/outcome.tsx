@@ -58,6 +58,7 @@ export interface ReceiptPayment {
   readonly serviceFeeCents: Cents;
   readonly totalChargedCents: Cents;
   readonly refundedAmountCents: Cents;
+  readonly settlement: { readonly status: string } | null;
   readonly capturedAt: string | null;
   readonly createdAt: string;
 }
@@ -81,6 +82,7 @@ export const Receipt = ({ frame, checkoutId, payment }: ReceiptProps) => {
           <h1>{text.paid}</h1>
           <p class="sum">{money(locale, payment.totalChargedCents)}</p>
         </div>
+        {payment.settlement?.status === 'rejected' && <p role="status">{text.settlementRejected}</p>}
         <dl class="facts">
           <div class="wide">
             <dt>{text.confirmation}</dt>

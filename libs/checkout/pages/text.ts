@@ -56,6 +56,7 @@ export interface Text {
   readonly date: string;
   readonly cardEnding: (brand: string, last4: string) => string;
   readonly returned: string;
+  readonly settlementRejected: string;
   readonly done: string;
   readonly print: string;
   readonly keepReceipt: string;
@@ -168,6 +169,7 @@ const en: Text = {
   date: 'Date',
   cardEnding: (brand, last4) => `${brand} ending in ${last4}`,
   returned: 'Returned to you',
+  settlementRejected: 'The bank did not send this money to the agency. Please contact the agency.',
   done: 'Done',
   print: 'Print receipt',
   keepReceipt: 'Keep the confirmation number. Press Done to finish with the agency.',
@@ -280,6 +282,7 @@ const es: Text = {
   date: 'Fecha',
   cardEnding: (brand, last4) => `${brand} terminada en ${last4}`,
   returned: 'Devuelto a usted',
+  settlementRejected: 'El banco no envió este dinero a la agencia. Póngase en contacto con la agencia.',
   done: 'Listo',
   print: 'Imprimir el recibo',
   keepReceipt: 'Guarde el número de confirmación. Pulse Listo para terminar con la agencia.',
