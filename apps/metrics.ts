@@ -7,6 +7,7 @@ import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
 import { batchFigures, exceptionFigures } from '#settlement';
 import { deliveryFigures } from '#webhooks';
+import type { MetLimit } from './audit/limits.js';
 import { checkAll } from './health.js';
 import { countMaskedLines } from './lifecycle.js';
 import type { Services } from './services.js';
@@ -17,6 +18,7 @@ export interface Metrics {
   /** Figures of the installation, read from the database. Every process shows the same figures. */
   readonly shared: Registry;
   readonly answered: (request: Answered) => void;
+  readonly auditLimited: (limit: MetLimit) => void;
 }
 
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
@@ -120,6 +122,12 @@ export const createMetrics = (services: Services): Metrics => {
     registers: [own],
   });
   services.checkout.sessions.watch((outcome) => outcomes.inc({ outcome }));
+  const limited = new client.Counter({
+    name: 'payfold_audit_limited_total',
+    help: 'Requests of the audit API that met a limit: refused (exports, queries), or an export cut off (rate, time)',
+    labelNames: ['limit'],
+    registers: [own],
+  });
   return {
     own,
     shared,
@@ -127,6 +135,7 @@ export const createMetrics = (services: Services): Metrics => {
       seconds.observe({ method, route, status: String(status) }, took);
       if (errorCode !== undefined) errors.inc({ code: errorCode ?? 'none', status: String(status) });
     },
+    auditLimited: (limit) => limited.inc({ limit }),
   };
 };
 

@@ -1,0 +1,123 @@
+/**
+ * The limits of the audit listener. Requests of finance tools share the process and the database with payments. So they have connections of their
+ * own, and only a few of them run at the same time (docs/operations.md#the-audit-listener).
+ */
+import { type CallHandler, type ExecutionContext, Inject, Injectable, type NestInterceptor } from '@nestjs/common';
+import { once } from 'node:events';
+import type { Writable } from 'node:stream';
+import { finalize, type Observable } from 'rxjs';
+import { type Clock, ServiceError, within } from '#kernel';
+
+/** Maximum number of exports at the same time, in one process. Each uses at most one connection, and none while it waits for its reader. */
+const MAX_EXPORTS = 4;
+/** Maximum number of other requests at the same time, in one process. Each uses at most one connection. */
+const MAX_QUERIES = 3;
+/** Connections for the look-up of audit keys, which comes before all limits. */
+const KEY_CONNECTIONS = 1;
+/** Connections of the pool of the audit listener. A request that is admitted never waits for one. */
+export const AUDIT_POOL_CONNECTIONS = MAX_EXPORTS + MAX_QUERIES + KEY_CONNECTIONS;
+/** Rate at which a reader must take an export, in bytes a second. */
+const LEAST_BYTES_PER_SECOND = 16_384;
+/** Additional time for each part of an export that the connection does not take at once, in ms. A link may pause for this long. */
+const PAUSE_MS = 10_000;
+/** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
+const MAX_EXPORT_MS = 3_600_000;
+/** Value of `Retry-After` for a refused request, in seconds. Most requests take less time. */
+const RETRY_SECONDS = { exports: 10, queries: 1 } as const;
+
+/** The method of the controller that answers exports. All other methods count as queries. */
+const EXPORT_HANDLER = 'export';
+
+export interface Limits {
+  readonly exports: number;
+  readonly queries: number;
+  readonly leastBytesPerSecond: number;
+  readonly pauseMs: number;
+  readonly exportMs: number;
+}
+
+export const LIMITS: Limits = {
+  exports: MAX_EXPORTS,
+  queries: MAX_QUERIES,
+  leastBytesPerSecond: LEAST_BYTES_PER_SECOND,
+  pauseMs: PAUSE_MS,
+  exportMs: MAX_EXPORT_MS,
+};
+
+/** A limit that a request met. `exports`, `queries`: it was refused. `rate`, `time`: its export was cut off. */
+export type MetLimit = 'exports' | 'queries' | 'rate' | 'time';
+
+/** An export was cut off. */
+export class CutOff extends Error {
+  constructor(readonly limit: 'rate' | 'time') {
+    super(limit === 'rate' ? 'the reader took an export too slowly' : 'an export took too long');
+    this.name = 'CutOff';
+  }
+}
+
+/** Tokens of the limits, and of the function that counts the requests that met one. */
+export const AUDIT_LIMITS = Symbol('audit limits');
+export const ON_LIMIT = Symbol('on limit');
+
+/** Refuses a request with 503 if too many are running. A request runs until its handler has ended, also if its client is gone. */
+@Injectable()
+export class LimitRunning implements NestInterceptor {
+  private readonly running = { exports: 0, queries: 0 };
+
+  constructor(
+    @Inject(AUDIT_LIMITS) private readonly limits: Limits,
+    @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
+  ) {}
+
+  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+    const kind = context.getHandler().name === EXPORT_HANDLER ? 'exports' : 'queries';
+    if (this.running[kind] >= this.limits[kind]) {
+      this.onLimit(kind);
+      throw new ServiceError(
+        'INTERNAL_ERROR',
+        `${this.limits[kind]} ${kind} of the audit API are running, and no more are allowed. Send the request again later.`,
+        {},
+        { status: 503, retryAfterSeconds: RETRY_SECONDS[kind] },
+      );
+    }
+    this.running[kind] += 1;
+    return next.handle().pipe(finalize(() => (this.running[kind] -= 1)));
+  }
+}
+
+/** The connection of an export, with the limits of its reader. */
+export class Download {
+  private readonly deadline: number;
+
+  constructor(
+    private readonly raw: Writable,
+    private readonly clock: Clock,
+    private readonly limits: Limits,
+  ) {
+    this.deadline = clock.monotonic() + limits.exportMs;
+  }
+
+  /** Writes a piece, and waits while the connection takes no more. Throws {@link CutOff}. */
+  async write(piece: string): Promise<void> {
+    if (this.clock.monotonic() >= this.deadline) throw new CutOff('time');
+    if (!this.raw.write(piece)) await this.until('drain');
+  }
+
+  /** Ends the answer, and waits until the connection has taken all of it. Throws {@link CutOff}. */
+  async end(): Promise<void> {
+    this.raw.end();
+    await this.until('finish');
+  }
+
+  /** Waits for an event of the connection, or until the connection is closed. Throws {@link CutOff}. */
+  private async until(event: 'drain' | 'finish'): Promise<void> {
+    if (this.raw.destroyed || this.raw.writableFinished) return;
+    const { pauseMs, leastBytesPerSecond } = this.limits;
+    const leftMs = Math.max(0, this.deadline - this.clock.monotonic());
+    const rateMs = pauseMs + (this.raw.writableLength / leastBytesPerSecond) * 1_000;
+    const waiting = new AbortController();
+    const either = Promise.race([once(this.raw, event, waiting), once(this.raw, 'close', waiting)]);
+    // Without the abort, each wait would leave a listener on the connection.
+    await within(this.clock, Math.min(leftMs, rateMs), either, () => new CutOff(leftMs < rateMs ? 'time' : 'rate')).finally(() => waiting.abort());
+  }
+}
