@@ -17,7 +17,19 @@ import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } f
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError, timestamp } from '#kernel';
-import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport, listAsOf, paymentAsOf, REPORTS, reportOf, timeline, withoutStaffNames } from '#audit';
+import {
+  type AuditCaller,
+  authenticateAudit,
+  driftFound,
+  exportReport,
+  isReport,
+  listAsOf,
+  paymentAsOf,
+  REPORTS,
+  reportOf,
+  timeline,
+  withoutStaffNames,
+} from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
 import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
@@ -26,9 +38,7 @@ import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
 import type { Services } from '../services.js';
-import { AUDIT_LIMITS, CutOff, Download, LimitRunning, type Limits, type MetLimit, ON_LIMIT } from './limits.js';
-
-export const AUDITED = Symbol('audited services');
+import { AUDIT_LIMITS, AUDITED, CutOff, Download, LimitRunning, type Limits, type MetLimit, ON_LIMIT, Pace } from './limits.js';
 
 type AuditRequest = FastifyRequest & { auditor?: AuditCaller };
 
@@ -127,6 +137,7 @@ export class AuditController {
     @Inject(AUDITED) private readonly services: Services,
     @Inject(AUDIT_LIMITS) private readonly limits: Limits,
     @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
+    @Inject(Pace) private readonly pace: Pace,
   ) {}
 
   @Get('payments/:id')
@@ -294,7 +305,8 @@ export class AuditController {
     const download = new Download(reply.raw, clock, this.limits);
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
     // Read the first piece before the status is sent. If the query fails here, the status can still report the fault.
-    const first = await pieces.next();
+    const next = () => this.pace.step(() => pieces.next());
+    const first = await next();
     const headers = reply.getHeaders() as Record<string, string>;
     reply.hijack();
     const { raw } = reply;
@@ -304,7 +316,7 @@ export class AuditController {
       trailer: 'Export-Rows, Export-After, Export-Manifest',
     });
     try {
-      for (let piece = first; !piece.done; piece = await pieces.next()) {
+      for (let piece = first; !piece.done; piece = await next()) {
         if (raw.destroyed) return;
         await download.write(piece.value);
       }

@@ -10,8 +10,8 @@ import { ErrorEnvelope } from '../api/partner/resources.js';
 import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
 import type { Services } from '../services.js';
-import { AuditController, AUDITED, AuditGuard } from './audit.controller.js';
-import { AUDIT_LIMITS, LimitRunning, LIMITS, type Limits, type MetLimit, ON_LIMIT } from './limits.js';
+import { AuditController, AuditGuard } from './audit.controller.js';
+import { AUDIT_LIMITS, AUDITED, LimitRunning, LIMITS, type Limits, type MetLimit, ON_LIMIT, Pace } from './limits.js';
 
 const CHALLENGE = 'AuditKey realm="payfold audit"';
 
@@ -28,6 +28,7 @@ class AuditModule {
         { provide: ON_LIMIT, useValue: onLimit },
         AuditGuard,
         LimitRunning,
+        Pace,
       ],
     };
   }

@@ -5,8 +5,9 @@
 import { type CallHandler, type ExecutionContext, Inject, Injectable, type NestInterceptor } from '@nestjs/common';
 import { once } from 'node:events';
 import type { Writable } from 'node:stream';
-import { finalize, type Observable } from 'rxjs';
+import { lastValueFrom, type Observable, of } from 'rxjs';
 import { type Clock, ServiceError, within } from '#kernel';
+import type { Services } from '../services.js';
 
 /** Maximum number of exports at the same time, in one process. Each uses at most one connection, and none while it waits for its reader. */
 const MAX_EXPORTS = 4;
@@ -22,6 +23,8 @@ const LEAST_BYTES_PER_SECOND = 16_384;
 const PAUSE_MS = 10_000;
 /** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
 const MAX_EXPORT_MS = 3_600_000;
+/** Least time between the starts of two steps, and least rest after a step, in ms. A page of an export takes the event loop for about 5 ms. */
+const REST_MS = { least: 10, most: 100 } as const;
 /** Value of `Retry-After` for a refused request, in seconds. Most requests take less time. */
 const RETRY_SECONDS = { exports: 10, queries: 1 } as const;
 
@@ -55,9 +58,39 @@ export class CutOff extends Error {
   }
 }
 
+/** Token of the services of the audit listener. Their pool is its own. */
+export const AUDITED = Symbol('audited services');
 /** Tokens of the limits, and of the function that counts the requests that met one. */
 export const AUDIT_LIMITS = Symbol('audit limits');
 export const ON_LIMIT = Symbol('on limit');
+
+/**
+ * Lets all audit requests of a process take turns, and rests after each step for as long as the step took. So payments have at least half of the event
+ * loop. A step is a query, or a page of an export.
+ */
+@Injectable()
+export class Pace {
+  private nextMs = 0;
+  private readonly clock: Clock;
+
+  constructor(@Inject(AUDITED) { clock }: Pick<Services, 'clock'>) {
+    this.clock = clock;
+  }
+
+  async step<T>(work: () => Promise<T>): Promise<T> {
+    const waitMs = Math.max(0, this.nextMs - this.clock.monotonic());
+    this.nextMs = this.clock.monotonic() + waitMs + REST_MS.least;
+    await this.clock.sleep(waitMs);
+    const begunMs = this.clock.monotonic();
+    try {
+      return await work();
+    } finally {
+      const endMs = this.clock.monotonic();
+      // A step may wait long for Postgres. Such a wait takes no time of the event loop.
+      this.nextMs = Math.max(this.nextMs, endMs) + Math.min(REST_MS.most, Math.max(REST_MS.least, endMs - begunMs));
+    }
+  }
+}
 
 /** Refuses a request with 503 if too many are running. A request runs until its handler has ended, also if its client is gone. */
 @Injectable()
@@ -67,9 +100,10 @@ export class LimitRunning implements NestInterceptor {
   constructor(
     @Inject(AUDIT_LIMITS) private readonly limits: Limits,
     @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
+    private readonly pace: Pace,
   ) {}
 
-  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+  async intercept(context: ExecutionContext, next: CallHandler): Promise<Observable<unknown>> {
     const kind = context.getHandler().name === EXPORT_HANDLER ? 'exports' : 'queries';
     if (this.running[kind] >= this.limits[kind]) {
       this.onLimit(kind);
@@ -81,7 +115,12 @@ export class LimitRunning implements NestInterceptor {
       );
     }
     this.running[kind] += 1;
-    return next.handle().pipe(finalize(() => (this.running[kind] -= 1)));
+    const work = () => lastValueFrom<unknown>(next.handle());
+    try {
+      return of(await (kind === 'queries' ? this.pace.step(work) : work()));
+    } finally {
+      this.running[kind] -= 1;
+    }
   }
 }
 

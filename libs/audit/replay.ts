@@ -148,13 +148,14 @@ export interface ListThenQuery {
 }
 
 /**
- * Number of payments that a page reads, if a status at an earlier time is requested. That status needs a fold of each payment. Most payments may have
- * another status, so a page reads more payments than it shows.
+ * Number of payments that are read and folded together. A page reads at least as many if a status at an earlier time is requested: that status needs a
+ * fold of each payment, and most may have another one.
  */
 const LOOK_AT = 250;
 
 /**
- * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} for a status at an earlier time.
+ * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
+ * and a status at an earlier time is requested.
  * `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
  */
 export const listAsOf = async (
@@ -168,16 +169,19 @@ export const listAsOf = async (
   const end = Math.min(to === null ? Number.POSITIVE_INFINITY : Date.parse(to), asOf === null ? Number.POSITIVE_INFINITY : Date.parse(asOf) + 1);
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
   const places = await listPlaces(db, accountId, filters, after, size);
-  const streams = await readStreams(
-    store,
-    places.map(({ id }) => paymentStream(id)),
-  );
   const payments: PaymentThen['payment'][] = [];
-  for (const [index, place] of places.entries()) {
-    const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
-    if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
-    payments.push({ ...paymentView(place.id, payment), accountId: payment.terms.accountId });
-    if (payments.length === limit) return { payments, next: place };
+  for (let from = 0; from < places.length; from += LOOK_AT) {
+    const some = places.slice(from, from + LOOK_AT);
+    const streams = await readStreams(
+      store,
+      some.map(({ id }) => paymentStream(id)),
+    );
+    for (const [index, place] of some.entries()) {
+      const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
+      if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
+      payments.push({ ...paymentView(place.id, payment), accountId: payment.terms.accountId });
+      if (payments.length === limit) return { payments, next: place };
+    }
   }
   return { payments, next: places.length < size ? null : places.at(-1)! };
 };
