@@ -38,7 +38,7 @@ import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
 import type { Services } from '../services.js';
-import { AUDIT_LIMITS, AUDITED, CutOff, Download, LimitRunning, type Limits, type MetLimit, ON_LIMIT, Pace } from './limits.js';
+import { AUDITED, CutOff, Download, LimitRunning, type MetLimit, ON_LIMIT, Pace } from './limits.js';
 
 type AuditRequest = FastifyRequest & { auditor?: AuditCaller };
 
@@ -135,7 +135,6 @@ const paymentIdOf = (id: string): string => {
 export class AuditController {
   constructor(
     @Inject(AUDITED) private readonly services: Services,
-    @Inject(AUDIT_LIMITS) private readonly limits: Limits,
     @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
     @Inject(Pace) private readonly pace: Pace,
   ) {}
@@ -302,7 +301,7 @@ export class AuditController {
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
     const position = await this.standing(reply, projection);
     const { store, pool, clock, log } = this.services;
-    const download = new Download(reply.raw, clock, this.limits);
+    const download = new Download(reply.raw, clock);
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
     // Read the first piece before the status is sent. If the query fails here, the status can still report the fault.
     const next = () => this.pace.step(() => pieces.next());
@@ -326,7 +325,7 @@ export class AuditController {
     } catch (error) {
       if (error instanceof CutOff) {
         this.onLimit(error.limit);
-        log.warn({ report, reason: error.message }, 'an export was cut off');
+        log.warn({ report, keyId: caller.keyId, reason: error.message }, 'an export was cut off');
       } else log.error({ err: error, report }, 'an export broke off');
       // End the connection without the last chunk and the trailer. The client then knows that the file is incomplete.
       raw.destroy();

@@ -11,20 +11,19 @@ import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
 import type { Services } from '../services.js';
 import { AuditController, AuditGuard } from './audit.controller.js';
-import { AUDIT_LIMITS, AUDITED, LimitRunning, LIMITS, type Limits, type MetLimit, ON_LIMIT, Pace } from './limits.js';
+import { AUDITED, LimitRunning, type MetLimit, ON_LIMIT, Pace } from './limits.js';
 
 const CHALLENGE = 'AuditKey realm="payfold audit"';
 
 @Module({})
 class AuditModule {
-  static of(services: Services, { limits = LIMITS, onLimit = () => undefined }: AuditOptions): DynamicModule {
+  static of(services: Services, { onLimit = () => undefined }: AuditOptions): DynamicModule {
     return {
       module: AuditModule,
       controllers: [AuditController],
       providers: [
         // Nothing here may use the connections of payments.
         { provide: AUDITED, useValue: { ...services, pool: services.auditPool } },
-        { provide: AUDIT_LIMITS, useValue: limits },
         { provide: ON_LIMIT, useValue: onLimit },
         AuditGuard,
         LimitRunning,
@@ -37,8 +36,6 @@ class AuditModule {
 export interface AuditOptions extends Pick<ServerOptions, 'onAnswer'> {
   /** Called for each request that met a limit, for metrics. */
   readonly onLimit?: (limit: MetLimit) => void;
-  /** Other limits, for tests. */
-  readonly limits?: Limits;
 }
 
 export interface Audit {

@@ -9,43 +9,28 @@ import { lastValueFrom, type Observable, of } from 'rxjs';
 import { type Clock, ServiceError, within } from '#kernel';
 import type { Services } from '../services.js';
 
-/** Maximum number of exports at the same time, in one process. Each uses at most one connection, and none while it waits for its reader. */
-const MAX_EXPORTS = 4;
-/** Maximum number of other requests at the same time, in one process. Each uses at most one connection. */
-const MAX_QUERIES = 3;
+/**
+ * Maximum number of requests that run at the same time, in one process. Each uses at most one connection. An export uses none while it waits for its
+ * reader.
+ */
+const MAX_RUNNING = { exports: 4, queries: 3 } as const;
 /** Connections for the look-up of audit keys, which comes before all limits. */
 const KEY_CONNECTIONS = 1;
-/** Connections of the pool of the audit listener. A request that is admitted never waits for one. */
-export const AUDIT_POOL_CONNECTIONS = MAX_EXPORTS + MAX_QUERIES + KEY_CONNECTIONS;
-/** Rate at which a reader must take an export, in bytes a second. */
-const LEAST_BYTES_PER_SECOND = 16_384;
-/** Additional time for each part of an export that the connection does not take at once, in ms. A link may pause for this long. */
-const PAUSE_MS = 10_000;
-/** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
-const MAX_EXPORT_MS = 3_600_000;
-/** Least time between the starts of two steps, and least rest after a step, in ms. A page of an export takes the event loop for about 5 ms. */
-const REST_MS = { least: 10, most: 100 } as const;
+/** Connections of the pool of the audit listener. So requests that run do not wait for each other's connections. */
+export const AUDIT_POOL_CONNECTIONS = MAX_RUNNING.exports + MAX_RUNNING.queries + KEY_CONNECTIONS;
 /** Value of `Retry-After` for a refused request, in seconds. Most requests take less time. */
 const RETRY_SECONDS = { exports: 10, queries: 1 } as const;
+/** Rate at which a reader must take an export, in bytes a second. */
+export const LEAST_BYTES_PER_SECOND = 16_384;
+/** Additional time for each part of an export that the connection does not take at once, in ms. A link may pause for this long. */
+export const PAUSE_MS = 10_000;
+/** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
+export const MAX_EXPORT_MS = 3_600_000;
+/** Least and longest rest after a step, in ms. The starts of two steps are at least as far apart. A page of an export takes the event loop for 5 ms. */
+const REST_MS = { least: 10, most: 100 } as const;
 
 /** The method of the controller that answers exports. All other methods count as queries. */
 const EXPORT_HANDLER = 'export';
-
-export interface Limits {
-  readonly exports: number;
-  readonly queries: number;
-  readonly leastBytesPerSecond: number;
-  readonly pauseMs: number;
-  readonly exportMs: number;
-}
-
-export const LIMITS: Limits = {
-  exports: MAX_EXPORTS,
-  queries: MAX_QUERIES,
-  leastBytesPerSecond: LEAST_BYTES_PER_SECOND,
-  pauseMs: PAUSE_MS,
-  exportMs: MAX_EXPORT_MS,
-};
 
 /** A limit that a request met. `exports`, `queries`: it was refused. `rate`, `time`: its export was cut off. */
 export type MetLimit = 'exports' | 'queries' | 'rate' | 'time';
@@ -60,13 +45,12 @@ export class CutOff extends Error {
 
 /** Token of the services of the audit listener. Their pool is its own. */
 export const AUDITED = Symbol('audited services');
-/** Tokens of the limits, and of the function that counts the requests that met one. */
-export const AUDIT_LIMITS = Symbol('audit limits');
+/** Token of the function that counts the requests that met a limit. */
 export const ON_LIMIT = Symbol('on limit');
 
 /**
- * Lets all audit requests of a process take turns, and rests after each step for as long as the step took. So payments have at least half of the event
- * loop. A step is a query, or a page of an export.
+ * Lets all audit requests of a process take turns, and rests after each step for as long as the step took. So about half of the event loop
+ * stays for payments. A step is a query, or a page of an export.
  */
 @Injectable()
 export class Pace {
@@ -98,18 +82,17 @@ export class LimitRunning implements NestInterceptor {
   private readonly running = { exports: 0, queries: 0 };
 
   constructor(
-    @Inject(AUDIT_LIMITS) private readonly limits: Limits,
     @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
     private readonly pace: Pace,
   ) {}
 
   async intercept(context: ExecutionContext, next: CallHandler): Promise<Observable<unknown>> {
     const kind = context.getHandler().name === EXPORT_HANDLER ? 'exports' : 'queries';
-    if (this.running[kind] >= this.limits[kind]) {
+    if (this.running[kind] >= MAX_RUNNING[kind]) {
       this.onLimit(kind);
       throw new ServiceError(
-        'INTERNAL_ERROR',
-        `${this.limits[kind]} ${kind} of the audit API are running, and no more are allowed. Send the request again later.`,
+        'RATE_LIMITED',
+        `${MAX_RUNNING[kind]} ${kind} of the audit API are running, and no more are allowed. Send the request again later.`,
         {},
         { status: 503, retryAfterSeconds: RETRY_SECONDS[kind] },
       );
@@ -131,9 +114,8 @@ export class Download {
   constructor(
     private readonly raw: Writable,
     private readonly clock: Clock,
-    private readonly limits: Limits,
   ) {
-    this.deadline = clock.monotonic() + limits.exportMs;
+    this.deadline = clock.monotonic() + MAX_EXPORT_MS;
   }
 
   /** Writes a piece, and waits while the connection takes no more. Throws {@link CutOff}. */
@@ -151,9 +133,8 @@ export class Download {
   /** Waits for an event of the connection, or until the connection is closed. Throws {@link CutOff}. */
   private async until(event: 'drain' | 'finish'): Promise<void> {
     if (this.raw.destroyed || this.raw.writableFinished) return;
-    const { pauseMs, leastBytesPerSecond } = this.limits;
     const leftMs = Math.max(0, this.deadline - this.clock.monotonic());
-    const rateMs = pauseMs + (this.raw.writableLength / leastBytesPerSecond) * 1_000;
+    const rateMs = PAUSE_MS + (this.raw.writableLength / LEAST_BYTES_PER_SECOND) * 1_000;
     const waiting = new AbortController();
     const either = Promise.race([once(this.raw, event, waiting), once(this.raw, 'close', waiting)]);
     // Without the abort, each wait would leave a listener on the connection.

@@ -1,13 +1,13 @@
-/** A reader of an export may pause, but not for ever. Waiting for it leaves no listeners on the connection. */
+/** A reader of an export may pause, but not for ever. Waiting for it leaves no listeners on the connection. Audit requests take turns. */
 import { beforeEach, describe, expect, test } from '@jest/globals';
 import { PassThrough } from 'node:stream';
 import { MovableClock } from '../../test/support/clock.js';
-import { Download, LIMITS } from './limits.js';
+import { Download, LEAST_BYTES_PER_SECOND, MAX_EXPORT_MS, PAUSE_MS, Pace } from './limits.js';
 
 const EVENTS = ['drain', 'finish', 'close', 'error'] as const;
 /** A piece of which the connection takes nothing at once. At the least rate, it needs 60 s. */
-const PIECE = 'x'.repeat(60 * LIMITS.leastBytesPerSecond);
-const RATE_MS = LIMITS.pauseMs + 60_000;
+const PIECE = 'x'.repeat(60 * LEAST_BYTES_PER_SECOND);
+const RATE_MS = PAUSE_MS + 60_000;
 
 let clock: MovableClock;
 let raw: PassThrough;
@@ -15,7 +15,7 @@ let download: Download;
 beforeEach(() => {
   clock = new MovableClock();
   raw = new PassThrough({ highWaterMark: 1 });
-  download = new Download(raw, clock, LIMITS);
+  download = new Download(raw, clock);
 });
 
 /** What became of a wait: `waits`, `ended`, or the limit that cut the export off. */
@@ -63,7 +63,7 @@ describe('a reader that takes nothing', () => {
 });
 
 test('a reader that pauses before each piece gets all of them, up to the time for a whole export', async () => {
-  const pauses = Math.floor(LIMITS.exportMs / (RATE_MS - 1_000));
+  const pauses = Math.floor(MAX_EXPORT_MS / (RATE_MS - 1_000));
   for (let pause = 0; pause < pauses; pause++) {
     const state = watched(download.write(PIECE));
     clock.advance(RATE_MS - 1_000);
@@ -71,7 +71,21 @@ test('a reader that pauses before each piece gets all of them, up to the time fo
     expect(await state()).toBe('ended');
   }
   const state = watched(download.write(PIECE));
-  clock.advance(LIMITS.exportMs - pauses * (RATE_MS - 1_000));
+  clock.advance(MAX_EXPORT_MS - pauses * (RATE_MS - 1_000));
   expect(await state()).toBe('time');
   await expect(download.write(PIECE)).rejects.toMatchObject({ limit: 'time' });
+});
+
+test.each([
+  [0, 20],
+  [60, 60],
+  [10_000, 100],
+])('after a step of %d ms, the next one begins %d ms later', async (tookMs, laterMs) => {
+  let nowMs = 0;
+  const sleep = (ms: number) => Promise.resolve(void (nowMs += ms));
+  const pace = new Pace({ clock: { now: () => nowMs, monotonic: () => nowMs, sleep } });
+  await pace.step(() => sleep(tookMs));
+  const endMs = nowMs;
+  await pace.step(() => sleep(0));
+  expect(nowMs - endMs).toBe(laterMs);
 });

@@ -21,7 +21,7 @@ const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pat
 const COPIES = 40_000;
 const SLOW_READERS = 20;
 const QUICK_READERS = 30;
-/** The limits of operations.md. */
+/** The limits of docs/operations.md#the-audit-listener. */
 const [EXPORTS, QUERIES, FOLDED] = [4, 3, 250];
 /** A reader that takes nothing is cut off after 10 s, and the time that the least rate needs for one piece. */
 const CUT_OFF_MS = 60_000;
@@ -137,7 +137,7 @@ const refusals = async (answers: readonly Response[]) => {
   for (const answer of answers) {
     expect(answer.status).toBe(503);
     expect(Number(answer.headers.get('retry-after'))).toBeGreaterThan(0);
-    expect(await answer.json()).toMatchObject({ success: false, details: { code: 'INTERNAL_ERROR' } });
+    expect(await answer.json()).toMatchObject({ success: false, details: { code: 'RATE_LIMITED' } });
   }
 };
 /** The number of statements that wait for a lock, by pool. */
