@@ -7,6 +7,7 @@ import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
 import { batchFigures, exceptionFigures } from '#settlement';
 import { deliveryFigures } from '#webhooks';
+import type { MetLimit } from './audit/limits.js';
 import { checkAll } from './health.js';
 import { countMaskedLines } from './lifecycle.js';
 import type { Services } from './services.js';
@@ -19,6 +20,7 @@ export interface Metrics {
   readonly answered: (request: Answered) => void;
   /** Shows these rate limits of hosted checkout. */
   readonly limitedBy: (limits: Limits) => void;
+  readonly auditLimited: (limit: MetLimit) => void;
 }
 
 interface Limits {
@@ -143,6 +145,12 @@ export const createMetrics = (services: Services): Metrics => {
       this.set(limits?.lowered() ?? 0);
     },
   });
+  const limited = new client.Counter({
+    name: 'payfold_audit_limited_total',
+    help: 'Requests of the audit API that met a limit: refused (exports, queries), or an export cut off (rate, time)',
+    labelNames: ['limit'],
+    registers: [own],
+  });
   return {
     own,
     shared,
@@ -153,6 +161,7 @@ export const createMetrics = (services: Services): Metrics => {
       seconds.observe({ method, route, status: String(status) }, took);
       if (errorCode !== undefined) errors.inc({ code: errorCode ?? 'none', status: String(status) });
     },
+    auditLimited: (limit) => limited.inc({ limit }),
   };
 };
 

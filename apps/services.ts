@@ -27,6 +27,7 @@ import {
   type OwnLog,
   type ReadModel,
   ReadModels,
+  searchPathOf,
   type Subscriber,
   withAddress,
 } from '#eventstore';
@@ -55,6 +56,7 @@ import { OPEN_EXCEPTIONS, type OpenExceptions, SETTLEMENT_PORTS, SettlementModul
 import { webhookMigrations } from '#webhooks';
 import { OUTBOX, Webhooks, WebhooksModule } from '#webhooks/module';
 import { answerEncoder } from './answers.js';
+import { AUDIT_POOL_CONNECTIONS } from './audit/limits.js';
 
 export const MIGRATIONS: readonly Migration[] = [
   ...eventStoreMigrations,
@@ -103,6 +105,8 @@ export interface Services {
   readonly commands: CommandBus;
   readonly queries: QueryBus;
   readonly pool: Pool;
+  /** The connections of the audit listener. */
+  readonly auditPool: Pool;
   readonly store: EventStore;
   /** The guard of the log. During an incident no loop runs and nothing is appended (C76). */
   readonly ownLog: OwnLog;
@@ -173,6 +177,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       commands: app.get(CommandBus),
       queries: app.get(QueryBus),
       pool,
+      auditPool: context.pool({ name: 'audit', max: AUDIT_POOL_CONNECTIONS, searchPath: searchPathOf(READ_MODELS) }),
       store,
       ownLog,
       directory: app.get(DIRECTORY),

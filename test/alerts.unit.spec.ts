@@ -27,7 +27,7 @@ const SUFFIXES: Readonly<Record<string, readonly string[]>> = { Histogram: ['_bu
 const selectors = (expr: string) =>
   [...expr.replaceAll(/\b(sum|min|max) by \([^)]*\)/g, '').matchAll(/\b([a-z]\w*)(?:\{([^}]*)\})?(?!\w|\s*\()/g)]
     .filter(([, name]) => /_|^up$/.test(name!))
-    .map(([, name, labels = '']) => ({ name: name!, labels: [...labels.matchAll(/(\w+)=~?"/g)].map(([, label]) => label!) }));
+    .map(([, name, labels = '']) => ({ name: name!, labels: [...labels.matchAll(/(\w+)(?:=~?|!~)"/g)].map(([, label]) => label!) }));
 
 const expectDeclared = (expr: string) => {
   const found = selectors(expr);
@@ -72,8 +72,8 @@ describe('the evaluation of alert rules', () => {
     for (let second = 0; second <= seconds; second += 10) if (alerts.scraped(text(second), second * 1_000).includes(alert)) return second;
     return null;
   };
-  const requests = (ok: number, failed: number) =>
-    `payfold_http_request_duration_seconds_count{route="/x",status="200"} ${ok}\npayfold_http_request_duration_seconds_count{route="/x",status="503"} ${failed}\n`;
+  const requests = (ok: number, failed: number, route = '/x') =>
+    `payfold_http_request_duration_seconds_count{route="${route}",status="200"} ${ok}\npayfold_http_request_duration_seconds_count{route="${route}",status="503"} ${failed}\n`;
 
   test('each rule can be evaluated', () => {
     expect(new Alerts(rules).scraped('payfold_ready{check="database"} 1\n', 0)).toEqual([]);
@@ -93,6 +93,11 @@ describe('the evaluation of alert rules', () => {
   test('a share of requests', () => {
     expect(firesAfter('PayfoldServerErrors', 900, (second) => requests(second * 100, second))).toBeNull();
     expect(firesAfter('PayfoldServerErrors', 900, (second) => requests(second * 100, second * 2))).toBe(310);
+  });
+  test('refused audit requests raise a ticket, and never the alarm of payments', () => {
+    const refused = (second: number) => requests(second * 100, second) + requests(second, second * 10, '/audit/v1/exports/:report');
+    expect(firesAfter('PayfoldServerErrors', 1_200, refused)).toBeNull();
+    expect(firesAfter('PayfoldAuditErrors', 1_200, refused)).toBe(910);
   });
 });
 

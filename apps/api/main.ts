@@ -14,7 +14,7 @@ runRole('api', async (config, log, { stop }) => {
   const api = await createApi({ ...services, health, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   metrics.limitedBy(api.limits);
   const url = await api.listen(config.port, config.host);
-  const audit = await createAudit({ ...services, onAnswer: metrics.answered });
+  const audit = await createAudit({ ...services, onAnswer: metrics.answered, onLimit: metrics.auditLimited });
   const auditUrl = await audit.listen(config.auditPort, config.auditHost);
   return {
     addresses: { url, auditUrl },

@@ -11,14 +11,25 @@ import {
   Query,
   Res,
   UseGuards,
+  UseInterceptors,
 } from '@nestjs/common';
 import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
-import { once } from 'node:events';
-import type { Writable } from 'node:stream';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError, timestamp } from '#kernel';
-import { type AuditCaller, authenticateAudit, driftFound, exportReport, isReport, listAsOf, paymentAsOf, REPORTS, reportOf, timeline } from '#audit';
+import {
+  type AuditCaller,
+  authenticateAudit,
+  driftFound,
+  exportReport,
+  isReport,
+  listAsOf,
+  paymentAsOf,
+  REPORTS,
+  reportOf,
+  timeline,
+  withoutStaffNames,
+} from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
 import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
@@ -27,8 +38,7 @@ import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
 import type { Services } from '../services.js';
-
-export const AUDITED = Symbol('audited services');
+import { AUDITED, CutOff, Download, LimitRunning, type MetLimit, ON_LIMIT, Pace } from './limits.js';
 
 type AuditRequest = FastifyRequest & { auditor?: AuditCaller };
 
@@ -72,7 +82,7 @@ const Answers =
         },
       },
     })(target, property, descriptor);
-    for (const status of [400, 401, 403, 404, 500]) ApiResponse({ status, type: ErrorEnvelope })(target, property, descriptor);
+    for (const status of [400, 401, 403, 404, 500, 503]) ApiResponse({ status, type: ErrorEnvelope })(target, property, descriptor);
   };
 const TEXT = { type: 'string' };
 const OBJECT = { type: 'object' };
@@ -118,11 +128,16 @@ const paymentIdOf = (id: string): string => {
 };
 
 @UseGuards(AuditGuard)
+@UseInterceptors(LimitRunning)
 @ApiSecurity('auditKey')
 @ApiTags('Audit')
 @Controller('audit/v1')
 export class AuditController {
-  constructor(@Inject(AUDITED) private readonly services: Services) {}
+  constructor(
+    @Inject(AUDITED) private readonly services: Services,
+    @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
+    @Inject(Pace) private readonly pace: Pace,
+  ) {}
 
   @Get('payments/:id')
   @ApiOperation({ summary: 'A payment, now or as it was', operationId: 'auditPayment' })
@@ -145,10 +160,11 @@ export class AuditController {
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @AsOf()
   @Answers({ events: LIST })
-  async timeline(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+  async timeline(@AuditorOf() caller: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf } = known(query, 'asOf');
     await this.complete(reply);
-    sendAnswer(reply, successAnswer({ events: await timeline(this.services.store, paymentIdOf(id), { asOf: time('asOf', asOf) ?? undefined }) }));
+    const events = await timeline(this.services.store, paymentIdOf(id), { asOf: time('asOf', asOf) ?? undefined });
+    sendAnswer(reply, successAnswer({ events: caller.role === 'auditor' ? events : events.map(withoutStaffNames) }));
   }
 
   @Get('payments')
@@ -275,6 +291,7 @@ export class AuditController {
   @ApiResponse({ status: 400, type: ErrorEnvelope })
   @ApiResponse({ status: 401, type: ErrorEnvelope })
   @ApiResponse({ status: 403, type: ErrorEnvelope })
+  @ApiResponse({ status: 503, type: ErrorEnvelope })
   async export(@AuditorOf() caller: AuditCaller, @Param('report') report: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { format = 'csv', from, to, asOf, after = null } = known(query, 'format', 'from', 'to', 'asOf', 'after');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
@@ -283,10 +300,12 @@ export class AuditController {
     if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
     const position = await this.standing(reply, projection);
-    const { store, pool } = this.services;
+    const { store, pool, clock, log } = this.services;
+    const download = new Download(reply.raw, clock);
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
     // Read the first piece before the status is sent. If the query fails here, the status can still report the fault.
-    const first = await pieces.next();
+    const next = () => this.pace.step(() => pieces.next());
+    const first = await next();
     const headers = reply.getHeaders() as Record<string, string>;
     reply.hijack();
     const { raw } = reply;
@@ -296,18 +315,22 @@ export class AuditController {
       trailer: 'Export-Rows, Export-After, Export-Manifest',
     });
     try {
-      for (let piece = first; !piece.done; piece = await pieces.next()) {
+      for (let piece = first; !piece.done; piece = await next()) {
         if (raw.destroyed) return;
-        if (!raw.write(piece.value)) await untilDrained(raw);
+        await download.write(piece.value);
       }
       const made = await manifest();
       raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(made) });
-      raw.end();
+      await download.end();
     } catch (error) {
-      this.services.log.error({ err: error, report }, 'an export broke off');
+      if (error instanceof CutOff) {
+        this.onLimit(error.limit);
+        log.warn({ report, keyId: caller.keyId, reason: error.message }, 'an export was cut off');
+      } else log.error({ err: error, report }, 'an export broke off');
       // End the connection without the last chunk and the trailer. The client then knows that the file is incomplete.
       raw.destroy();
     } finally {
+      // Also waits for the page that is being read, so the export counts until its last statement has ended.
       await pieces.return();
     }
   }
@@ -326,14 +349,6 @@ export class AuditController {
     return position;
   }
 }
-
-/** Waits until the connection takes more, or is closed. */
-export const untilDrained = async (raw: Writable): Promise<void> => {
-  const waiting = new AbortController();
-  const either = [once(raw, 'drain', waiting), once(raw, 'close', waiting)];
-  // Without the abort, each wait would leave a listener on the connection.
-  await Promise.race(either).finally(() => waiting.abort());
-};
 
 const openCursor = (cursor: string): { createdAt: string; id: string } => {
   const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];

@@ -10,15 +10,32 @@ import { ErrorEnvelope } from '../api/partner/resources.js';
 import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
 import type { Services } from '../services.js';
-import { AuditController, AUDITED, AuditGuard } from './audit.controller.js';
+import { AuditController, AuditGuard } from './audit.controller.js';
+import { AUDITED, LimitRunning, type MetLimit, ON_LIMIT, Pace } from './limits.js';
 
 const CHALLENGE = 'AuditKey realm="payfold audit"';
 
 @Module({})
 class AuditModule {
-  static of(services: Services): DynamicModule {
-    return { module: AuditModule, controllers: [AuditController], providers: [{ provide: AUDITED, useValue: services }, AuditGuard] };
+  static of(services: Services, { onLimit = () => undefined }: AuditOptions): DynamicModule {
+    return {
+      module: AuditModule,
+      controllers: [AuditController],
+      providers: [
+        // Nothing here may use the connections of payments.
+        { provide: AUDITED, useValue: { ...services, pool: services.auditPool } },
+        { provide: ON_LIMIT, useValue: onLimit },
+        AuditGuard,
+        LimitRunning,
+        Pace,
+      ],
+    };
   }
+}
+
+export interface AuditOptions extends Pick<ServerOptions, 'onAnswer'> {
+  /** Called for each request that met a limit, for metrics. */
+  readonly onLimit?: (limit: MetLimit) => void;
 }
 
 export interface Audit {
@@ -28,7 +45,7 @@ export interface Audit {
   close(graceMs?: number): Promise<void>;
 }
 
-export const createAudit = async (services: Services & Pick<ServerOptions, 'onAnswer'>): Promise<Audit> => {
+export const createAudit = async (services: Services & AuditOptions): Promise<Audit> => {
   const { log, clock, onAnswer } = services;
   const adapter = createHttpAdapter({ log, now: () => clock.now(), ...(onAnswer && { onAnswer }) });
   const close = gracefulClose(adapter.getInstance<FastifyInstance>(), clock);
@@ -36,7 +53,7 @@ export const createAudit = async (services: Services & Pick<ServerOptions, 'onAn
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {
     for (const one of [method].flat()) routes.push({ method: one, url });
   });
-  const app = await NestFactory.create<NestFastifyApplication>(AuditModule.of(services), adapter, {
+  const app = await NestFactory.create<NestFastifyApplication>(AuditModule.of(services, services), adapter, {
     bodyParser: false,
     logger: false,
     abortOnError: false,

@@ -75,12 +75,18 @@ const pagesByKey = async function* <Row>(
     // All other parameters were checked before. A part of `after` is not a valid date, id or text.
     throw isDataException(error) ? notAPlace() : error;
   });
-  for (let next: Promise<readonly Row[]> | null = first; next !== null;) {
-    const rows: readonly Row[] = await next;
-    // Read the next page while the caller writes this one.
-    next = rows.length < PAGE_ROWS ? null : read(keyOfRow(rows.at(-1)!));
-    next?.catch(() => undefined);
-    if (rows.length > 0) yield rows;
+  let next: Promise<readonly Row[]> | null = first;
+  try {
+    while (next !== null) {
+      const rows: readonly Row[] = await next;
+      // Read the next page while the caller writes this one.
+      next = rows.length < PAGE_ROWS ? null : read(keyOfRow(rows.at(-1)!));
+      next?.catch(() => undefined);
+      if (rows.length > 0) yield rows;
+    }
+  } finally {
+    // If the caller stops early, a statement is still running. It must not outlive the report.
+    await next?.catch(() => undefined);
   }
 };
 

@@ -28,7 +28,7 @@ export { eventHash, rootOf } from './merkle.js';
 export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
 export { exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
-export { listAsOf, type ListThenQuery, paymentAsOf, timeline } from './replay.js';
+export { listAsOf, type ListThenQuery, paymentAsOf, timeline, withoutStaffNames } from './replay.js';
 export {
   BrokenPromise,
   headFolder,

@@ -2,7 +2,7 @@
  * Reads the history of payments: a payment at a revision, a log position or an instant; the list at an instant; the timeline of a payment. Each state
  * is folded from the events.
  */
-import { type EventStore, readStreams, type Recorded } from '#eventstore';
+import { type Actor, type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
 import {
   isVisible,
@@ -73,7 +73,8 @@ export interface Moment {
   readonly version: number;
   readonly recordedAt: string;
   readonly effectiveAt: string | null;
-  readonly actor: Recorded['meta']['actor'];
+  /** `id` null: the name of a person of staff, which the reader must not see. */
+  readonly actor: { readonly type: Actor['type']; readonly id: string | null };
   readonly correlationId: string;
   /** Status of the payment after this event. null: the payment is not visible yet. */
   readonly status: PaymentStatus | null;
@@ -120,6 +121,18 @@ export const timeline = async (store: EventStore, paymentId: string, end: Until 
   return moments;
 };
 
+/** The moment without names of staff, for a key that must not read them. */
+export const withoutStaffNames = (moment: Moment): Moment => {
+  const { actor, data } = moment;
+  const isPerson = actor.type === 'staff' || actor.type === 'operator';
+  return {
+    ...moment,
+    actor: isPerson ? { ...actor, id: null } : actor,
+    // `by` is the name of the person who resolved a payment.
+    data: moment.type === 'PaymentResolved' ? { ...(data as Record<string, Json>), by: null } : data,
+  };
+};
+
 export interface ListThenQuery {
   /** RFC 3339; null: now. */
   readonly asOf: string | null;
@@ -135,43 +148,40 @@ export interface ListThenQuery {
 }
 
 /**
- * Maximum number of payments that one page reads. A status as of an earlier time needs a fold of the payment. Without this limit, a
- * request for a rare status could read the whole list.
+ * Number of payments that are read and folded together. A page reads at least as many if a status at an earlier time is requested: that status needs a
+ * fold of each payment, and most may have another one.
  */
-const MAX_LOOKED_AT = 5_000;
 const LOOK_AT = 250;
 
 /**
- * A page of the list as it was at an instant, newest first. `next` null: the list has ended. A page can have fewer payments than `limit`, or none,
- * and still have a `next`.
+ * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
+ * and a status at an earlier time is requested.
+ * `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
  */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
   { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: ListThenQuery['after'] }> => {
-  const payments: PaymentThen['payment'][] = [];
   // Without `asOf`, the rows hold the status of each payment.
   const ofStatus = asOf === null ? status : null;
-  const size = status === ofStatus ? limit : LOOK_AT;
+  const size = status === ofStatus ? limit : Math.max(limit, LOOK_AT);
   // A payment never leaves the list and never moves in it. The present rows include all payments of that instant.
   const end = Math.min(to === null ? Number.POSITIVE_INFINITY : Date.parse(to), asOf === null ? Number.POSITIVE_INFINITY : Date.parse(asOf) + 1);
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
-  let place = after;
-  for (let looked = 0; looked < MAX_LOOKED_AT;) {
-    const places = await listPlaces(db, accountId, filters, place, size);
+  const places = await listPlaces(db, accountId, filters, after, size);
+  const payments: PaymentThen['payment'][] = [];
+  for (let from = 0; from < places.length; from += LOOK_AT) {
+    const some = places.slice(from, from + LOOK_AT);
     const streams = await readStreams(
       store,
-      places.map(({ id }) => paymentStream(id)),
+      some.map(({ id }) => paymentStream(id)),
     );
-    for (const [index, one] of places.entries()) {
+    for (const [index, place] of some.entries()) {
       const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
-      place = one;
       if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
-      payments.push({ ...paymentView(one.id, payment), accountId: payment.terms.accountId });
+      payments.push({ ...paymentView(place.id, payment), accountId: payment.terms.accountId });
       if (payments.length === limit) return { payments, next: place };
     }
-    looked += places.length;
-    if (places.length < size) return { payments, next: null };
   }
-  return { payments, next: place };
+  return { payments, next: places.length < size ? null : places.at(-1)! };
 };

@@ -22,7 +22,7 @@ import {
   signLog,
   writePack,
 } from '#audit';
-import { paymentListModel } from '#payments';
+import { paymentListModel, resolvePayment } from '#payments';
 import type { Position } from '#eventstore';
 import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
@@ -33,7 +33,7 @@ import { addHledger, type BusyDay, busyDay } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
 import { eventsInPostgres } from '../support/kurrentdb-server.js';
-import { paymentOf, PAYMENTS, type Service, startService, everySubscriber } from '../support/service.js';
+import { CARD, paymentOf, PAYMENTS, type Service, startService, everySubscriber } from '../support/service.js';
 
 const VERIFIER = join(import.meta.dirname, '../../apps/operator/verify.mjs');
 const OPERATOR = { type: 'operator' as const, id: 'spec' };
@@ -487,6 +487,30 @@ describe('closed periods', () => {
     expect(found.ok).toBe(false);
     expect(found.detail).toMatch(/the period to .* holds \d+ entries of digest/);
   });
+});
+
+test('a finance key sees in a timeline that staff acted, but no name; an auditor sees both', async () => {
+  const { payments, settlement } = service.services;
+  const { details } = await day.partner.client.create(paymentOf(day.separate, { number: CARD.neverReached }));
+  const paymentId = details!.id as string;
+  const resolution = { as: 'failed', evidence: 'call with the bank', by: 'Dana', force: false, transactions: {} } as const;
+  await resolvePayment(payments.ports, settlement.register, { ...resolution, paymentId });
+  const timelineFor = async (key: string) => (await get(`/audit/v1/payments/${paymentId}/timeline`, key)).data as unknown as { events: Moment[] };
+  interface Moment {
+    readonly type: string;
+    readonly actor: { readonly type: string; readonly id: string | null };
+    readonly data: { readonly by?: string | null };
+  }
+  const [whole, shown] = [await timelineFor(auditor), await timelineFor(finance)];
+  expect(whole.events.at(-1)).toMatchObject({ type: 'PaymentResolved', actor: { type: 'staff', id: 'Dana' }, data: { by: 'Dana' } });
+  const nameless = whole.events.map((event) => ({
+    ...event,
+    ...(event.actor.type === 'staff' && { actor: { type: 'staff', id: null } }),
+    ...(event.data.by === 'Dana' && { data: { ...event.data, by: null } }),
+  }));
+  expect(shown.events).toEqual(nameless);
+  expect(JSON.stringify(shown)).not.toContain('Dana');
+  await caughtUp();
 });
 
 test('metrics show drift, seal, signatures and suspense', async () => {

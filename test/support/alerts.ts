@@ -82,7 +82,7 @@ export class Alerts {
   }
 }
 
-const TOKEN = /\s*(\[\d+[smhd]\]|"[^"]*"|[\w.]+|=~|==|[{}(),=/<>])/y;
+const TOKEN = /\s*(\[\d+[smhd]\]|"[^"]*"|[\w.]+|=~|!~|==|[{}(),=/<>])/y;
 const FUNCTIONS = ['rate', 'increase', 'min_over_time'];
 
 /** Parses an expression and evaluates it at once. */
@@ -199,9 +199,12 @@ class Expression {
       while (!this.taken('}')) {
         if (this.taken(',')) continue;
         const label = this.take();
-        const isPattern = this.take() === '=~';
+        const operator = this.take();
         const text = this.take().slice(1, -1);
-        wanted.push((labels) => (isPattern ? new RegExp(`^(?:${text})$`).test(labels[label] ?? '') : labels[label] === text));
+        wanted.push((labels) => {
+          if (operator === '=') return labels[label] === text;
+          return new RegExp(`^(?:${text})$`).test(labels[label] ?? '') === (operator === '=~');
+        });
       }
     return this.series.filter((one) => one.name === name && wanted.every((holds) => holds(one.labels)));
   }
