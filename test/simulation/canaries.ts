@@ -404,13 +404,10 @@ export const CANARIES: readonly Canary[] = [
     name: 'claims stay open over a restart of the database of the keys',
     lost: 'keys',
     seams: {
-      claimsDatabase: (inner) => ({
-        ...inner,
-        place: async () => {
-          const place = await inner.place();
-          return typeof place === 'string' ? place : { ...place, startedAt: '' };
-        },
-      }),
+      place: (inner) => async () => {
+        const place = await inner();
+        return typeof place === 'string' ? place : { ...place, startedAt: '' };
+      },
     },
   },
   {

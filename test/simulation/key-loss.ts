@@ -15,6 +15,8 @@ const RESTARTED = 0.35;
 /** After the loss, clients repeat every known key in some rounds. Together the rounds last longer than claims are closed. */
 const ROUNDS = 8;
 const ROUND_MS = [5_000, 30_000] as const;
+/** Pause before the first round after a restart: shorter than the subscriber `keys` takes. */
+const AT_ONCE_MS = [0, 300] as const;
 const REPEATED = 0.6;
 /** How often, and how many times, the fault looks for a key that is claimed and whose intent is not recorded. */
 const CLAIM_LOOK_MS = 5;
@@ -77,7 +79,8 @@ export const playKeyFault = async (outside: Outside, { copiedAtMs, laterMs, stop
   if (pause) sim.pause(sim.rng.pick(world.replicas).process, pause.ms, pause.frozen);
   world.keyLoss = { copiedAt, wentBackAt: sim.now, how };
   for (let round = 1; round <= ROUNDS; round++) {
-    await sim.wait(sim.rng.int(...ROUND_MS));
+    const [least, most] = how === 'restarted' && round === 1 ? AT_ONCE_MS : ROUND_MS;
+    await sim.wait(sim.rng.int(least, most));
     const repeated = oracle.firstUses().filter(() => sim.rng.chance(REPEATED));
     await Promise.all(repeated.map(({ intention, ask }) => outside.send(intention, ask)));
   }

@@ -108,6 +108,8 @@ export interface Seams {
   /** The gate before claims: `claims` wraps its answers, and `claimsDatabase` wraps the database that it asks. */
   claims?(claims: Claims, world: World): Claims;
   claimsDatabase?(database: ClaimsDatabase, world: World): ClaimsDatabase;
+  /** Wraps each read of the place of the keys' database, also those over new connections. */
+  place?(place: ClaimsDatabase['place']): ClaimsDatabase['place'];
   intakes?(rows: IntakeRows, world: World): IntakeRows;
   deliveries?(deliveries: Deliveries, world: World): Deliveries;
   sender?(sender: SimulatedSender, world: World): SimulatedSender;
@@ -462,7 +464,8 @@ export class Replica {
     const { world, process } = this;
     const { sim, seams } = world;
     const database = (this.keyDatabase = new Database(sim, process, world.keyTables));
-    const statement = comparedStatement(world.keys, simulatedStatement(sim, process, 'keys'), (place) => gate.verify(place));
+    const placeOf = (place: ClaimsDatabase['place']) => seams.place?.(place) ?? place;
+    const statement = comparedStatement(world.keys, simulatedStatement(sim, process, 'keys'), (place) => gate.verify(placeOf(place)));
     const checkpoint = simulatedCheckpoint(database, KEYS_FROM_LOG);
     const rows = simulatedKeyRows(world.keys, statement);
     const ports = { store: log, answers: answerEncoder, clock, log: logged };
@@ -474,8 +477,9 @@ export class Replica {
     };
     const keys = createSubscriber(projection, { store: log, checkpoint, clock, ownLog, leaseMs: PROJECTION_LEASE_MS });
     const claimsDatabase = simulatedClaims(world.keys, statement, () => checkpoint.position());
+    const asked = seams.claimsDatabase?.(claimsDatabase, world) ?? claimsDatabase;
     const gate = new ClaimsGate({
-      database: seams.claimsDatabase?.(claimsDatabase, world) ?? claimsDatabase,
+      database: { ...asked, place: placeOf(() => asked.place()) },
       kept: { read: () => this.keptPlace, write: async (place) => void (this.keptPlace = place) },
       store: log,
       keys,
