@@ -6,6 +6,7 @@
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { mkdir } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { directoryModel } from '#accounts';
 import { paymentListModel } from '#payments';
 import { createPool, type Pool } from '#platform';
 import { eventually } from '../support/eventually.js';
@@ -26,12 +27,17 @@ const N: readonly Patch[] = [
 ];
 /** The shape of the list in release N. */
 const SHAPE = paymentListModel.shape;
+const DIRECTORY_SHAPE = directoryModel.shape;
 const N_PLUS_1: readonly Patch[] = [
   release('0.4.0'),
   { file: 'libs/payments/stream.ts', from: `  PaymentCreated: [],`, to: `  PaymentCreated: [(data) => ({ ...data, note: 'older' })],` },
   { file: 'libs/payments/payment.ts', from: `legs: outcome.legs } }];`, to: `legs: outcome.legs, note: 'newer' } }];` },
   { file: 'libs/payments/list.ts', from: `  name: 'payment-list',\n  shape: ${SHAPE},`, to: `  name: 'payment-list',\n  shape: ${SHAPE + 1},` },
-  { file: 'libs/accounts/directory.ts', from: `  name: 'directory',\n  shape: 1,`, to: `  name: 'directory',\n  shape: 2,` },
+  {
+    file: 'libs/accounts/directory.ts',
+    from: `  name: 'directory',\n  shape: ${DIRECTORY_SHAPE},`,
+    to: `  name: 'directory',\n  shape: ${DIRECTORY_SHAPE + 1},`,
+  },
   { file: 'libs/payments/list.ts', from: `state json not null)`, to: `state json not null, note text)` },
   {
     file: 'apps/services.ts',
@@ -201,7 +207,9 @@ test('two releases run side by side, back and forward, without a failed request'
     refusal(next!, 'keys', 'issue', '--account', accountId),
   ]);
   expect(deactivated).toMatch(
-    /^The change is recorded, but process \d+ on \S+ \(worker, release 0\.3\.0\) still reads the state before it \(directory@1\)\. /,
+    new RegExp(
+      `^The change is recorded, but process \\d+ on \\S+ \\(worker, release 0\\.3\\.0\\) still reads the state before it \\(directory@${DIRECTORY_SHAPE}\\)\\. `,
+    ),
   );
   // The error shows the API key that was issued while the worker is paused. No later command can show it.
   expect(await statusOf(/The new API key is (pc_\S+);/.exec(issued)![1]!)).toBe(200);
