@@ -17,7 +17,7 @@ import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable } from '#platform';
-import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
+import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, receiveBody, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
 export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
@@ -39,8 +39,10 @@ export class AuthGuard implements CanActivate {
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
+    const reply = context.switchToHttp().getResponse<FastifyReply>();
+    await receiveBody(request, reply);
     // Only authenticated callers enter the convoy. Other callers must not make its requests wait.
-    if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
+    if (request.method === 'POST') await this.takeTurn(request.raw.socket, reply.raw);
     return true;
   }
 

@@ -2,7 +2,7 @@
  * Intake of hosted checkout (specification, Hosted checkout): a form, JSON, or a signed link. The answer is a 303 to the session, to `cancel_url` or
  * to the error page. A rate limit or an incident gives another status.
  */
-import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
+import { Controller, Get, Inject, Post, Req, Res, UseGuards } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
 import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -11,7 +11,7 @@ import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
-import { parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
+import { bodyGuard, parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
 import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
 import { intakeContentOf, IntakeRequest, pairsOf } from './requests.js';
@@ -30,6 +30,7 @@ const TooMany = ApiResponse({
 });
 
 @ApiTags('Hosted checkout')
+@UseGuards(bodyGuard)
 @Controller()
 export class IntakeController {
   private readonly capabilities: Capabilities;
