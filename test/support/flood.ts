@@ -1,5 +1,5 @@
 /** Clients that misuse connections, and what a process holds meanwhile. The clients of a flood have loopback addresses of their own. */
-import { readdirSync, readFileSync } from 'node:fs';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 
 const MIB = 1024 * 1024;
@@ -8,9 +8,13 @@ const KIB_PER_MIB = 1024;
 const statusOf = (pid: number, field: string): number =>
   Number(new RegExp(String.raw`^${field}:\s+(\d+) kB$`, 'm').exec(readFileSync(`/proc/${pid}/status`, 'utf8'))![1]) / KIB_PER_MIB;
 
-/** Memory of a process now, and at its highest, in MiB. */
+/** Memory of a process now, and at its highest since the last {@link forgetPeak}, in MiB. */
 export const memoryOf = (pid: number): number => statusOf(pid, 'VmRSS');
 export const peakMemoryOf = (pid: number): number => statusOf(pid, 'VmHWM');
+
+export const forgetPeak = (pid: number): void => writeFileSync(`/proc/${pid}/clear_refs`, RESET_PEAK);
+/** Linux: resets VmHWM. */
+const RESET_PEAK = '5';
 
 export const descriptorsOf = (pid: number): number => readdirSync(`/proc/${pid}/fd`).length;
 

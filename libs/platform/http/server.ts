@@ -67,6 +67,7 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     requestIdHeader: false,
     logger: false,
     return503OnClosing: false,
+    clientErrorHandler: refuseClient,
     // Fastify calls this for its own errors, such as a path that cannot be decoded.
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => {
       addHeaders(request, reply);
@@ -118,7 +119,6 @@ const createLimitedServer = (handler: Handler, { timeouts = {}, connectionsPerAd
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
   server.on('connection', (socket: Socket) => connections.add(socket, TOO_MANY_CONNECTIONS));
-  server.on('clientError', refuseClient);
   // Without this listener, Node would ask for the body before the credentials are checked. The body guard asks for it.
   server.on('checkContinue', handle);
   server.on('checkExpectation', handle);
