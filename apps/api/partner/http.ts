@@ -17,7 +17,7 @@ import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable } from '#platform';
-import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, receiveBody, refuseOtherContentTypes } from '#platform/http';
+import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, receiveBody, receivedBody, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
 export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
@@ -81,7 +81,7 @@ export interface PartnerRequest extends RequestText {
 /** Reads the body as a JSON object (E3), then checks the syntax of `Idempotency-Key` (E4). */
 export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { emptyIsObject?: boolean }, context: ExecutionContext): PartnerRequest => {
   const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
-  const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
+  const bytes = receivedBody(request);
   refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
   const body = parseStrictJson(bytes, { emptyIsObject });
   return {
@@ -179,7 +179,7 @@ export const Answers = ({ result, headers, errors, body, keyed = false }: Endpoi
           }),
         ]
       : []),
-    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500])]
+    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500, 503])]
       .sort()
       .map((status) => ApiResponse({ status, type: ErrorEnvelope, headers: headersOf(status, keyed) })),
     ...(body ? [ApiBody({ type: body, required: !keyed || body.name === 'CreatePaymentRequest' })] : []),

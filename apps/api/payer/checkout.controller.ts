@@ -33,8 +33,8 @@ import { ChangeCheckout, FollowCheckout, PayCheckout } from '#checkout/module';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
 import { type PaymentView, storeIncident } from '#payments';
-import { bodyGuard, parseFormBody } from '#platform/http';
-import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
+import { bodyGuard, parseFormBody, receivedBody } from '#platform/http';
+import { CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
 import { payFormOf, type PayForm } from './requests.js';
 
@@ -271,7 +271,7 @@ export class CheckoutController {
       return null;
     }
     try {
-      return { visit, form: parseFormBody(bytesOf(request)) };
+      return { visit, form: parseFormBody(receivedBody(request)) };
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       this.pages.refuse(request, reply, 'notFromHere', visit.portal, 400);

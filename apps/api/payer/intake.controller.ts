@@ -11,8 +11,8 @@ import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
-import { bodyGuard, parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
-import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
+import { bodyGuard, parseForm, parseFormBody, parseStrictJson, receivedBody, RepeatedParameter } from '#platform/http';
+import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
 import { intakeContentOf, IntakeRequest, pairsOf } from './requests.js';
 
@@ -57,9 +57,9 @@ export class IntakeController {
   async start(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const json = isJson(request);
     await this.answer(json ? 'json' : 'form', request, reply, () => {
-      if (json) return pairsAndFields(parseStrictJson(bytesOf(request)));
+      if (json) return pairsAndFields(parseStrictJson(receivedBody(request)));
       if (!isForm(request)) throw new ServiceError('VALIDATION_ERROR', 'The body must be a form (application/x-www-form-urlencoded) or JSON.');
-      return pairsAndFields(Object.fromEntries(parseFormBody(bytesOf(request))));
+      return pairsAndFields(Object.fromEntries(parseFormBody(receivedBody(request))));
     });
   }
 

@@ -21,6 +21,13 @@ export const receiveBody = async (request: FastifyRequest, reply: FastifyReply):
   request.body = await bytesOf(request.raw);
 };
 
+/** The body that {@link receiveBody} has read. Empty: the request has none. */
+export const receivedBody = ({ body, method, raw }: FastifyRequest): Buffer => {
+  if (Buffer.isBuffer(body)) return body;
+  if (method === 'POST' && hasBody(raw)) throw new Error('no guard has received the body');
+  return Buffer.alloc(0);
+};
+
 /** Receives the body of a request that needs no credentials. */
 export const bodyGuard: CanActivate = {
   canActivate: async (context: ExecutionContext) => {
