@@ -48,7 +48,10 @@ const parallel = async (many: number, stop: AbortSignal, answers: Answers, one: 
   let number = 0;
   await Promise.all(
     Array.from({ length: many }, async () => {
-      while (!stop.aborted) count(answers, await one(number++).then(String, (error: NodeJS.ErrnoException) => error.code ?? 'failed'));
+      while (!stop.aborted) {
+        const answer = await one(number++).then(String, (error: NodeJS.ErrnoException) => error.code ?? 'failed');
+        if (!stop.aborted) count(answers, answer);
+      }
     }),
   );
 };
@@ -83,9 +86,10 @@ const sockets = async (
 
 const get = (path: string, ...lines: string[]) => [`GET ${path} HTTP/1.1`, 'host: attack', ...lines, '', ''].join('\r\n');
 
-/** Sends a request as a stranger. Resolves with the status. */
-const sender = (url: string, sockets: number) => {
-  const agent = new Agent({ keepAlive: true, maxSockets: sockets });
+/** Sends requests as a stranger, on as many connections as wait for an answer. Its result is the status. `stop` closes the connections. */
+const sender = (url: string, stop: AbortSignal) => {
+  const agent = new Agent({ keepAlive: true });
+  stop.addEventListener('abort', () => agent.destroy());
   return (method: string, path: string, headers: Readonly<Record<string, string>>, body?: string): Promise<number> =>
     new Promise((resolve, reject) => {
       const sent = request(new URL(path, url), { method, agent, localAddress: STRANGER, headers }, (response) => {
@@ -99,7 +103,7 @@ const sender = (url: string, sockets: number) => {
 const creates =
   (many: number, card: string, bytes = 0) =>
   async ({ url, attacker }: Target, answers: Answers, stop: AbortSignal): Promise<void> => {
-    const send = sender(url, many);
+    const send = sender(url, stop);
     const padding = bytes === 0 ? {} : { metadata: { note: 'x'.repeat(Math.min(bytes / LINES, 8_000) - 200) } };
     const lines = bytes === 0 ? [10_000] : Array.from({ length: LINES }, () => 100);
     const { lineItems, ...payment } = paymentOf(attacker.portalId, { lines, number: card });
@@ -107,6 +111,13 @@ const creates =
     await parallel(many, stop, answers, () =>
       send('POST', PAYMENTS, { authorization: `ApiKey ${attacker.apiKey}`, 'content-type': 'application/json' }, body),
     );
+  };
+
+const lists =
+  (many: number) =>
+  async ({ url, attacker }: Target, answers: Answers, stop: AbortSignal): Promise<void> => {
+    const send = sender(url, stop);
+    await parallel(many, stop, answers, () => send('GET', `${PAYMENTS}?limit=100`, { authorization: `ApiKey ${attacker.apiKey}` }));
   };
 
 const exports =
@@ -133,7 +144,7 @@ export const FLOODS: readonly Flood[] = [
     name: 'unsigned intakes of 239 KB, 20 at a time',
     group: 'checkout',
     run: async ({ url, portalId }, answers, stop) => {
-      const send = sender(url, 20);
+      const send = sender(url, stop);
       const line = { amount_cents: 250, metadata: { note: 'x'.repeat(INTAKE_BYTES / LINES - 100) } };
       const lines = Array.from({ length: LINES }, (_, index) => ({ ...line, reference_id: `R-${index}` }));
       await parallel(20, stop, answers, (number) =>
@@ -152,8 +163,9 @@ export const FLOODS: readonly Flood[] = [
     run: ({ url, portalId }, answers, stop) =>
       parallel(20, stop, answers, async (number) => {
         const payer = new Payer(url);
-        const id = await payer.begin(intakeOf({ portalId }, { state: `d-${number}` }));
-        return (await payer.pay(id, { ...CARD_FORM, card_number: CARD.declined })).status;
+        const { status, location } = await payer.intake(intakeOf({ portalId }, { state: `d-${number}` }));
+        const id = /^\/checkout\/(cs_[\w-]{32})$/.exec(location)?.[1];
+        return id === undefined ? status : (await payer.pay(id, { ...CARD_FORM, card_number: CARD.declined })).status;
       }),
   },
   {
@@ -179,13 +191,7 @@ export const FLOODS: readonly Flood[] = [
   },
   { name: '400 slow creates at a time', group: 'tenants', run: creates(400, CARD.slow) },
   { name: '100 creates at a time', group: 'tenants', run: creates(100, CARD.approved) },
+  { name: '100 lists at a time', group: 'tenants', run: lists(100) },
   { name: '50 creates of 240 KB at a time', group: 'tenants', run: creates(50, CARD.approved, LARGE_CREATE_BYTES) },
-  {
-    name: '100 lists at a time',
-    group: 'tenants',
-    run: async ({ url, attacker }, answers, stop) => {
-      const send = sender(url, 100);
-      await parallel(100, stop, answers, () => send('GET', `${PAYMENTS}?limit=100`, { authorization: `ApiKey ${attacker.apiKey}` }));
-    },
-  },
+  { name: '100 lists of such payments at a time', group: 'tenants', run: lists(100) },
 ];

@@ -69,8 +69,7 @@ export class Connection {
   private holds = false;
   /** True if no further request of this connection is read. */
   private closing = false;
-  /** True if the request that was parsed last asks to close the connection. */
-  private asksToClose = false;
+  /** The answer to what the client sent after its last whole request. */
   private refusal: string | null = null;
   private readonly parse: (bytes: Buffer) => void;
 
@@ -109,17 +108,14 @@ export class Connection {
     }
   }
 
-  /** Counts a request until its answer is sent. Returns false if the request must not be processed, because one before it closes the connection. */
-  admits(request: IncomingMessage, response: ServerResponse): boolean {
-    if (this.closing || this.asksToClose) return false;
-    this.asksToClose = !response.shouldKeepAlive;
+  /** Counts a request until its answer is sent. */
+  began(request: IncomingMessage, response: ServerResponse): void {
     this.unanswered.add(request);
     response.once('finish', () => {
       this.unanswered.delete(request);
       if (this.refusal !== null) this.sendRefusal();
       if (this.holds) this.socket.resume();
     });
-    return true;
   }
 
   /** Discards all further bytes of the client. The answer that is being sent is the last one, and must close the connection. */
@@ -158,7 +154,7 @@ export class Connection {
 }
 
 /** The address, or the /64 network of an IPv6 address, which one client has for itself. */
-const addressGroup = (address: string): string => {
+export const addressGroup = (address: string): string => {
   if (!isIPv6(address)) return address;
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address)?.[1];
   if (mapped !== undefined) return mapped;

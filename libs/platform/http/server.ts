@@ -90,7 +90,7 @@ const createLimitedServer = (handler: Handler, { timeouts = {}, connectionsPerAd
   const connections = new Connections(connectionsPerAddress);
   const handle = (request: IncomingMessage, response: ServerResponse) => {
     const connection = connectionOf(request);
-    if (!connection.admits(request, response)) return;
+    connection.began(request, response);
     const refused = refusalOf(request);
     if (!refused) return handler(request, response);
     const { status, body } = errorAnswer(refused);
