@@ -41,7 +41,14 @@ export interface ApiParts {
   readonly publicUrl: string;
   readonly config: Pick<
     Config,
-    'environment' | 'apiDocs' | 'webhooks' | 'checkoutRatePerAddress' | 'checkoutUnsignedPerPortal' | 'checkoutDeclinesPerPortal' | 'proxyHops'
+    | 'environment'
+    | 'apiDocs'
+    | 'webhooks'
+    | 'checkoutRatePerAddress'
+    | 'checkoutUnsignedPerPortal'
+    | 'checkoutDeclinesPerPortal'
+    | 'proxyHops'
+    | 'connectionsPerAddress'
   >;
   readonly onAnswer?: ServerOptions['onAnswer'];
   readonly timeouts?: ServerOptions['timeouts'];
@@ -113,6 +120,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   const adapter = createHttpAdapter({
     log,
     now: () => clock.now(),
+    connectionsPerAddress: config.connectionsPerAddress,
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
   });

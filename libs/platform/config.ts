@@ -70,6 +70,8 @@ export interface Config {
   readonly checkoutDeclinesPerPortal: number | null;
   /** Number of the operator's own proxies that add to `X-Forwarded-For`. 0: the header is not trusted. */
   readonly proxyHops: number;
+  /** Maximum number of connections from one client address, for each listener. null: no limit, because all clients come through a proxy. */
+  readonly connectionsPerAddress: number | null;
   /** Crash point for tests, `<port call>:<before|after>`. null: none. */
   readonly failpoint: string | null;
   readonly webhooks: WebhookSettings;
@@ -86,6 +88,9 @@ const CHECKOUT_RATE_PER_ADDRESS = 60;
 const CHECKOUT_UNSIGNED_PER_PORTAL = 300;
 const CHECKOUT_DECLINES_PER_PORTAL = 30;
 const MAX_PROXY_HOPS = 10;
+/** An eighth of all connections that a listener takes. */
+const CONNECTIONS_PER_ADDRESS = 512;
+const MAX_CONNECTIONS_PER_ADDRESS = 4_096;
 
 export class ConfigError extends Error {
   constructor(readonly faults: readonly string[]) {
@@ -200,6 +205,14 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     dnsServers: list('WEBHOOK_DNS_SERVERS', 'address:port', (part) => (isNameServer(part) ? part : null)),
   };
 
+  const proxyHops = count('PROXY_HOPS', MAX_PROXY_HOPS);
+  const behindProxy = proxyHops > 0 || behindTls;
+  const connectionsPerAddress = env.CONNECTIONS_PER_ADDRESS
+    ? count('CONNECTIONS_PER_ADDRESS', MAX_CONNECTIONS_PER_ADDRESS) || null
+    : behindProxy
+      ? null
+      : CONNECTIONS_PER_ADDRESS;
+
   const config: Config = {
     host,
     port: apiPort,
@@ -224,7 +237,8 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     checkoutRatePerAddress,
     checkoutUnsignedPerPortal: limit('CHECKOUT_UNSIGNED_PER_PORTAL', CHECKOUT_UNSIGNED_PER_PORTAL),
     checkoutDeclinesPerPortal: limit('CHECKOUT_DECLINES_PER_PORTAL', CHECKOUT_DECLINES_PER_PORTAL),
-    proxyHops: count('PROXY_HOPS', MAX_PROXY_HOPS),
+    proxyHops,
+    connectionsPerAddress,
     failpoint,
     webhooks,
   };

@@ -1,7 +1,7 @@
 import { describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
-import { crockford, createLogger, hashedUuid, KeyRing, maskedLines, newKeyRing, systemIds, uuidV7 } from './index.js';
+import { crockford, createLogger, hashedUuid, KeyRing, maskedLines, newKeyRing, readConfig, systemIds, uuidV7 } from './index.js';
 import { errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 import { headerLines, idempotencyKeyOf, refuseOtherContentTypes } from './http/index.js';
 
@@ -154,4 +154,11 @@ describe('the log', () => {
     ).not.toMatch(/4242|987|pc_x/);
     expect(maskedLines.count).toBe(before + 1);
   });
+});
+
+test('connections are limited by address, unless a proxy is in front or the operator decides', () => {
+  const limit = (env: Record<string, string>) => readConfig(env).connectionsPerAddress;
+  expect([limit({}), limit({ PROXY_HOPS: '1' }), limit({ BEHIND_TLS: 'on' })]).toEqual([512, null, null]);
+  expect([limit({ CONNECTIONS_PER_ADDRESS: '0' }), limit({ CONNECTIONS_PER_ADDRESS: '64', PROXY_HOPS: '1' })]).toEqual([null, 64]);
+  expect(() => readConfig({ CONNECTIONS_PER_ADDRESS: '4097' })).toThrow(/CONNECTIONS_PER_ADDRESS=4097: must be a whole number, 0 to 4096/);
 });

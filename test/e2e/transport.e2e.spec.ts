@@ -41,6 +41,25 @@ const raw = (text: string, { dripMs }: { dripMs?: number } = {}): Promise<{ stat
     });
     socket.write(text);
   });
+/** Sends the text, and `then` once the first answer is there. Resolves with all answers when the socket is closed. */
+const pipelined = (text: string, then = ''): Promise<{ status: number; text: string }[]> =>
+  new Promise((resolve, reject) => {
+    const { hostname, port } = new URL(service.urls[0]!);
+    const socket = connect(Number(port), hostname);
+    let received = '';
+    socket.once('data', () => socket.write(then));
+    socket.on('data', (chunk) => (received += chunk.toString()));
+    socket.on('error', reject);
+    socket.on('close', () =>
+      resolve(
+        received
+          .split(/(?=HTTP\/1\.1 )/)
+          .filter((answer) => answer !== '')
+          .map((answer) => ({ status: Number(answer.split(' ')[1]), text: answer.split('\r\n\r\n')[1] ?? '' })),
+      ),
+    );
+    socket.write(text);
+  });
 const head = (method: string, path: string, lines: string[] = []) =>
   [`${method} ${path} HTTP/1.1`, 'host: test', `authorization: ApiKey ${partner.apiKey}`, ...lines, '', ''].join('\r\n');
 /** Checks an error of the HTTP edge: it has the envelope of C1, matches the OpenAPI document, and shows no internals. */
@@ -202,6 +221,82 @@ describe('limits', () => {
     const answer = await raw(text);
     expectTransport(answer, 400);
     expect(answer.headers.connection).toBe('close');
+  });
+});
+
+describe('credentials before the body', () => {
+  /** A head without a body. `requestMs` makes a 408 of it, if the service waits for the body. */
+  const post = (path: string, authorization: string, lines: string[]) =>
+    [`POST ${path} HTTP/1.1`, 'host: test', `authorization: ${authorization}`, 'content-type: application/json', ...lines, '', ''].join('\r\n');
+  const NOBODY = 'ApiKey pc_test_none';
+
+  test.each([PAYMENTS, '/nothing', '/healthz', `${PAYMENTS}/${STRANGER}/refund`])(
+    'POST %s with a length over the limit → 413, whatever the path and the credentials',
+    async (path) => {
+      const answer = await raw(post(path, NOBODY, [`content-length: ${256 * KIB + 1}`]));
+      expectTransport(answer, 413);
+      expect(answer.headers.connection).toBe('close');
+    },
+  );
+
+  test.each(['content-length: 100', 'transfer-encoding: chunked'])('401 and 403 do not wait for the body: %s', async (length) => {
+    const account = await service.account();
+    await service.administer(service.admin.deactivateAccount(account.accountId));
+    for (const [authorization, status] of [
+      [NOBODY, 401],
+      [`ApiKey ${account.apiKey}`, 403],
+    ] as const) {
+      const answer = await raw(post(PAYMENTS, authorization, [length]));
+      expect([answer.status, answer.headers.connection]).toEqual([status, 'close']);
+    }
+    expectTransport(await raw(post('/nothing', NOBODY, [length])), 404);
+  });
+
+  test('401, and not 413, for a body without a length', async () => {
+    const chunk = `${(64 * KIB).toString(16)}\r\n${' '.repeat(64 * KIB)}\r\n`;
+    expect((await raw(post(PAYMENTS, NOBODY, ['transfer-encoding: chunked']) + chunk.repeat(5))).status).toBe(401);
+  });
+
+  test('the client can read the answer while it sends its body', async () => {
+    for (let index = 0; index < 20; index++)
+      expect((await raw(post(PAYMENTS, NOBODY, [`content-length: ${256 * KIB}`]) + ' '.repeat(256 * KIB))).status).toBe(401);
+  });
+
+  test('a body that was read leaves the connection open', async () => {
+    const answers = await pipelined(post(PAYMENTS, NOBODY, ['content-length: 2']) + '{}' + head('GET', '/healthz', ['connection: close']));
+    expect(answers.map(({ status }) => status)).toEqual([401, 200]);
+  });
+
+  test('100 Continue comes after the credentials are checked', async () => {
+    const body = JSON.stringify(paymentOf(portal));
+    const expecting = ['expect: 100-continue', `content-length: ${body.length}`, 'connection: close'];
+    expect((await pipelined(post(PAYMENTS, NOBODY, expecting))).map(({ status }) => status)).toEqual([401]);
+    const answers = await pipelined(post(PAYMENTS, `ApiKey ${partner.apiKey}`, expecting), body);
+    expect(answers.map(({ status }) => status)).toEqual([100, 200]);
+  });
+
+  test('a body in more than 4,096 pieces → 400', async () => {
+    const pieces = '1\r\n \r\n'.repeat(4_097);
+    expectTransport(await raw(post(PAYMENTS, `ApiKey ${partner.apiKey}`, ['transfer-encoding: chunked']) + pieces), 400);
+  });
+});
+
+describe('several requests on a connection', () => {
+  const create = (lines: string[] = []) => {
+    const body = JSON.stringify(paymentOf(portal));
+    return head('POST', PAYMENTS, ['content-type: application/json', `content-length: ${body.length}`, ...lines]) + body;
+  };
+
+  test('none is processed after one that closes the connection', async () => {
+    const answers = await pipelined(create(['connection: close']) + create(['idempotency-key: not processed']));
+    expect(answers.map(({ status }) => status)).toEqual([200]);
+    // The key is bound to no body.
+    expect((await client.create(paymentOf(portal, { lines: [1_234] }), { key: 'not processed' })).status).toBe(200);
+  });
+
+  test('the refusal of what is no HTTP comes after the answer of the request before', async () => {
+    const answers = await pipelined(`${create()}hello\r\n\r\n`);
+    expect(answers.map(({ status }) => status)).toEqual([200, 400]);
   });
 });
 

@@ -19,6 +19,7 @@ const LONGEST = [
   'upgrade/side-by-side.e2e',
   'chaos/chaos.fault',
   'reads/reads.e2e',
+  'e2e/one-client.e2e',
 ];
 const place = ({ path }) => {
   const found = LONGEST.findIndex((name) => path.endsWith(`/test/${name}.spec.ts`));

@@ -5,7 +5,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type AuthenticationDeps, exchange } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
 import { successAnswer } from '#platform';
-import { headerLines, parseStrictJson, refuseOtherContentTypes, sendAnswer } from '#platform/http';
+import { headerLines, parseStrictJson, receiveBody, receivedBody, refuseOtherContentTypes, sendAnswer } from '#platform/http';
 import { Answers } from './http.js';
 import { refuseAmount } from './requests.js';
 import { AccessTokenGrant } from './resources.js';
@@ -21,7 +21,8 @@ export class AuthController {
   @Answers({ result: AccessTokenGrant, errors: [] })
   async token(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const grant = await exchange(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
-    const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
+    await receiveBody(request, reply);
+    const bytes = receivedBody(request);
     refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
     refuseAmount(parseStrictJson(bytes, { emptyIsObject: true }));
     sendAnswer(reply, successAnswer(grant));

@@ -17,7 +17,7 @@ import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable } from '#platform';
-import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, refuseOtherContentTypes } from '#platform/http';
+import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, receiveBody, receivedBody, refuseOtherContentTypes } from '#platform/http';
 import { ErrorEnvelope } from './resources.js';
 
 export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
@@ -39,8 +39,10 @@ export class AuthGuard implements CanActivate {
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
       throw error;
     }
+    const reply = context.switchToHttp().getResponse<FastifyReply>();
+    await receiveBody(request, reply);
     // Only authenticated callers enter the convoy. Other callers must not make its requests wait.
-    if (request.method === 'POST') await this.takeTurn(request.raw.socket, context.switchToHttp().getResponse<FastifyReply>().raw);
+    if (request.method === 'POST') await this.takeTurn(request.raw.socket, reply.raw);
     return true;
   }
 
@@ -79,7 +81,7 @@ export interface PartnerRequest extends RequestText {
 /** Reads the body as a JSON object (E3), then checks the syntax of `Idempotency-Key` (E4). */
 export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { emptyIsObject?: boolean }, context: ExecutionContext): PartnerRequest => {
   const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
-  const bytes = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
+  const bytes = receivedBody(request);
   refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
   const body = parseStrictJson(bytes, { emptyIsObject });
   return {
@@ -177,7 +179,7 @@ export const Answers = ({ result, headers, errors, body, keyed = false }: Endpoi
           }),
         ]
       : []),
-    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500])]
+    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500, 503])]
       .sort()
       .map((status) => ApiResponse({ status, type: ErrorEnvelope, headers: headersOf(status, keyed) })),
     ...(body ? [ApiBody({ type: body, required: !keyed || body.name === 'CreatePaymentRequest' })] : []),

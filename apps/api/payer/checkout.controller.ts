@@ -1,5 +1,5 @@
 /** The pages of a checkout. Every route first reads the present state of the session. So the Back button or a second tab shows the right page. */
-import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res } from '@nestjs/common';
+import { Controller, Get, HttpCode, Inject, Param, Post, Query, Req, Res, UseGuards } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
 import { ApiExcludeController } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -33,8 +33,8 @@ import { ChangeCheckout, FollowCheckout, PayCheckout } from '#checkout/module';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
 import { type PaymentView, storeIncident } from '#payments';
-import { parseFormBody } from '#platform/http';
-import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
+import { bodyGuard, parseFormBody, receivedBody } from '#platform/http';
+import { CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
 import { payFormOf, type PayForm } from './requests.js';
 
@@ -53,6 +53,7 @@ interface Visit {
 type Bound = Visit & { readonly cookie: string };
 
 @ApiExcludeController()
+@UseGuards(bodyGuard)
 @Controller('checkout')
 export class CheckoutController {
   private readonly capabilities: Capabilities;
@@ -270,7 +271,7 @@ export class CheckoutController {
       return null;
     }
     try {
-      return { visit, form: parseFormBody(bytesOf(request)) };
+      return { visit, form: parseFormBody(receivedBody(request)) };
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       this.pages.refuse(request, reply, 'notFromHere', visit.portal, 400);

@@ -102,8 +102,6 @@ export const isForm = ({ headers }: FastifyRequest): boolean =>
 export const isJson = ({ headers }: FastifyRequest): boolean =>
   /^application\/json\s*(;|$)/i.test(headers['content-type'] ?? '') && headers['content-encoding'] === undefined;
 
-export const bytesOf = ({ body }: FastifyRequest): Uint8Array => (Buffer.isBuffer(body) ? body : Buffer.alloc(0));
-
 export const sendPage = (reply: FastifyReply, status: number, html: string): void => {
   void reply.status(status).header('content-type', 'text/html; charset=utf-8').send(html);
 };

@@ -2,7 +2,7 @@
  * Intake of hosted checkout (specification, Hosted checkout): a form, JSON, or a signed link. The answer is a 303 to the session, to `cancel_url` or
  * to the error page. A rate limit or an incident gives another status.
  */
-import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
+import { Controller, Get, Inject, Post, Req, Res, UseGuards } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
 import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -11,8 +11,8 @@ import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
-import { parseForm, parseFormBody, parseStrictJson, RepeatedParameter } from '#platform/http';
-import { bytesOf, CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
+import { bodyGuard, parseForm, parseFormBody, parseStrictJson, receivedBody, RepeatedParameter } from '#platform/http';
+import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { PayerPages } from './pages.js';
 import { intakeContentOf, IntakeRequest, pairsOf } from './requests.js';
 
@@ -30,6 +30,7 @@ const TooMany = ApiResponse({
 });
 
 @ApiTags('Hosted checkout')
+@UseGuards(bodyGuard)
 @Controller()
 export class IntakeController {
   private readonly capabilities: Capabilities;
@@ -56,9 +57,9 @@ export class IntakeController {
   async start(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const json = isJson(request);
     await this.answer(json ? 'json' : 'form', request, reply, () => {
-      if (json) return pairsAndFields(parseStrictJson(bytesOf(request)));
+      if (json) return pairsAndFields(parseStrictJson(receivedBody(request)));
       if (!isForm(request)) throw new ServiceError('VALIDATION_ERROR', 'The body must be a form (application/x-www-form-urlencoded) or JSON.');
-      return pairsAndFields(Object.fromEntries(parseFormBody(bytesOf(request))));
+      return pairsAndFields(Object.fromEntries(parseFormBody(receivedBody(request))));
     });
   }
 

@@ -34,8 +34,6 @@ export const answerFor = (error: unknown, log: Logger, requestId: string): Answe
 const transportError = (error: unknown): ServiceError | null => {
   const { statusCode, code } = error as { statusCode?: number; code?: string };
   const status = error instanceof HttpException ? error.getStatus() : statusCode;
-  if (code === 'FST_ERR_CTP_BODY_TOO_LARGE' || status === 413)
-    return new ServiceError('VALIDATION_ERROR', 'The body is larger than 256 KiB.', {}, { status: 413 });
   if (status === 404 || code === 'FST_ERR_BAD_URL') return new ServiceError('VALIDATION_ERROR', 'There is no such path.', {}, { status: 404 });
   if (status === 408) return new ServiceError('VALIDATION_ERROR', 'The request took too long to arrive.', {}, { status: 408 });
   if (status !== undefined && status >= 400 && status < 500)

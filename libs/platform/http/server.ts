@@ -2,7 +2,7 @@
  * The HTTP server under Nest: Fastify with the limits of docs/contract.md#the-http-edge. Bodies stay bytes, so that a bad body is answered only after
  * authentication. Every refusal of the transport is answered in the envelope (C65).
  */
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import { createServer, type IncomingMessage, type Server, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import { FastifyAdapter } from '@nestjs/platform-fastify';
 import { type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
@@ -10,7 +10,9 @@ import { ServiceError } from '#kernel';
 import { holdsCardNumber } from '../card-text.js';
 import { uuidV7 } from '../ids.js';
 import type { Logger } from '../logging.js';
-import { errorAnswer } from './envelope.js';
+import { bodyTooLarge, hasBody } from './body.js';
+import { connectionOf, Connections } from './connections.js';
+import { type Answer, errorAnswer } from './envelope.js';
 import { answerFor, errorCodeOf, JSON_TYPE, sendAnswer } from './errors.filter.js';
 import { MAX_BODY_BYTES } from './strict-json.js';
 
@@ -26,6 +28,8 @@ const SILENT_MS = 120_000;
 const KEEP_ALIVE_MS = 65_000;
 const MAX_CONNECTIONS = 4_096;
 const MAX_REQUESTS_PER_SOCKET = 10_000;
+/** Seconds after which a client with too many connections may try again. */
+const CONNECTIONS_RETRY_SECONDS = 1;
 /** `type/subtype`, with or without parameters (RFC 9110, 8.3.1). */
 const MEDIA_TYPE = /^[\w!#$%&'*+.^`|~-]+\/[\w!#$%&'*+.^`|~-]+\s*(;|$)/;
 /** The `X-Request-Id` of a caller is used if it has this form. */
@@ -45,6 +49,8 @@ export interface ServerOptions {
   readonly now: () => number;
   /** Called once per answered request, for metrics. */
   readonly onAnswer?: (request: Answered) => void;
+  /** Connections from one address. null: no limit. */
+  readonly connectionsPerAddress: number | null;
   /** Shorter limits for tests of slow clients. */
   readonly timeouts?: { readonly headersMs?: number; readonly requestMs?: number; readonly silentMs?: number };
 }
@@ -53,7 +59,6 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
   const { log, now } = options;
   const adapter = new FastifyAdapter({
     serverFactory: (handler: Handler) => createLimitedServer(handler, options),
-    bodyLimit: MAX_BODY_BYTES,
     genReqId: (request: IncomingMessage) => {
       const given = request.headers['x-request-id'];
       // The id is logged, so it must not hold a card number.
@@ -62,6 +67,7 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     requestIdHeader: false,
     logger: false,
     return503OnClosing: false,
+    clientErrorHandler: refuseClient,
     // Fastify calls this for its own errors, such as a path that cannot be decoded.
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => {
       addHeaders(request, reply);
@@ -72,14 +78,27 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
   });
   const fastify = adapter.getInstance<FastifyInstance>();
   fastify.removeAllContentTypeParsers();
-  fastify.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit: MAX_BODY_BYTES }, (_request, body, done) => done(null, body));
+  // Fastify leaves the body unread. Guards receive it after they have checked credentials.
+  fastify.addContentTypeParser('*', (_request, _body, done) => done(null));
   addHeadersAndMetrics(fastify, options);
   return adapter;
 };
 
 type Handler = (request: IncomingMessage, response: ServerResponse) => void;
 
-const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions): Server => {
+const createLimitedServer = (handler: Handler, { timeouts = {}, connectionsPerAddress }: ServerOptions): Server => {
+  const connections = new Connections(connectionsPerAddress);
+  const handle = (request: IncomingMessage, response: ServerResponse) => {
+    const connection = connectionOf(request);
+    connection.began(request, response);
+    const refused = refusalOf(request);
+    if (!refused) return handler(request, response);
+    const { status, body } = errorAnswer(refused);
+    connection.readNoMore();
+    response
+      .writeHead(status, { 'content-type': JSON_TYPE, 'content-length': Buffer.byteLength(body), 'cache-control': 'no-store', connection: 'close' })
+      .end(body);
+  };
   const server = createServer(
     {
       maxHeaderSize: MAX_HEADER_BYTES,
@@ -92,26 +111,17 @@ const createLimitedServer = (handler: Handler, { timeouts = {} }: ServerOptions)
       // {@link refusalOf} refuses a missing Host header.
       requireHostHeader: false,
     },
-    (request, response) => {
-      const refused = refusalOf(request);
-      if (!refused) return handler(request, response);
-      const { status, body } = errorAnswer(refused);
-      response
-        .writeHead(status, { 'content-type': JSON_TYPE, 'content-length': Buffer.byteLength(body), 'cache-control': 'no-store', connection: 'close' })
-        .end(body);
-    },
+    handle,
   );
   // 0: no limit. Beyond a limit, Node would drop headers without an error, perhaps the idempotency key.
   server.maxHeadersCount = 0;
   server.setTimeout(timeouts.silentMs ?? SILENT_MS);
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
-  server.on('clientError', refuseClient);
-  server.on('checkExpectation', (_: IncomingMessage, response: ServerResponse) => {
-    const { body } = errorAnswer(new ServiceError('VALIDATION_ERROR', 'Nothing but 100-continue can be expected.', {}, { status: 417 }));
-    const headers = { 'content-type': JSON_TYPE, 'content-length': Buffer.byteLength(body), 'cache-control': 'no-store', connection: 'close' };
-    response.writeHead(417, headers).end(body);
-  });
+  server.on('connection', (socket: Socket) => connections.add(socket, TOO_MANY_CONNECTIONS));
+  // Without this listener, Node would ask for the body before the credentials are checked. The body guard asks for it.
+  server.on('checkContinue', handle);
+  server.on('checkExpectation', handle);
   return server;
 };
 
@@ -124,8 +134,22 @@ const refusalOf = ({ rawHeaders, headers, headersDistinct, httpVersion }: Incomi
   // HTTP/1.0 knows no chunks, so the end of such a body is not certain (RFC 9112, 6.1).
   if (headers['transfer-encoding'] !== undefined && httpVersion === '1.0')
     return new ServiceError('VALIDATION_ERROR', 'HTTP/1.0 has no Transfer-Encoding.');
+  if (headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue' && httpVersion === '1.1')
+    return new ServiceError('VALIDATION_ERROR', 'Nothing but 100-continue can be expected.', {}, { status: 417 });
   return null;
 };
+
+/** The bytes of an answer that no request gets from Node, for example to bytes that are no HTTP. */
+const rawAnswer = ({ status, body, retryAfterSeconds }: Answer): string => {
+  const retryAfter = retryAfterSeconds === undefined ? '' : `retry-after: ${retryAfterSeconds}\r\n`;
+  return `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\ncontent-type: ${JSON_TYPE}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n${retryAfter}cache-control: no-store\r\nconnection: close\r\n\r\n${body}`;
+};
+
+const TOO_MANY_CONNECTIONS = rawAnswer(
+  errorAnswer(
+    new ServiceError('RATE_LIMITED', 'There are too many connections from this address.', {}, { retryAfterSeconds: CONNECTIONS_RETRY_SECONDS }),
+  ),
+);
 
 /** Answers an invalid HTTP request: writes the envelope directly to the socket. */
 const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
@@ -133,16 +157,13 @@ const refuseClient = (error: NodeJS.ErrnoException, socket: Socket): void => {
     socket.destroy();
     return;
   }
-  const [status, phrase, message] =
+  const [status, message] =
     error.code === 'HPE_HEADER_OVERFLOW'
-      ? ([431, 'Request Header Fields Too Large', `The headers are larger than ${MAX_HEADER_BYTES} bytes.`] as const)
+      ? ([431, `The headers are larger than ${MAX_HEADER_BYTES} bytes.`] as const)
       : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
-        ? ([408, 'Request Timeout', 'The request took too long to arrive.'] as const)
-        : ([400, 'Bad Request', 'The request is not valid HTTP.'] as const);
-  const { body } = errorAnswer(new ServiceError('VALIDATION_ERROR', message, {}, { status }));
-  socket.end(
-    `HTTP/1.1 ${status} ${phrase}\r\ncontent-type: ${JSON_TYPE}\r\ncontent-length: ${Buffer.byteLength(body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n${body}`,
-  );
+        ? ([408, 'The request took too long to arrive.'] as const)
+        : ([400, 'The request is not valid HTTP.'] as const);
+  connectionOf({ socket }).refuse(rawAnswer(errorAnswer(new ServiceError('VALIDATION_ERROR', message, {}, { status }))));
 };
 
 const addHeaders = (request: FastifyRequest, reply: FastifyReply): void => {
@@ -156,6 +177,18 @@ const addHeadersAndMetrics = (fastify: FastifyInstance, { log, onAnswer }: Serve
     if (type !== undefined && !MEDIA_TYPE.test(type)) request.headers['content-type'] = 'application/octet-stream';
     addHeaders(request, reply);
     done();
+  });
+  fastify.addHook('preParsing', (request: FastifyRequest, _reply, _payload, done) => {
+    if (Number(request.headers['content-length'] ?? 0) > MAX_BODY_BYTES) return done(bodyTooLarge());
+    done();
+  });
+  fastify.addHook('onSend', ({ raw }: FastifyRequest, reply: FastifyReply, payload, done) => {
+    if (hasBody(raw) && !raw.complete) {
+      // The answer comes before the whole body. It is the last one, so the rest need not be read.
+      void reply.header('connection', 'close');
+      connectionOf(raw).readNoMore();
+    }
+    done(null, payload);
   });
   fastify.addHook('onResponse', (request: FastifyRequest, reply: FastifyReply, done) => {
     const route = request.routeOptions.url ?? 'unmatched';

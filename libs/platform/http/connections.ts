@@ -1,0 +1,166 @@
+/**
+ * What one client may hold of this server: connections, unanswered requests, and memory for bodies (docs/contract.md#the-http-edge).
+ *
+ * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes only up to the end of the next
+ * head, and no further while the client has unanswered requests.
+ */
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { isIPv6, type Socket } from 'node:net';
+
+/** Requests of one connection that are parsed and not answered. The end of a body is seen only with the next head, so one would not do. */
+const MAX_UNANSWERED = 2;
+/** Every head ends so. The parser refuses all other forms. */
+const HEAD_END = '\r\n\r\n';
+/** Milliseconds in which a client can read the last answer. If a socket is closed with unread bytes, the client may lose the answer. */
+const LINGER_MS = 2_000;
+/** Bytes of all bodies that are being received, and of those from one address. */
+const MAX_BODIES_BYTES = 64 * 1024 * 1024;
+const MAX_BODIES_PER_ADDRESS_BYTES = 16 * 1024 * 1024;
+const NOTHING = Buffer.alloc(0);
+
+/** What comes from one address. */
+interface Peer {
+  connections: number;
+  bodyBytes: number;
+}
+
+const connections = new WeakMap<Socket, Connection>();
+
+/** The connection of a request. */
+export const connectionOf = ({ socket }: Pick<IncomingMessage, 'socket'>): Connection => connections.get(socket)!;
+
+/** The connections of one server. */
+export class Connections {
+  private readonly peers = new Map<string, Peer>();
+  private bodyBytes = 0;
+
+  /** `perAddress`: the number of connections from one address. null: no limit, because all clients come through a proxy. */
+  constructor(private readonly perAddress: number | null) {}
+
+  /** Call this after Node has attached its parser. A connection over the limit gets `refusal`, and is closed. */
+  add(socket: Socket, refusal: string): void {
+    const address = addressGroup(socket.remoteAddress ?? '');
+    const peer = this.peers.get(address) ?? { connections: 0, bodyBytes: 0 };
+    const connection = new Connection(socket, (bytes) => this.takeForBody(peer, bytes));
+    connections.set(socket, connection);
+    if (this.perAddress !== null && peer.connections >= this.perAddress) return connection.turnAway(refusal);
+    peer.connections += 1;
+    this.peers.set(address, peer);
+    socket.once('close', () => {
+      peer.connections -= 1;
+      if (peer.connections === 0) this.peers.delete(address);
+    });
+  }
+
+  private takeForBody(peer: Peer, bytes: number): boolean {
+    if (bytes > 0 && this.bodyBytes + bytes > MAX_BODIES_BYTES) return false;
+    if (bytes > 0 && this.perAddress !== null && peer.bodyBytes + bytes > MAX_BODIES_PER_ADDRESS_BYTES) return false;
+    this.bodyBytes += bytes;
+    peer.bodyBytes += bytes;
+    return true;
+  }
+}
+
+export class Connection {
+  /** Bytes that the parser has not got. */
+  private rest: Buffer = NOTHING;
+  private readonly unanswered = new Set<IncomingMessage>();
+  /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
+  private holds = false;
+  /** True if no further request of this connection is read. */
+  private closing = false;
+  /** The answer to what the client sent after its last whole request. */
+  private refusal: string | null = null;
+  private readonly parse: (bytes: Buffer) => void;
+
+  /** `takeForBody` counts memory for a body, or gives it back if the number is negative. It returns false if a limit is reached. */
+  constructor(
+    private readonly socket: Socket,
+    readonly takeForBody: (bytes: number) => boolean,
+  ) {
+    // Node's listener gives the bytes to its parser. Ours takes its place.
+    [this.parse] = socket.listeners('data') as [(bytes: Buffer) => void];
+    socket.on('data', (bytes) => {
+      if (this.closing) return;
+      this.rest = this.rest.length === 0 ? bytes : Buffer.concat([this.rest, bytes]);
+      this.feed();
+    });
+    socket.off('data', this.parse);
+    socket.on('resume', () => this.feed());
+  }
+
+  private feed(): void {
+    this.holds = false;
+    while (this.rest.length > 0 && !this.socket.isPaused()) {
+      if (this.closing || !this.socket.writable) {
+        this.rest = NOTHING;
+        return;
+      }
+      if (this.unanswered.size >= MAX_UNANSWERED) {
+        this.holds = true;
+        this.socket.pause();
+        return;
+      }
+      const end = this.rest.indexOf(HEAD_END);
+      const piece = end < 0 ? this.rest : this.rest.subarray(0, end + HEAD_END.length);
+      this.rest = this.rest.subarray(piece.length);
+      this.parse(piece);
+    }
+  }
+
+  /** Counts a request until its answer is sent. */
+  began(request: IncomingMessage, response: ServerResponse): void {
+    this.unanswered.add(request);
+    response.once('finish', () => {
+      this.unanswered.delete(request);
+      if (this.refusal !== null) this.sendRefusal();
+      if (this.holds) this.socket.resume();
+    });
+  }
+
+  /** Discards all further bytes of the client. The answer that is being sent is the last one, and must close the connection. */
+  readNoMore(): void {
+    this.closing = true;
+    this.rest = NOTHING;
+    // Node calls this after the last answer.
+    this.socket.destroySoon = () => this.end();
+    this.socket.resume();
+  }
+
+  /** Refuses what the client sent after its last whole request. Sends `answer` after the answers to whole requests, and closes the connection. */
+  refuse(answer: string): void {
+    this.refusal = answer;
+    this.readNoMore();
+    this.sendRefusal();
+  }
+
+  private sendRefusal(): void {
+    // Before their answers, the client would take the refusal for one of them.
+    if (!this.socket.writable || [...this.unanswered].some(({ complete }) => complete)) return;
+    this.end(this.refusal!);
+  }
+
+  /** Refuses the whole connection. It does not linger, because such connections could fill the server. */
+  turnAway(answer: string): void {
+    this.closing = true;
+    this.socket.end(answer);
+    this.socket.destroySoon();
+  }
+
+  private end(text = ''): void {
+    this.socket.end(text);
+    setTimeout(() => this.socket.destroy(), LINGER_MS).unref();
+  }
+}
+
+/** The address, or the /64 network of an IPv6 address, which one client has for itself. */
+export const addressGroup = (address: string): string => {
+  if (!isIPv6(address)) return address;
+  const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address)?.[1];
+  if (mapped !== undefined) return mapped;
+  const [left = '', right] = address.split('::');
+  const groups = left === '' ? [] : left.split(':');
+  const last = right === undefined || right === '' ? [] : right.split(':');
+  if (right !== undefined) while (groups.length + last.length < 8) groups.push('0');
+  return [...groups, ...last].slice(0, 4).join(':');
+};

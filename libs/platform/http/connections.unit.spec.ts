@@ -1,0 +1,15 @@
+import { expect, test } from '@jest/globals';
+import { addressGroup } from './connections.js';
+
+test.each([
+  ['192.0.2.7', '192.0.2.7'],
+  ['::ffff:192.0.2.7', '192.0.2.7'],
+  ['2001:db8:1:2:3:4:5:6', '2001:db8:1:2'],
+  ['2001:db8:1:2::9', '2001:db8:1:2'],
+  ['2001:db8::9', '2001:db8:0:0'],
+  ['fe80::1%eth0', 'fe80:0:0:0'],
+  ['::1', '0:0:0:0'],
+  ['', ''],
+])('clients are counted by address, or by their /64 network: %s → %s', (address, group) => {
+  expect(addressGroup(address)).toBe(group);
+});
