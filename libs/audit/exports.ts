@@ -164,18 +164,18 @@ const paymentReport = (
   projection: paymentListModel,
   pages: async function* ({ db }, { from, to, after }) {
     const read = async (place: readonly string[] | null) => {
-      // A page ends after PAGE payments, also if they have no rows. So each statement is short.
+      // A page has about PAGE_ROWS payments, also if they have no rows. So each statement is short. First only times are read, to find where the page
+      // ends. With a plain limit, Postgres read all payments of the day for each page and sorted them.
       const { rows } = await db.query<[created: string, id: string, state: Payment | null]>({
-        text: pageOf(
-          `created_at::text, payment_id, case when ${where} then state end`,
-          {
-            table: 'payment_list',
-            where: `created_at >= $1::timestamptz and created_at < $2::timestamptz
-              and ($3::text[] is null or (created_at, payment_id) > (($3::text[])[1]::timestamptz, ($3::text[])[2]::uuid))`,
-          },
-          ['created_at', 'payment_id'],
-        ),
-        values: [from ?? '-infinity', to ?? 'infinity', place],
+        text: `
+          select t.created_at::text, t.payment_id, case when ${where} then t.state end from payment_list t
+          where t.created_at >= $1::timestamptz and t.created_at < $2::timestamptz
+            and ${place === null ? '$3::uuid is null' : '(t.created_at, t.payment_id) > ($1::timestamptz, $3::uuid)'}
+            and t.created_at <= coalesce(
+              (select created_at from payment_list where created_at > $1::timestamptz and created_at < $2::timestamptz
+               order by created_at offset ${PAGE_ROWS - 1} limit 1), 'infinity')
+          order by t.created_at, t.payment_id`,
+        values: [place?.[0] ?? from ?? '-infinity', to ?? 'infinity', place?.[1] ?? null],
         rowMode: 'array',
       });
       return rows;
