@@ -32,7 +32,7 @@ import {
 } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
-import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus } from '#payments';
+import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
 import { collect, successAnswer } from '#platform';
 import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
@@ -139,6 +139,14 @@ export class AuditController {
     @Inject(Pace) private readonly pace: Pace,
   ) {}
 
+  /** In an incident of the event store, a payment that is not found may be lost (C76). */
+  private async orMayBeLost<T>(finding: Promise<T>): Promise<T> {
+    return finding.catch((error: unknown) => {
+      const isLost = error instanceof ServiceError && error.code === 'PAYMENT_NOT_FOUND' && this.services.ownLog.incident !== null;
+      throw isLost ? storeIncident() : error;
+    });
+  }
+
   @Get('payments/:id')
   @ApiOperation({ summary: 'A payment, now or as it was', operationId: 'auditPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
@@ -152,7 +160,7 @@ export class AuditController {
     // The payment is folded from its own stream, so the answer has no lag.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
-    sendAnswer(reply, successAnswer(await paymentAsOf(this.services.store, paymentIdOf(id), until)));
+    sendAnswer(reply, successAnswer(await this.orMayBeLost(paymentAsOf(this.services.store, paymentIdOf(id), until))));
   }
 
   @Get('payments/:id/timeline')
@@ -163,7 +171,7 @@ export class AuditController {
   async timeline(@AuditorOf() caller: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf } = known(query, 'asOf');
     await this.complete(reply);
-    const events = await timeline(this.services.store, paymentIdOf(id), { asOf: time('asOf', asOf) ?? undefined });
+    const events = await this.orMayBeLost(timeline(this.services.store, paymentIdOf(id), { asOf: time('asOf', asOf) ?? undefined }));
     sendAnswer(reply, successAnswer({ events: caller.role === 'auditor' ? events : events.map(withoutStaffNames) }));
   }
 

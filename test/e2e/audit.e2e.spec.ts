@@ -23,7 +23,7 @@ import {
   writePack,
 } from '#audit';
 import { paymentListModel, resolvePayment } from '#payments';
-import type { Position } from '#eventstore';
+import { closeIncident, type Position } from '#eventstore';
 import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { serveMetrics } from '../../apps/lifecycle.js';
@@ -195,6 +195,17 @@ describe('reading', () => {
       { type: 'PaymentInitiated', feeVersion: 1 },
       { type: 'PaymentCreated', rules: ['R1', 'R2'] },
     ]);
+  });
+  test('in an incident of the event store, a payment that is not found is 503, never 404', async () => {
+    const { pool, ownLog } = service.services;
+    const absent = '018f0000-0000-7000-8000-000000000001';
+    await pool.query(`insert into store_incident (kind, message, found_by) values ('lost_events', 'it does not hold an event', 'another process')`);
+    await eventually(() => ownLog.incident !== null);
+    const found = [await get(`/audit/v1/payments/${absent}`), await get(`/audit/v1/payments/${absent}/timeline`)];
+    await closeIncident(pool, [], { by: 'Dana', reason: 'spec' });
+    await eventually(() => ownLog.incident === null);
+    expect(found.map(({ status }) => status)).toEqual([503, 503]);
+    expect((await get(`/audit/v1/payments/${absent}`)).status).toBe(404);
   });
   test('journal and list page to their end; the pages together are the whole', async () => {
     const entries: { entryId: string }[] = [];

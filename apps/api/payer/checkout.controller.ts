@@ -258,7 +258,10 @@ export class CheckoutController {
     const session = await ports.sessions.load(id);
     const portal = session && (await ports.directory.portal(session.checkout.terms.portalId));
     if (!session || !portal) {
-      // In an incident, the session may be in the lost part of the log. "Not found" could then be wrong.
+      // In an incident, the session may be in the lost part of the log. "Not found" could then be wrong. So the log is checked first.
+      await ports.payments.ownLog.verified(null).catch((error: unknown) => {
+        if (!(error instanceof StoreIncident)) throw error;
+      });
       this.refuseInIncident();
       this.pages.refuse(request, reply, 'notFound');
       return null;
