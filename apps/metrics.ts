@@ -2,6 +2,8 @@
 import { unfinishedSessions } from '#checkout';
 import { ACKNOWLEDGED_TASKS, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
 import client, { type Registry } from 'prom-client';
+import { LANES } from '#kernel';
+import type { Slots } from '#platform';
 import { driftFigures, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
@@ -110,6 +112,7 @@ export const createMetrics = (services: Services): Metrics => {
   addLedgerMetrics(shared, services);
   addSettlementMetrics(shared, services);
   addGatewayMetrics(own, services);
+  addSlotMetrics(own, services);
   new client.Gauge({
     name: 'payfold_checkout_unfinished',
     help: 'Hosted checkouts whose attempt has no outcome yet, and the age of the oldest in seconds',
@@ -174,6 +177,33 @@ const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
     registers: [own],
   });
   gatewayCalls.watch(({ operation, outcome, seconds: took }) => seconds.observe({ operation, outcome }, took));
+};
+
+/** The metrics of slots. `queue`: `service`, `gateway`, or `gateway-house` for the share of recovery and staff. */
+const addSlotMetrics = (own: Registry, { slots, payments }: Services): void => {
+  const queues: { readonly queue: string; readonly slots: Slots }[] = [];
+  new client.Gauge({
+    name: 'payfold_waiting_requests',
+    help: 'Requests that wait for a slot of this process or at the gateway, by queue and lane',
+    labelNames: ['queue', 'lane'],
+    registers: [own],
+    collect() {
+      this.reset();
+      for (const lane of LANES) for (const one of queues) this.inc({ queue: one.queue, lane }, one.slots.waiting(lane));
+    },
+  });
+  const refused = new client.Counter({
+    name: 'payfold_rate_limited_total',
+    help: 'Requests that found no slot. share: their account had more than its share waiting; time: no slot became free in time',
+    labelNames: ['queue', 'reason'],
+    registers: [own],
+  });
+  const watch = (queue: string, watched: Slots) => {
+    queues.push({ queue, slots: watched });
+    watched.watch((reason) => refused.inc({ queue, reason }));
+  };
+  watch('service', slots);
+  payments.ports.slots.watch((watched, share) => watch(share === 'house' ? 'gateway-house' : 'gateway', watched));
 };
 
 const addSettlementMetrics = (shared: Registry, { pool }: Services): void => {

@@ -49,13 +49,14 @@ import {
   velocityMigration,
 } from '#payments';
 import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
-import { type Config, isMigrated, type KeyRing, type Logger, type Migration, type Pool, processMigration } from '#platform';
+import { type Config, isMigrated, type KeyRing, type Logger, type Migration, type Pool, processMigration, Slots } from '#platform';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
 import { exceptionModel, paymentRegisterModel, type SettlementPorts } from '#settlement';
 import { OPEN_EXCEPTIONS, type OpenExceptions, SETTLEMENT_PORTS, SettlementModule } from '#settlement/module';
 import { webhookMigrations } from '#webhooks';
 import { OUTBOX, Webhooks, WebhooksModule } from '#webhooks/module';
 import { answerEncoder } from './answers.js';
+import { SERVICE_SLOTS } from './api/slots.js';
 import { AUDIT_POOL_CONNECTIONS } from './audit/limits.js';
 
 export const MIGRATIONS: readonly Migration[] = [
@@ -116,6 +117,8 @@ export interface Services {
   readonly claims: Claims;
   /** The calls of gateways, for metrics. */
   readonly gatewayCalls: GatewayCalls;
+  /** The slots of this process, for requests of partners and payers. */
+  readonly slots: Slots;
   readonly checkout: CheckoutPorts;
   readonly settlement: SettlementPorts;
   readonly openExceptions: OpenExceptions;
@@ -185,6 +188,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       payments,
       claims: payments.claims,
       gatewayCalls: app.get(GatewayCalls),
+      slots: new Slots(clock, SERVICE_SLOTS),
       checkout: app.get(CHECKOUT_PORTS),
       settlement: app.get(SETTLEMENT_PORTS),
       openExceptions: app.get(OPEN_EXCEPTIONS),

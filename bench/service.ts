@@ -103,19 +103,28 @@ const stopChild = async (child: ChildProcess): Promise<void> => {
   await gone;
 };
 
-/**
- * Makes the text of create requests. Each has the key and request id `<run>-<number>`, two lines, a payer, and a card that the simulator approves
- * without delay.
- */
-export const createRequest = ({ url, apiKey, portalId }: BenchService, run: string) => {
+/** A card that the simulator approves without delay. */
+const QUICK_CARD = '4242 4242 4242 4242';
+
+const LARGE_LINES = 28;
+/** Nearly 8 KiB. */
+const LARGE_METADATA = Object.fromEntries(Array.from({ length: 50 }, (_, key) => [`key-${key}`, 'x'.repeat(150)]));
+
+/** Makes the text of create requests. Each has the key and request id `<run>-<number>`, two lines and a payer. `large`: with 28 lines more, 240 KB together. */
+export const createRequest = (
+  { url, apiKey, portalId }: Pick<BenchService, 'url' | 'apiKey' | 'portalId'>,
+  run: string,
+  { cardNumber = QUICK_CARD, large = false }: { readonly cardNumber?: string; readonly large?: boolean } = {},
+) => {
   const body = JSON.stringify({
     portalId,
-    amountCents: 12_500,
+    amountCents: 12_500 + (large ? LARGE_LINES : 0),
     currency: 'USD',
-    paymentMethod: { type: 'card', cardNumber: '4242 4242 4242 4242', expirationDate: '12/30', cvv: '123' },
+    paymentMethod: { type: 'card', cardNumber, expirationDate: '12/30', cvv: '123' },
     lineItems: [
       { amountCents: 10_000, referenceId: 'WTR-100200', description: 'Water', metadata: { ward: 4 } },
       { amountCents: 2_500, referenceId: 'WTR-100201', description: 'Sewer' },
+      ...Array.from({ length: large ? LARGE_LINES : 0 }, (_, line) => ({ amountCents: 1, referenceId: `L-${line}`, metadata: LARGE_METADATA })),
     ],
     payer: { firstName: 'Maria', lastName: 'Nguyen', email: 'maria@example.com' },
   });

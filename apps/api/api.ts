@@ -9,7 +9,7 @@ import { AUTHENTICATION } from '#accounts/module';
 import type { CheckoutPorts } from '#checkout';
 import type { Clock } from '#kernel';
 import type { Claims } from '#payments';
-import { type Config, Convoy, type KeyRing, type Logger } from '#platform';
+import { type Config, Convoy, type KeyRing, type Logger, type Slots } from '#platform';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
@@ -25,6 +25,7 @@ import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPaye
 import { IntakeController } from './payer/intake.controller.js';
 import { PayerPages } from './payer/pages.js';
 import { createRateLimits, type RateLimits } from './payer/rate-limits.js';
+import { SLOTS } from './slots.js';
 
 export interface ApiParts {
   readonly authentication: AuthenticationDeps;
@@ -35,6 +36,8 @@ export interface ApiParts {
   readonly health: Health;
   readonly claims: Claims;
   readonly readModels: { areBuilt(): Promise<boolean> };
+  /** The slots of this process, for requests of partners and payers. */
+  readonly slots: Slots;
   readonly clock: Clock;
   readonly log: Logger;
   /** The address at which partners and payers reach this service. */
@@ -77,6 +80,7 @@ class ApiModule {
         { provide: CommandBus, useValue: parts.commands },
         { provide: QueryBus, useValue: parts.queries },
         { provide: Convoy, useValue: new Convoy(parts.clock) },
+        { provide: SLOTS, useValue: parts.slots },
         { provide: CHECKOUT_SERVICES, useValue: checkout },
         PayerPages,
         { provide: Health, useValue: health },
@@ -99,6 +103,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   const { log, clock, config, publicUrl } = parts;
   const checkout: CheckoutServices = {
     ports: parts.checkout,
+    slots: parts.slots,
     keys: parts.keys,
     publicUrl,
     sandbox: config.environment === 'sandbox',

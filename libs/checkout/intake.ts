@@ -34,6 +34,8 @@ export interface IntakeRequest {
   readonly content: () => IntakeContent;
   /** Asks the rate limits for a request without a valid signature. Returns the seconds to wait. null: the request is admitted. */
   readonly admitUnsigned: (portalId: string) => number | null;
+  /** Called as soon as the owner of the portal is known. Throws RATE_LIMITED if the owner has too many requests waiting. */
+  readonly admit?: (accountId: string) => Promise<void>;
 }
 
 /** The parameters of C58 that {@link IntakeRequest.content} reads. */
@@ -54,6 +56,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   // Both cases get the same answer, which does not reveal whether a portal exists.
   if (!portal?.checkout.enabled)
     return { to: 'error_page', code: 'PORTAL_ACCESS_DENIED', message: 'The portal is unknown, or hosted checkout is off.' };
+  await request.admit?.(portal.ownerAccountId);
   const cancelUrl = vetted(pairs.get('cancel_url'), portal.checkout.allow);
   if (!cancelUrl.accepted) return { to: 'error_page', code: 'VALIDATION_ERROR', message: `cancel_url ${cancelUrl.why}.` };
   const signed = isRightlySigned(keys, portal, request);

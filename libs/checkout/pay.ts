@@ -6,16 +6,18 @@
  */
 import type { Directory, Portal } from '#accounts';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
+import type { Slot } from '#platform';
 import { ageMs, type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
 import {
   charge,
   type ChargeRequest,
   isVisible,
   type Payment,
+  awayAtGateway,
   type PaymentPorts,
   type PaymentView,
   paymentView,
-  REQUEST_DEADLINE_MS,
+  requestDeadline,
   serviceFee,
   storeIncident,
 } from '#payments';
@@ -51,6 +53,10 @@ export const quoteOf = ({ amountCents }: Pick<CheckoutTerms, 'amountCents'>, por
 
 export interface PayRequest {
   readonly attemptId: string;
+  /** The name of the portal's gateway. null: the portal has none. */
+  readonly gateway: string | null;
+  /** The slot of this process that the request holds. Default: none. */
+  readonly slot?: Slot;
   readonly quotedTotalCents: Cents;
   readonly instrument: ChargeRequest['instrument'];
   /** The payer's data as entered in the form. */
@@ -61,19 +67,38 @@ export interface PayRequest {
  * Makes one attempt. Returns the session after it: paid, open again, unknown, or processing. In the last case, the outcome could not be recorded yet,
  * and the worker records it later.
  *
- * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page.
+ * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page. Throws RATE_LIMITED before an
+ * attempt begins, so that the attempts of the payer are not used up.
  */
 export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
+  const deadline = requestDeadline(ports.payments, request.slot);
+  const payments = awayAtGateway(ports.payments, request.slot);
+  const { accountId } = session.checkout.terms;
+  const slot = request.gateway === null ? null : await payments.slots.reserve(request.gateway, accountId, 'payer', deadline, payments.during);
+  try {
+    return await payWithSlot({ ...ports, payments }, session, request, slot, origin, deadline);
+  } finally {
+    slot?.release();
+  }
+};
+
+const payWithSlot = async (
+  ports: CheckoutPorts,
+  session: Session,
+  request: PayRequest,
+  slot: Slot | null,
+  origin: Origin,
+  deadline: Deadline,
+): Promise<Session> => {
   const { payments, sessions } = ports;
   const { checkout, content } = session;
   if (content === null) throw new ServiceError('INVALID_STATE', 'The content of the checkout is gone.');
-  const deadline = new Deadline(payments.clock, REQUEST_DEADLINE_MS);
   const { attemptId } = request;
   const paymentId = payments.ids.uuid();
   const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseIncident);
   let refused: Refusal | null = null;
   try {
-    await charge(payments, chargeRequestOf(checkout.terms, content, request), { paymentId, attemptId, idempotency: null }, origin, deadline);
+    await charge(payments, chargeRequestOf(checkout.terms, content, request), { paymentId, attemptId, idempotency: null, slot }, origin, deadline);
   } catch (error) {
     // The gateway got no call. The worker ends the attempt after the incident.
     if (error instanceof StoreIncident) return refuseIncident(error);
@@ -113,6 +138,7 @@ const REFUSED_BEFORE_THE_INTENT: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
   'PAYMENT_NOT_ALLOWED',
   'DECLINE_BLOCKED',
   'VELOCITY_LIMIT',
+  'RATE_LIMITED',
 ]);
 
 const refusalOf = ({ code, details }: ServiceError): Refusal => ({ code, declineCode: details.reason === 'fee_changed' ? 'fee_changed' : null });

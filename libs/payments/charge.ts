@@ -5,10 +5,11 @@
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
-import { brandOf, crockford, type Logger } from '#platform';
+import { brandOf, crockford, type Logger, type Slot, type Waiting } from '#platform';
 import { createHash } from 'node:crypto';
 import { feeByLine, serviceFee } from './fee.js';
 import { callGateway, holdingKey } from './gateway/call.js';
+import type { GatewaySlots } from './gateway/slots.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type {
   ChargeTxn,
@@ -45,6 +46,9 @@ export interface PaymentPorts {
   /** Says whether the log is ours and whole. */
   readonly ownLog: LogGate;
   readonly gateways: Gateways;
+  readonly slots: GatewaySlots;
+  /** Surrounds a wait for a slot. Default: nothing. */
+  readonly during?: Waiting;
   readonly directory: Directory;
   readonly velocity: Velocity;
   readonly log: Logger;
@@ -71,6 +75,8 @@ export interface ChargeRequest {
 export interface ChargeAttempt extends Intent {
   readonly paymentId: string;
   readonly holds?: HoldsKey | null;
+  /** A slot at the gateway that is reserved already. The charge releases it. */
+  readonly slot?: Slot | null;
 }
 
 /** Our reference of one money movement: 20 characters of Crockford base32 from a hash of attempt, leg and operation (docs/contract.md#gateway). */
@@ -92,33 +98,40 @@ export const charge = async (
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
   const { limits } = terms.portal!;
   await velocity.admit(subject, limits, attempt.attemptId);
+  const slot =
+    attempt.slot ??
+    (await reserved(ports, request.accountId, terms, origin, deadline).catch(async (error: unknown) => {
+      // Nothing has begun, so this is no attempt (C70).
+      await velocity
+        .withdraw(subject, limits, attempt.attemptId)
+        .catch((withdrawal: unknown) => ports.log.warn({ err: withdrawal }, 'an attempt that did not begin stays counted'));
+      throw error;
+    }));
 
   const at = () => timestamp(clock.now());
   const { attemptId, idempotency } = attempt;
   let loaded: LoadedPayment;
+  let outcome: ChargeOutcome | { kind: 'too_late' };
   try {
-    const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
-    loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
-  } catch (error) {
-    // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).
-    if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
-    // The intent was sent, and a log that is not ours may hold it (C76).
-    if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
-    throw error;
+    try {
+      const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
+      loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
+    } catch (error) {
+      // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).
+      if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
+      // The intent was sent, and a log that is not ours may hold it (C76).
+      if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
+      throw error;
+    }
+    outcome = await moveMoney(holdingKey(ports, attempt.holds ?? null), gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch(
+      (error: unknown) => {
+        // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
+        throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
+      },
+    );
+  } finally {
+    slot.release();
   }
-
-  const outcome = await moveMoney(
-    holdingKey(ports, attempt.holds ?? null),
-    gateway,
-    plan,
-    attempt,
-    loaded.appendedAt ?? null,
-    request,
-    deadline,
-  ).catch((error: unknown) => {
-    // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
-    throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
-  });
   if (outcome.kind === 'too_late') throw timeout(attempt.paymentId);
   try {
     loaded = await streams.execute(loaded, [{ type: 'RecordChargeOutcome', at: at(), attemptId: attempt.attemptId, outcome }], origin, deadline);
@@ -136,6 +149,15 @@ export const charge = async (
       );
   return chargeAnswer(attempt.paymentId, loaded.payment);
 };
+
+/** Reserves a slot at the gateway of the portal. Throws RATE_LIMITED (E11). */
+const reserved = (
+  { slots, during }: PaymentPorts,
+  accountId: string,
+  { portal }: ChargeTerms,
+  { actor }: Origin,
+  deadline: Deadline,
+): Promise<Slot> => slots.reserve(portal!.gateway!.gateway, accountId, actor.type === 'payer' ? 'payer' : 'partner', deadline, during);
 
 /** The answer that follows from a payment's state. A takeover makes the same bytes from the stream (T7). */
 export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {

@@ -1,9 +1,10 @@
 /** Actions of partners and staff on payments. An action that moves money runs once for each key (C12–C20). */
 import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
-import type { Logger } from '#platform';
+import type { Logger, Slot } from '#platform';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { awayAtGateway } from './gateway/slots.js';
 import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
@@ -32,13 +33,15 @@ export interface PaymentServices {
 export interface Received extends RequestText {
   readonly idempotencyKey: string | null;
   readonly requestId: string;
+  /** The slot of this process that the request holds. Default: none. */
+  readonly slot?: Slot;
 }
 
 /** Charges at most once per key. */
 export const chargeOnce = (services: PaymentServices, request: ChargeRequest, received: Received): Promise<Answered<PaymentView>> => {
-  const { ports } = services;
+  const ports = awayAtGateway(services.ports, received.slot);
   const origin = partner(request.accountId, received);
-  const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
+  const deadline = requestDeadline(ports, received.slot);
   return keyed(services, request.accountId, 'create', received, {
     run: async (owned) => {
       const attempt = owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() };
@@ -142,9 +145,9 @@ const reverseKeyed = (
   keySpace: string,
   origin: Origin,
 ): Promise<Answered<ReversalView>> => {
-  const { ports } = services;
+  const ports = awayAtGateway(services.ports, received.slot);
   const paymentId = request.paymentId.toLowerCase();
-  const deadline = new Deadline(ports.clock, REQUEST_DEADLINE_MS);
+  const deadline = requestDeadline(ports, received.slot);
   // If the path holds no UUID, its text is not stored with the key: a column may refuse its characters. The key is claimed before the 404 is answered
   // (C63).
   const named = isUuid(paymentId) ? paymentId : '';
@@ -168,6 +171,10 @@ const keyed = <View>(
     { accountId, key, operation, fingerprintText, loggedText },
     work,
   );
+
+/** The deadline of a request (C42). Its wait for a slot counts. */
+export const requestDeadline = ({ clock }: Pick<PaymentPorts, 'clock'>, slot: Slot | undefined): Deadline =>
+  new Deadline(clock, REQUEST_DEADLINE_MS - (slot?.waitedMs ?? 0));
 
 const partner = (accountId: string, { requestId }: Received): Origin => ({ actor: { type: 'partner', id: accountId }, correlationId: requestId });
 

@@ -18,12 +18,14 @@ export {
   reverseByStaff,
   reverseOnce,
   finishCreate,
+  requestDeadline,
   type StaffReverseRequest,
 } from './commands.js';
 export { openCursor } from './cursor.js';
 export { serviceFee } from './fee.js';
 export { REQUEST_DEADLINE_MS } from './gateway/call.js';
 export { type GatewayCall, GatewayCalls } from './gateway/calls.js';
+export { awayAtGateway, GATEWAY_SLOTS, type GatewaySlotLimits, GatewaySlots } from './gateway/slots.js';
 export {
   type ChargeCall,
   type ChargeTxn,

@@ -21,6 +21,7 @@ import {
   type StaffReverseRequest,
 } from './commands.js';
 import type { Gateways } from './gateway/gateway.js';
+import { GatewaySlots } from './gateway/slots.js';
 import { openClaims } from './keys/claims.js';
 import { keysFromLog } from './keys/from-log.js';
 import type { AnswerEncoder, Answered } from './keys/once-by-key.js';
@@ -124,6 +125,7 @@ export class PaymentsModule {
             log,
             ownLog,
             gateways,
+            slots: new GatewaySlots(clock),
             directory,
             streams: new PaymentStreams(store, clock, ids),
             velocity: postgresVelocity(velocityPool, keys, clock),

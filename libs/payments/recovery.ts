@@ -64,7 +64,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
     const open = openOf(payment);
     if (!open) return 'resolved';
     if (!old(open.since)) return 'open';
-    if (payment.phase !== 'charged') return resolveCharge(ports, store, paymentId, origin, deadline);
+    if (payment.phase !== 'charged') return resolveCharge(ports, store, payment as Awaiting, paymentId, origin, deadline);
     return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
   };
 
@@ -131,7 +131,30 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
 };
 
 /** Asks the gateway about every leg of a charge, undoes each leg that was charged, and records the findings. */
-const resolveCharge = async (ports: PaymentPorts, store: EventStore, paymentId: string, origin: Origin, deadline: Deadline): Promise<Resolution> => {
+const resolveCharge = async (
+  ports: PaymentPorts,
+  store: EventStore,
+  { terms }: Awaiting,
+  paymentId: string,
+  origin: Origin,
+  deadline: Deadline,
+): Promise<Resolution> => {
+  const slot = await ports.slots.ofHouse(terms.legs[0]!.account.gateway, terms.accountId, deadline);
+  if (!slot) return 'open';
+  try {
+    return await resolveWithSlot(ports, store, paymentId, origin, deadline);
+  } finally {
+    slot.release();
+  }
+};
+
+const resolveWithSlot = async (
+  ports: PaymentPorts,
+  store: EventStore,
+  paymentId: string,
+  origin: Origin,
+  deadline: Deadline,
+): Promise<Resolution> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   let loaded = await streams.load(paymentId);

@@ -6,6 +6,7 @@
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
+import type { Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
@@ -22,6 +23,7 @@ import {
   type LegMove,
   type Means,
   openAttempt,
+  payment as decider,
   type PaymentCommand,
   type RecordedKey,
   remaining,
@@ -79,6 +81,7 @@ export const reverse = async (
   for (;;) {
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
+    let renews = false;
     if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) {
       // The log may have lost the payment, so the log is checked before the 404 (C76).
       await ports.ownLog.verified(null);
@@ -89,7 +92,15 @@ export const reverse = async (
 
       const own = renewed ? undefined : resultOf(payment, attemptId);
       // The owner of the attempt vanished. The same calls are made again, and the gateway executes each reference only once.
-      if (own && !own.ended && !own.fenced) return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
+      if (own && !own.ended && !own.fenced) {
+        const slot = await resumed(ports, request, payment, deadline);
+        if (!slot) throw timeout(request.paymentId);
+        try {
+          return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
+        } finally {
+          slot.release();
+        }
+      }
       // The key's attempt is complete, so its result is the answer, even if another attempt is running. A refusal could make the caller ask again
       // under a new key. If the caller got a 5xx before, this answer is the first one and no replay.
       if (own && isComplete(own)) {
@@ -120,21 +131,20 @@ export const reverse = async (
         if (told) return executed(told);
         continue;
       }
-      if (own?.ended) {
+      renews = !!own?.ended;
+    }
+    const intent = () => command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, at());
+    // Throws the refusals of C63 before the wait for a slot.
+    decider.decide(payment, intent());
+    const slot = await reserved(ports, request, payment as Charged, deadline);
+    try {
+      if (renews) {
         // The key's attempt ended as never executed, rejected or partial. A new attempt returns the missing part. The key is bound to it before it
         // begins.
         attemptId = await key!.renew();
         renewed = true;
       }
-    }
-    try {
-      const next = await streams.execute(
-        loaded,
-        [command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, at())],
-        origin,
-        deadline,
-        INTENT,
-      );
+      const next = await streams.execute(loaded, [intent()], origin, deadline, INTENT);
       return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, false));
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
@@ -142,8 +152,28 @@ export const reverse = async (
       // The intent was sent, and a log that is not ours may hold it (C76).
       if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(request.paymentId);
       throw error;
+    } finally {
+      slot.release();
     }
   }
+};
+
+/** Reserves a slot at the gateway for a new attempt. Throws RATE_LIMITED, before anything has begun. */
+const reserved = async (ports: PaymentPorts, request: ReverseRequest, payment: Charged, deadline: Deadline): Promise<Slot> => {
+  if (request.initiatedBy === 'staff') return (await resumed(ports, request, payment, deadline)) ?? tooManyOfStaff();
+  return ports.slots.reserve(payment.legs[0]!.account.gateway, payment.terms.accountId, 'reversal', deadline, ports.during);
+};
+
+/** Waits for a slot for an attempt that has begun, or for an attempt of staff, who have a share of their own. null: no call can be sent in time. */
+const resumed = (
+  { slots, during }: PaymentPorts,
+  { initiatedBy }: ReverseRequest,
+  { legs, terms }: Charged,
+  deadline: Deadline,
+): Promise<Slot | null> => slots[initiatedBy === 'staff' ? 'ofHouse' : 'resume'](legs[0]!.account.gateway, terms.accountId, deadline, during);
+
+const tooManyOfStaff = (): never => {
+  throw new ServiceError('RATE_LIMITED', 'Too many payments are being resolved; nothing was begun. Try again later.', {}, { retryAfterSeconds: 5 });
 };
 
 const untold = (payment: Charged, request: ReverseRequest, at: string) =>
@@ -418,6 +448,18 @@ export const resolveReversal = async (
   origin: Origin,
   deadline: Deadline,
 ): Promise<boolean> => {
+  const { payment } = await ports.streams.load(paymentId);
+  if (payment.phase !== 'charged') return true;
+  const slot = await ports.slots.ofHouse(payment.legs[0]!.account.gateway, payment.terms.accountId, deadline, ports.during);
+  if (!slot) return false;
+  try {
+    return await resolveWithSlot(ports, paymentId, attemptId, origin, deadline);
+  } finally {
+    slot.release();
+  }
+};
+
+const resolveWithSlot = async (ports: PaymentPorts, paymentId: string, attemptId: string, origin: Origin, deadline: Deadline): Promise<boolean> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   for (let round = 1; round <= CONFLICT_ROUNDS; round++) {

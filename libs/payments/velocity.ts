@@ -32,6 +32,8 @@ type Limits = Portal['limits'];
 export interface Velocity {
   /** Counts the attempt, or refuses it. DECLINE_BLOCKED comes before VELOCITY_LIMIT. */
   admit(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
+  /** Takes back the count of an attempt that did not begin. */
+  withdraw(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
   /** Counts a decline. Rejects if that fails. The charge is answered as usual then, since its outcome matters more. */
   recordDecline(subject: VelocitySubject, limits: Limits, entryId: string): Promise<void>;
 }
@@ -75,6 +77,16 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
         if (refused) throw refused;
         for (const check of checks) if (check.limit.attempts !== null) await record(client, subject.portalId, check, 'attempt', entryId);
       });
+    },
+    withdraw: async (subject, limits, entryId) => {
+      for (const { scope, limit, subject: hash } of windows(subject, limits))
+        if (limit.attempts !== null)
+          await pool.query(`delete from velocity_entry where portal_id = $1 and scope = $2 and subject = $3 and kind = 'attempt' and entry_id = $4`, [
+            subject.portalId,
+            scope,
+            hash,
+            entryId,
+          ]);
     },
     recordDecline: async (subject, limits, entryId) => {
       const checks = windows(subject, limits).filter(({ limit }) => limit.declines !== null);

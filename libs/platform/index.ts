@@ -18,3 +18,4 @@ export { databaseTime, livingProcesses, processMigration, recordProcess } from '
 export { purge, PURGE_BATCH } from './postgres/purge.js';
 export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';
 export { compareReleases, RELEASE } from './release.js';
+export { type Slot, type SlotRefusal, Slots, type SlotsOptions, type Waiting } from './slots.js';

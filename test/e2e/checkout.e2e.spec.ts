@@ -593,6 +593,7 @@ describe('paying', () => {
       quotedTotalCents: 12_862,
       instrument: { type: 'card' as const, number: new Secret('4242424242424242'), expiry: { month: 12, year: 2099 }, cvv: new Secret('123') },
       payer: {},
+      gateway: 'simulator',
     };
     const after = await pay(ports, session, attempt, { actor: { type: 'payer', id }, correlationId: 'spec' });
     expect(after.checkout).toMatchObject({ phase: 'open', lastRefusal: { code: 'PAYMENT_NOT_ALLOWED', declineCode: 'fee_changed' } });

@@ -105,7 +105,12 @@ export const servePayer = async (ports: CheckoutPorts, keys: KeyRing, ask: Payer
       if (view !== 'pay' || session.checkout.attemptIds.includes(attemptId)) return page(session, now());
       const quotedTotalCents = quoteOf(session.checkout.terms, portal).totalCents;
       const instrument = { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) } as const;
-      return page(await settled(session, () => pay(ports, session, { attemptId, quotedTotalCents, instrument, payer: {} }, by)), now());
+      return page(
+        await settled(session, () =>
+          pay(ports, session, { attemptId, quotedTotalCents, instrument, payer: {}, gateway: portal.gateway!.gateway }, by),
+        ),
+        now(),
+      );
     }
     case 'leave': {
       const latest = await followed();

@@ -103,9 +103,9 @@ const isFiveHundred = ({ status }: Told) => status === 500 || status === 502 || 
 
 /** Answers that the specification allows, by operation. */
 const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse' | 'staff'>, readonly string[]>> = {
-  create: ['OK', 'PAYMENT_DECLINED', 'PORTAL_ACCESS_DENIED', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_RECONCILIATION_REQUIRED', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
-  refund: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PARTIAL_REFUND_PENDING', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
-  void: ['OK', 'INVALID_STATE', 'VOID_FAILED', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
+  create: ['OK', 'RATE_LIMITED', 'PAYMENT_DECLINED', 'PORTAL_ACCESS_DENIED', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_RECONCILIATION_REQUIRED', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
+  refund: ['OK', 'RATE_LIMITED', 'INVALID_STATE', 'VALIDATION_ERROR', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PARTIAL_REFUND_PENDING', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
+  void: ['OK', 'RATE_LIMITED', 'INVALID_STATE', 'VOID_FAILED', 'PAYMENT_NOT_FOUND', 'IDEMPOTENCY_MISMATCH', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_UNAVAILABLE', 'PAYMENT_GATEWAY_ERROR', 'PAYMENT_TIMEOUT', 'INTERNAL_ERROR'], // prettier-ignore
   get: ['OK', 'PAYMENT_NOT_FOUND', 'INTERNAL_ERROR'],
   list: ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
   resolve: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
@@ -113,7 +113,7 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   'update dispute': ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
   'check out': ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
   look: ['OK', 'INTERNAL_ERROR'],
-  submit: ['OK', 'INTERNAL_ERROR'],
+  submit: ['OK', 'RATE_LIMITED', 'INTERNAL_ERROR'],
   leave: ['OK', 'INTERNAL_ERROR'],
   cancel: ['OK', 'INTERNAL_ERROR'],
   ...WEBHOOK_ANSWERS,
@@ -794,6 +794,11 @@ export class Oracle {
     this.check(this.world.velocity.attempts.get(intent.attemptId) === 1, 'an attempt was not counted once');
   }
 
+  /** C65: a request that was refused for its account's share has begun nothing. `exchange`: a request whose intent is in the log. */
+  private checkBegan(exchange: Exchange | undefined): void {
+    if (exchange?.reply) this.check(told(exchange.reply).code !== 'RATE_LIMITED', 'C65: a request that had begun was answered RATE_LIMITED');
+  }
+
   /** Compares the intentions of clients with their payments: A1, A2, A3, A12. */
   private auditCharges(books: readonly Book[]): void {
     const byIntention = new Map<Intention, Book[]>();
@@ -801,6 +806,7 @@ export class Oracle {
     for (const book of books) {
       const exchange = this.byRequest.get(book.requestId);
       if (!exchange?.intention || !book.intent) continue;
+      this.checkBegan(exchange);
       byIntention.set(exchange.intention, [...(byIntention.get(exchange.intention) ?? []), book]);
       if (exchange.ask.kind === 'create' && exchange.ask.key !== null && !this.wentNoFurther(exchange, book)) {
         const history = [...this.keys.values()].find(({ exchanges }) => exchanges.includes(exchange));
@@ -891,6 +897,7 @@ export class Oracle {
           continue;
         }
         const { asked, initiatedBy } = attempt.request;
+        this.checkBegan(this.byRequest.get(attempt.requestId));
         this.check(
           attempt.operation === intention.kind && initiatedBy === intention.actor && book.paymentId === intention.paymentId,
           'an attempt is not what was asked for',

@@ -176,6 +176,9 @@ export class Outside {
         if (ask.key === null || rng.chance(0.5)) return this.look(ask.request.accountId, answer.details.id as string, looks);
       } else if (answer.status === 500) {
         if (ask.key === null) return { kind: 'cannot tell' };
+      } else if (answer.code === 'RATE_LIMITED') {
+        // Nothing was begun, and the key was given back (C65).
+        if (rng.chance(0.3)) return { kind: 'cannot tell' };
       } else if (answer.code === 'PORTAL_ACCESS_DENIED') {
         // The request was refused before a payment began, and its key was given back (C15). So the client may use the key again later.
         if (rng.chance(0.3)) return { kind: 'cannot tell' };
@@ -238,7 +241,7 @@ export class Outside {
     if (!answer) return keyed ? 'again' : 'stop';
     if (answer.status === 200) return 'done';
     if (answer.status >= 500 || answer.details.retryable === true) return 'again';
-    if (answer.code === 'IDEMPOTENCY_IN_PROGRESS') return 'again';
+    if (answer.code === 'IDEMPOTENCY_IN_PROGRESS' || answer.code === 'RATE_LIMITED') return 'again';
     // INVALID_STATE may mean that the payment is being reconciled, or that another return is in progress. Some clients try again.
     return answer.code === 'INVALID_STATE' && rng.chance(0.3) ? 'again' : 'stop';
   }

@@ -38,6 +38,8 @@ import {
   type Dispute,
   type DisputeStatus,
   findPayment,
+  type GatewaySlotLimits,
+  GatewaySlots,
   type GatewayAccount,
   type IdempotencyStore,
   keysFromLog,
@@ -232,6 +234,9 @@ export const CHECK_EVERY_MS = 30_000;
 /** How often a process compares the keys' database, while claims are open and while they are closed. New connections are compared in any case. */
 const CLAIMS_EVERY_MS = { open: 20_000, closed: 5_000 } as const;
 const PROJECTION_LEASE_MS = 120_000;
+/** One slot, so that requests wait for one and are refused. */
+const FEW = { slots: 1, waitingAlone: 1, waitingShared: 2, refusal: 'too many', retryAfterSeconds: 5 } as const;
+const SLOTS: GatewaySlotLimits = { partners: FEW, house: FEW };
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
 export class World {
@@ -414,6 +419,7 @@ export class Replica {
       streams,
       ownLog: gate,
       gateways: gateways(''),
+      slots: new GatewaySlots(clock, SLOTS),
       directory: simulatedDirectory(DIRECTORY, simulatedStatement(sim, process, 'directory'), world.directoryChanges),
       velocity: world.velocity.port(statement),
       log: logged,

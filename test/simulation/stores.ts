@@ -628,6 +628,7 @@ export class VelocityCounts {
     return {
       admit: (_subject, _limits, entryId) =>
         statement('velocity.admit', () => void this.attempts.set(entryId, (this.attempts.get(entryId) ?? 0) + 1)),
+      withdraw: (_subject, _limits, entryId) => statement('velocity.withdraw', () => void this.attempts.delete(entryId)),
       recordDecline: (_subject, _limits, entryId) => statement('velocity.decline', () => void entryId).catch(() => undefined),
     };
   }

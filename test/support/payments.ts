@@ -14,6 +14,9 @@ import {
   type ChargeRequest,
   type Claims,
   createRecovery,
+  GATEWAY_SLOTS,
+  type GatewaySlotLimits,
+  GatewaySlots,
   idempotencyMigrations,
   type Leg,
   type Payment,
@@ -249,7 +252,7 @@ export interface House {
 
 let drawn = 0;
 
-export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: string): Promise<House> => {
+export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: string, slots: GatewaySlotLimits = GATEWAY_SLOTS): Promise<House> => {
   const clock = new MovableClock(startAt);
   const ids = systemIds(() => clock.now());
   const appends = new Interposed();
@@ -280,6 +283,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     streams,
     ownLog,
     gateways: { find: () => (credentials ? gateway : null) },
+    slots: new GatewaySlots(clock, slots),
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
     log,

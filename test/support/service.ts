@@ -11,7 +11,7 @@ import { Administration, directoryModel, type Done, type FeeConfig, NO_FEE } fro
 import type { Subscriber } from '#eventstore';
 import { type Clock, systemClock } from '#kernel';
 import type { PaymentStatus, PaymentView, RefundView, VoidView } from '#payments';
-import { createLogger, newKeyRing, readConfig } from '#platform';
+import { createLogger, newKeyRing, readConfig, type Slots } from '#platform';
 import type { ServerOptions } from '#platform/http';
 import { type Api, createApi } from '../../apps/api/api.js';
 import { Health } from '../../apps/health.js';
@@ -214,6 +214,8 @@ export interface ServiceOptions {
   readonly timeouts?: NonNullable<ServerOptions['timeouts']>;
   /** The address for payers. Default: the product's default. */
   readonly publicUrl?: string;
+  /** The slots of the API instances. Default: the product's. */
+  readonly slots?: Slots;
   /** More settings, by environment variable. */
   readonly env?: Readonly<Record<string, string>>;
   /** Puts a proxy in front of Postgres. A spec can then make the database unreachable. */
@@ -302,6 +304,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
         ...services,
         health: new Health(services),
         publicUrl: config.publicUrl,
+        ...(options.slots ? { slots: options.slots } : {}),
         ...(options.timeouts ? { timeouts: options.timeouts } : {}),
       });
       stops.push(() => api.close());

@@ -20,7 +20,7 @@ export class FeesController {
   @Get('quote')
   @ApiOperation({ summary: 'Quote the service fee', operationId: 'quoteFee' })
   @ApiQuery({ type: QuoteQuery })
-  @Answers({ result: FeeQuote, errors: [] })
+  @Answers({ result: FeeQuote, errors: [429] })
   async quote(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     sendAnswer(reply, successAnswer(await this.queries.execute(new QuoteFee(quoteRequestOf(caller.accountId, query)))));
   }

@@ -9,24 +9,27 @@ import {
   Injectable,
   UseGuards,
 } from '@nestjs/common';
-import type { Socket } from 'node:net';
 import { ApiBody, ApiHeader, ApiResponse, ApiSecurity } from '@nestjs/swagger';
-import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { FastifyReply } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
-import { Convoy, DatabaseUnavailable } from '#platform';
+import { Convoy, DatabaseUnavailable, type Slot, type Slots } from '#platform';
 import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, receiveBody, receivedBody, refuseOtherContentTypes } from '#platform/http';
+import { LIST_SLOTS, SLOTS, takeSlot, type WithSlot } from '../slots.js';
 import { ErrorEnvelope } from './resources.js';
 
-export type AuthenticatedRequest = FastifyRequest & { caller?: Caller };
+const LIST_ROUTE = '/api/partner/v1/payments';
+
+export type AuthenticatedRequest = WithSlot & { caller?: Caller };
 
 @Injectable()
 export class AuthGuard implements CanActivate {
   constructor(
     @Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps,
     @Inject(Convoy) private readonly convoy: Convoy,
+    @Inject(SLOTS) private readonly slots: Slots,
   ) {}
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
@@ -41,25 +44,12 @@ export class AuthGuard implements CanActivate {
     }
     const reply = context.switchToHttp().getResponse<FastifyReply>();
     await receiveBody(request, reply);
-    // Only authenticated callers enter the convoy. Other callers must not make its requests wait.
-    if (request.method === 'POST') await this.takeTurn(request.raw.socket, reply.raw);
+    // Only authenticated callers take slots and enter the convoy. Other callers must not make their requests wait.
+    const { slots } = this;
+    const convoy = request.method === 'POST' ? this.convoy : null;
+    const isList = request.method === 'GET' && request.routeOptions.url === LIST_ROUTE;
+    await takeSlot({ slots, convoy }, request, reply, request.caller.accountId, 'partner', isList ? LIST_SLOTS : 1);
     return true;
-  }
-
-  /**
-   * Enters the convoy, and leaves it when the answer is sent or the connection ends. If the connection ends, the answer to a pipelined request may
-   * emit no `close`, but the socket does.
-   */
-  private async takeTurn(socket: Socket, response: FastifyReply['raw']): Promise<void> {
-    const leave = await this.convoy.enter();
-    const end = () => {
-      response.off('close', end);
-      socket.off('close', end);
-      leave();
-    };
-    if (response.closed || response.destroyed || socket.destroyed) return end();
-    response.once('close', end);
-    socket.once('close', end);
   }
 }
 
@@ -76,6 +66,7 @@ export interface PartnerRequest extends RequestText {
   readonly body: JsonObject;
   readonly idempotencyKey: string | null;
   readonly requestId: string;
+  readonly slot: Slot | undefined;
 }
 
 /** Reads the body as a JSON object (E3), then checks the syntax of `Idempotency-Key` (E4). */
@@ -89,6 +80,7 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
     idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
     ...requestText(request.method, request.url.split('?')[0]!.toLowerCase(), body),
     requestId: String(request.id),
+    slot: request.slot,
   };
 });
 
@@ -113,11 +105,12 @@ export const requestText = (method: string, path: string, body: JsonObject): Req
 const CARD_DIGITS_IN_LOG = 4;
 
 /** The parts of the request that the idempotent commands need. */
-export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, requestId }: PartnerRequest): Received => ({
+export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, requestId, slot }: PartnerRequest): Received => ({
   idempotencyKey,
   fingerprintText,
   loggedText,
   requestId,
+  ...(slot && { slot }),
 });
 
 /** The guard of all partner endpoints, and its documentation. */

@@ -32,7 +32,7 @@ export class PaymentsController {
   @Get(':id')
   @ApiOperation({ summary: 'Read a payment', operationId: 'getPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: Payment, errors: [404, 503] })
+  @Answers({ result: Payment, errors: [404, 429, 503] })
   async find(@CallerOf() caller: Caller, @Param('id') id: string, @Res() reply: FastifyReply): Promise<void> {
     sendAnswer(reply, successAnswer(await this.queries.execute(new FindPayment(caller.accountId, id))));
   }
@@ -40,7 +40,7 @@ export class PaymentsController {
   @Get()
   @ApiOperation({ summary: "List the account's payments, newest first", operationId: 'listPayments' })
   @ApiQuery({ type: ListQuery })
-  @Answers({ result: PaymentPage, headers: ['Ledger-Position', 'Ledger-Lag'], errors: [] })
+  @Answers({ result: PaymentPage, headers: ['Ledger-Position', 'Ledger-Lag'], errors: [429] })
   async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     const { page, ledger } = await this.queries.execute(new ListPayments(listRequestOf(caller.accountId, query)));
     void reply.header('ledger-position', ledger.position ?? '').header('ledger-lag', String(ledger.lag));
@@ -50,7 +50,7 @@ export class PaymentsController {
   @Post(':id/refund')
   @ApiOperation({ summary: 'Refund a payment in full or in part', operationId: 'refundPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: RefundResult, errors: [404, 409, 422, 502, 503, 504], body: RefundRequest, keyed: true })
+  @Answers({ result: RefundResult, errors: [404, 409, 422, 429, 502, 503, 504], body: RefundRequest, keyed: true })
   async refund(
     @CallerOf() caller: Caller,
     @Param('id') id: string,
@@ -73,7 +73,7 @@ export class PaymentsController {
   @Post(':id/void')
   @ApiOperation({ summary: 'Void a payment before its batch settles', operationId: 'voidPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: VoidResult, errors: [404, 409, 422, 502, 503, 504], body: VoidRequest, keyed: true })
+  @Answers({ result: VoidResult, errors: [404, 409, 422, 429, 502, 503, 504], body: VoidRequest, keyed: true })
   async void(
     @CallerOf() caller: Caller,
     @Param('id') id: string,

@@ -35,7 +35,8 @@ import { isUuid, ServiceError } from '#kernel';
 import { type PaymentView, storeIncident } from '#payments';
 import { bodyGuard, parseFormBody, receivedBody } from '#platform/http';
 import { CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
-import { PayerPages } from './pages.js';
+import { takeSlot, type WithSlot } from '../slots.js';
+import { PayerPages, retryAfterOf } from './pages.js';
 import { payFormOf, type PayForm } from './requests.js';
 
 /** The name of a file holds its hash, so browsers may keep the file for ever. */
@@ -142,9 +143,22 @@ export class CheckoutController {
       email: values.email,
       zip: values.postal_code,
     };
-    const after = await this.settled(session, () =>
-      this.commands.execute(new PayCheckout(session, { attemptId, quotedTotalCents: totalCents, instrument, payer }, by(request, id))),
-    );
+    const gateway = portal.gateway?.gateway ?? null;
+    const { slot } = request as WithSlot;
+    const paying = { attemptId, quotedTotalCents: totalCents, instrument, payer, gateway, ...(slot && { slot }) };
+    let after: Session;
+    try {
+      after = await this.settled(session, () => this.commands.execute(new PayCheckout(session, paying, by(request, id))));
+    } catch (error) {
+      const seconds = retryAfterOf(error);
+      if (seconds === null) throw error;
+      void reply.header('retry-after', String(seconds));
+      return this.showForm(visit, reply, {
+        status: 429,
+        form: read,
+        notice: { kind: 'refused', refusal: { code: 'RATE_LIMITED', declineCode: null } },
+      });
+    }
     this.backToTruth({ ...visit, session: after, view: viewOf(after, ports.payments.clock.now()) }, reply);
   }
 
@@ -247,6 +261,15 @@ export class CheckoutController {
       // In an incident, the session may be in the lost part of the log. "Not found" could then be wrong.
       this.refuseInIncident();
       this.pages.refuse(request, reply, 'notFound');
+      return null;
+    }
+    // The page counts as its portal's owner.
+    try {
+      await takeSlot(this.services, request, reply, session.checkout.terms.accountId, 'payer');
+    } catch (error) {
+      const seconds = retryAfterOf(error);
+      if (seconds === null) throw error;
+      this.pages.tooMany(request, reply, seconds);
       return null;
     }
     const cookie = cookiesOf(request, publicUrl).find((value) => this.capabilities.holds(id, value)) ?? null;

@@ -1,12 +1,13 @@
 /** HTTP for payers: security headers, the session's cookie, pages, redirects, and the check that a form comes from our page. */
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { CheckoutPorts } from '#checkout';
-import type { KeyRing } from '#platform';
+import type { KeyRing, Slots } from '#platform';
 import type { RateLimits } from './rate-limits.js';
 
 /** Services that the payer controllers need. */
 export interface CheckoutServices {
   readonly ports: CheckoutPorts;
+  readonly slots: Slots;
   readonly keys: KeyRing;
   /** The address of this service for payers, without a trailing slash. Its scheme decides the cookie's name and whether HSTS is sent. */
   readonly publicUrl: string;

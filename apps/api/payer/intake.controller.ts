@@ -13,7 +13,8 @@ import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
 import { bodyGuard, parseForm, parseFormBody, parseStrictJson, receivedBody, RepeatedParameter } from '#platform/http';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
-import { PayerPages } from './pages.js';
+import { takeSlot } from '../slots.js';
+import { PayerPages, retryAfterOf } from './pages.js';
 import { intakeContentOf, IntakeRequest, pairsOf } from './requests.js';
 
 const Redirects = (what: string) =>
@@ -112,9 +113,15 @@ export class IntakeController {
       if (fault) throw fault;
       return intakeContentOf(kind, fields);
     };
-    const outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content, admitUnsigned }, by)).catch((error: unknown) => {
+    const admit = (accountId: string) => takeSlot(this.services, request, reply, accountId, 'payer');
+    let outcome: IntakeOutcome;
+    try {
+      outcome = await this.commands.execute(new StartCheckout({ kind, address, pairs, content, admit, admitUnsigned }, by));
+    } catch (error) {
+      const seconds = retryAfterOf(error);
+      if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
       throw error instanceof StoreIncident ? storeIncident() : error;
-    });
+    }
     this.send(request, reply, kind, outcome);
   }
 

@@ -3,7 +3,7 @@ import { Inject, Injectable } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Portal } from '#accounts';
 import { assetsFor, CannotStart, type CheckoutContent, type Frame, localeOf, Refused, type RefusedRequest, render } from '#checkout';
-import { type ErrorCode, STATUS_OF } from '#kernel';
+import { type ErrorCode, ServiceError, STATUS_OF } from '#kernel';
 import { holdsCardNumber } from '#platform';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, redirect, sendPage } from './http.js';
 import { clientAddress } from './rate-limits.js';
@@ -22,6 +22,10 @@ const UNAVAILABLE_RETRY_SECONDS = 60;
 const SESSION_PATH = /^\/checkout\/(cs_[\w-]{32})(?:[/?]|$)/;
 /** The form of a request id. */
 const REFERENCE = /^[\w.:-]{1,64}$/;
+
+/** The seconds to wait, if the error says that an account has too many requests waiting. Otherwise null. */
+export const retryAfterOf = (error: unknown): number | null =>
+  error instanceof ServiceError && error.code === 'RATE_LIMITED' ? (error.options.retryAfterSeconds ?? 1) : null;
 
 @Injectable()
 export class PayerPages {

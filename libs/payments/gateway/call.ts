@@ -8,7 +8,7 @@ import type { Outcome } from './gateway.js';
 export const GATEWAY_CALL_MS = 20_000;
 export const REQUEST_DEADLINE_MS = 28_000;
 /** If less time than this is left, a call is not sent. */
-const MIN_CALL_MS = 2_000;
+export const MIN_CALL_MS = 2_000;
 /** The time that an adapter gets to report the outcome of an aborted call. */
 const LAST_WORD_MS = 250;
 

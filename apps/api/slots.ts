@@ -1,0 +1,73 @@
+/**
+ * Slots of this process. Each request of a partner, and each request of a payer as soon as the portal's owner is known, takes one. So the time of the
+ * process is shared fairly among accounts (C65).
+ */
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { Lane } from '#kernel';
+import type { Convoy, Slot, Slots, SlotsOptions } from '#platform';
+
+/**
+ * One account alone gets 51 of 64 slots. Fewer slots make statements and commits less shared, and more slots make the requests of other accounts
+ * slower (`npm run bench -- tenants`).
+ */
+export const SERVICE_SLOTS: SlotsOptions = {
+  slots: 64,
+  waitingAlone: 4_096,
+  waitingShared: 512,
+  refusal: 'Too many requests of this account are waiting; nothing was begun. Try again later.',
+  retryAfterSeconds: 1,
+  // A request that takes longer waits for something else, for example for a database that does not answer.
+  leaseMs: 1_000,
+};
+/** Token of the {@link Slots} for Nest. */
+export const SLOTS = Symbol('slots of this process');
+
+/** A request waits at most this long. The rest of its 28 s is for its work (C42). */
+const MAX_WAIT_MS = 20_000;
+/**
+ * A list takes this many slots. It holds one of the 20 connections of the main pool, so one account alone must not hold them all: 51 slots are 12 lists.
+ */
+export const LIST_SLOTS = 4;
+/** A body takes one slot more for each full 16 KiB. */
+const BYTES_PER_SLOT = 16 * 1_024;
+
+export type WithSlot = FastifyRequest & { slot?: Slot };
+
+/**
+ * Takes a slot, and then enters the convoy if there is one. Gives both back when the answer is sent or the connection ends. Throws RATE_LIMITED.
+ *
+ * If the connection ends, the answer to a pipelined request may emit no `close`, but the socket does.
+ */
+export const takeSlot = async (
+  { slots, convoy }: { readonly slots: Slots; readonly convoy?: Convoy | null },
+  request: WithSlot,
+  reply: FastifyReply,
+  accountId: string,
+  lane: Lane,
+  leastSlots = 1,
+): Promise<void> => {
+  const { socket } = request.raw;
+  const response = reply.raw;
+  const gone = new AbortController();
+  let leave: (() => void) | null = null;
+  const end = () => {
+    response.off('close', end);
+    socket.off('close', end);
+    // Without a reason, Node would create a DOMException with a stack trace for every request.
+    gone.abort('done');
+    request.slot?.release();
+    leave?.();
+    leave = null;
+  };
+  response.once('close', end);
+  socket.once('close', end);
+  try {
+    const bytes = Buffer.isBuffer(request.body) ? request.body.length : 0;
+    request.slot = await slots.take({ accountId, lane, slots: leastSlots + Math.floor(bytes / BYTES_PER_SLOT) }, MAX_WAIT_MS, { gone: gone.signal });
+    if (convoy) leave = await convoy.enter();
+  } catch (error) {
+    end();
+    throw error;
+  }
+  if (gone.signal.aborted || response.closed || response.destroyed || socket.destroyed) end();
+};
