@@ -16,7 +16,7 @@ export type Lane = (typeof LANES)[number];
  * An account may hold this many times the slots that are free then. The payers' pages of an account stop earlier, so that they leave slots for its
  * API.
  */
-const SPREAD: Readonly<Record<Lane, number>> = { begun: 4, reversal: 4, partner: 4, payer: 3 };
+const SPREAD: Readonly<Record<Lane, number>> = { begun: 4, reversal: 4, partner: 4, payer: 2 };
 
 export interface SlotRequest {
   readonly accountId: string;

@@ -223,7 +223,7 @@ describe('an account that has taken its slots', () => {
         new Deadline(service.clock, REQUEST_DEADLINE_MS - 20_000),
       );
     await takeAll(take);
-    expect(held).toHaveLength(140);
+    expect(held).toHaveLength(153);
     await leave();
   });
 });

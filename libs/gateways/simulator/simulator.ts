@@ -44,7 +44,7 @@ import { exchange, type Exchange } from '../transport/exchange.js';
  * More than the slots of partners, recovery and staff together. The rest is for batches and look-ups. If all connections are in use, a call waits for a
  * free one until its deadline.
  */
-const MAX_CONNECTIONS = 208;
+const MAX_CONNECTIONS = 224;
 /** The simulator closes idle connections after 65 s. We close them earlier: if a connection closes during a request, the outcome is unknown. */
 const IDLE_CONNECTION_MS = 15_000;
 const MAX_RAW_CHARACTERS = 200;

@@ -13,12 +13,12 @@ export interface GatewaySlotLimits {
 }
 
 /**
- * The limits for each gateway. Of 176 slots, one account alone gets 140, and its payers' pages alone get 132. More than 4,096 requests of one client
+ * The limits for each gateway. Of 192 slots, one account alone gets 153, and its payers' pages alone get 128. More than 4,096 requests of one client
  * do not reach this process at once.
  */
 export const GATEWAY_SLOTS: GatewaySlotLimits = {
   partners: {
-    slots: 176,
+    slots: 192,
     waitingAlone: 4_096,
     waitingShared: 512,
     refusal: 'Too many payments of this account wait for the card processor; nothing was begun. Try again later.',
