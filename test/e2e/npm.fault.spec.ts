@@ -6,9 +6,23 @@ import { spawnSync } from 'node:child_process';
 import { readFileSync, realpathSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { readRuntime } from '../../apps/data-dir.js';
+import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, entryOf, type Environment, isAlive, kill, launch, type SystemProcess, systemProcesses } from '../support/processes.js';
+import {
+  DataDir,
+  entryOf,
+  type Environment,
+  isAlive,
+  kill,
+  launch,
+  newKey,
+  runtimeOf,
+  type SystemProcess,
+  systemProcesses,
+  welcomeOf,
+} from '../support/processes.js';
+import { paymentOf, PAYMENTS } from '../support/service.js';
 
 const ROOT = new URL('../../', import.meta.url).pathname;
 const NPM = realpathSync(spawnSync('sh', ['-c', 'command -v npm'], { encoding: 'utf8' }).stdout.trim());
@@ -46,17 +60,29 @@ const serviceOf = (started: ReturnType<typeof launch>): SystemProcess[] =>
 
 describe('SIGTERM to npm alone', () => {
   test(
-    'npm start, and npm run demo beside it: each ends with its npm, Postgres too',
+    'npm start, and npm run demo beside it: each ends with its npm, Postgres too; a payment in flight gets its answer',
     async () => {
       const service = npm('start');
-      await service.firstLine(/^ready (\S+)\n/m);
+      const [, url = ''] = await service.firstLine(/^ready (\S+)\n/m);
       const demo = npm('demo', {}, '--', '--payments', '1000000');
       await demo.firstLine(/^1000000 payments against/m);
       const paying = serviceOf(demo);
       demo.signal('SIGTERM');
       await eventually(() => paying.every(({ pid }) => !isAlive(pid)), { timeoutMs: ENDS_MS });
       expect(readRuntime(dataDir.data)).not.toBeNull();
+      const { apiKey, portalId } = welcomeOf(service.stdout())!;
+      const bank = createSimulatorControl(runtimeOf(dataDir).simulatorUrl, controlKeyOf(dataDir.data));
+      const merchantAccount = `agency-${portalId}`;
+      // The charge is executed at once, and its answer comes late.
+      await bank.arm({ match: { call: 'charge', merchantAccount }, delayAfterMs: 5_000 });
+      const paid = fetch(url + PAYMENTS, {
+        method: 'POST',
+        headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
+        body: JSON.stringify(paymentOf(portalId)),
+      });
+      await eventually(async () => (await bank.truth()).some((made) => made.merchantAccount === merchantAccount), { timeoutMs: ENDS_MS });
       await endsWith('SIGTERM', service);
+      expect((await paid).status).toBe(200);
       expect(readRuntime(dataDir.data)).toBeNull();
     },
     TEST_MS,
