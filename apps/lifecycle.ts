@@ -6,6 +6,7 @@ import { Unavailable } from '#eventstore';
 import { type Config, ConfigError, createLogger, type Logger, maskedLines, NotOurs, readConfig, DatabaseUnavailable } from '#platform';
 import type { Health, HealthReport } from './health.js';
 import { refuseMemoryDumps, takeInspectorSignal } from './memory-guard.js';
+import { whenNpmIsGone } from './npm-parent.js';
 
 /** At a stop, requests in flight may take this long. Their own deadline is 28 s. */
 const DRAIN_MS = 35_000;
@@ -75,7 +76,8 @@ export interface StartOptions {
 }
 
 /**
- * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal). If the start fails, the
+ * Runs a role: reads the configuration, starts the role, and stops it on SIGTERM, SIGINT or SIGHUP (a closed terminal), or when the
+ * npm that runs it has ended. If the start fails, the
  * process prints one line and ends with code 1. A second signal, or a shutdown of more than 50 s, ends the process at once.
  *
  * With {@link SUPERVISED}, the role ends only if its parent sends SIGTERM or is gone. It ignores Ctrl-C, because the parent stops its children in
@@ -121,6 +123,7 @@ export const runRole = (name: string, start: (config: Config, log: Logger, optio
     process.on('SIGTERM', () => stop(0));
     for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, () => supervised || stop(0));
     if (supervised) process.on('disconnect', () => stop(0));
+    else whenNpmIsGone(() => stopping || stop(0));
     // After an uncaught error, the state of the process cannot be trusted. The process finishes the requests in flight and ends.
     for (const fault of ['unhandledRejection', 'uncaughtException'] as const)
       process.on(fault, (error: unknown) => {

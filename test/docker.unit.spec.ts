@@ -59,8 +59,12 @@ const knownNames = (() => {
   return names;
 })();
 const isKnown = (name: string) => knownNames.has(name) || name.startsWith('NODE_');
-/** The script file in a `node` command. */
-const scriptOf = (command: readonly string[]) => command.find((part) => part.endsWith('.js'))!;
+/** The role in a `payfold run` command. */
+const roleOf = (command: readonly string[]) => {
+  expect(command.slice(0, -1)).toEqual(['node', 'apps/operator/payfold.mjs', 'run']);
+  return command.at(-1)!;
+};
+const isBuilt = (role: string) => existsSync(join(ROOT, `dist/apps/${role}/main.js`));
 const config = (name: string) => readConfig({ ...imageEnvironment, ...compose.services[name]!.environment });
 const secondsOf = (period: string) => Number(/^(\d+)s$/.exec(period)![1]);
 
@@ -108,7 +112,7 @@ describe('the image', () => {
     expect(copied).toContain(`./${bin.payfold}`);
     for (const { text } of dockerfile.filter(({ name, text }) => name === 'COPY' && text.startsWith('--from')))
       expect([text, existsSync(join(ROOT, text.split(' ').at(-2)!.replace('/app/', '')))]).toEqual([text, true]);
-    expect(existsSync(join(ROOT, scriptOf(JSON.parse(one('CMD')) as string[])))).toBe(true);
+    expect(isBuilt(roleOf(JSON.parse(one('CMD')) as string[]))).toBe(true);
   });
 
   test('leaves host builds, data and history out of the context', () => {
@@ -135,14 +139,11 @@ describe('the image', () => {
 
 describe('the compose file', () => {
   test('has each role once, and no other of ours', () => {
-    expect(ours.map(([name, { command }]) => [name, scriptOf(command!)]).sort()).toEqual(
-      ['api', 'simulator', 'worker'].map((role) => [role, `dist/apps/${role}/main.js`]),
-    );
+    expect(ours.map(([name, { command }]) => [name, roleOf(command!)]).sort()).toEqual(['api', 'simulator', 'worker'].map((role) => [role, role]));
   });
 
   test.each(ours)('%s: its command is built, its environment is known and valid', (_, { command, environment, build }) => {
-    expect(command![0]).toBe('node');
-    expect(existsSync(join(ROOT, scriptOf(command!)))).toBe(true);
+    expect(isBuilt(roleOf(command!))).toBe(true);
     expect(existsSync(join(ROOT, 'docker', build!.context, build!.dockerfile))).toBe(true);
     expect(Object.keys(environment!).filter((name) => !isKnown(name))).toEqual([]);
     // YAML also has numbers and booleans, but environment values must be strings.

@@ -10,6 +10,7 @@ import { decimal } from '#kernel';
 import type { PaymentView } from '#payments';
 import { openContext } from '../operator/context.js';
 import { readRuntime } from '../data-dir.js';
+import { whenNpmIsGone } from '../npm-parent.js';
 import { Partner } from './partner.js';
 import { Random, requestFor, SERVICES, type Plan } from './city.js';
 
@@ -254,6 +255,8 @@ const inParallel = async <T>(name: string, items: readonly T[], concurrency: num
   bar.stop();
 };
 
+// SIGTERM has its effect of that moment: while a context is open, the listener of the context closes it first.
+whenNpmIsGone(() => process.kill(process.pid, 'SIGTERM'));
 main().then(
   (code) => (process.exitCode = code),
   (error: unknown) => {

@@ -12,6 +12,7 @@ import { addLog } from './log.js';
 import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
+import { addRun } from './run.js';
 import { addSettlement } from './settlement.js';
 import { addUpgrade } from './upgrade.js';
 import { addWebhooks } from './webhooks.js';
@@ -47,6 +48,7 @@ const stores = new Terminal(async (command) => (await import('./upgrade-context.
 addUpgrade(program, stores);
 addLog(program, stores, terminal);
 addKeyfile(program);
+addRun(program);
 
 // Each write reports its own error. Without this listener, a closed pipe would end the process during its work.
 process.stdout.on('error', () => undefined);

@@ -1,6 +1,7 @@
 /** The role `simulator`: the sandbox card processor as a process. Prints one JSON line when it listens. */
 import { join } from 'node:path';
 import { ConfigError, createLogger, NotOurs, readConfig } from '#platform';
+import { whenNpmIsGone } from '../npm-parent.js';
 import { startSimulator } from './server.js';
 import { StoreRefused } from './store.js';
 
@@ -22,6 +23,7 @@ const run = async (): Promise<void> => {
   // With a parent process (an IPC channel), the simulator ends when the parent ends. It then ignores Ctrl-C and a closed terminal, because the parent
   // still has calls to make.
   process.on('disconnect', stop);
+  whenNpmIsGone(stop);
   for (const signal of ['SIGINT', 'SIGHUP'] as const) process.on(signal, process.connected ? () => undefined : stop);
   process.stdout.write(`${JSON.stringify({ ready: 'simulator', url: simulator.url, pid: process.pid })}\n`);
 };

@@ -5,6 +5,7 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { checkoutUnfinishedModel } from '#checkout';
 import { timestamp } from '#kernel';
+import { recordSettlements } from '#settlement';
 import {
   CARD_FORM,
   checkoutPortal,
@@ -676,6 +677,16 @@ describe('the guard of every route', () => {
     const [first, second] = [await told(one, id, 'done'), await told(one, id, 'done')];
     expect([second.checkout_id, second.payment_id]).toEqual([first.checkout_id, first.payment_id]);
     expect(await events(id)).toEqual(['CheckoutStarted', 'AttemptStarted', 'CheckoutPaid']);
+  });
+  test('the receipt says when the bank did not send the money (C73)', async () => {
+    const { one, id } = await begun();
+    await one.pay(id, { card_number: CARD.settlementRejected });
+    const receipt = async () => textOf((await one.open(`/checkout/${id}/receipt`)).text);
+    const said = 'The bank did not send this money to the agency. Please contact the agency.';
+    expect(await receipt()).not.toContain(said);
+    await service.simulator.closeBatches();
+    await recordSettlements(service.services.settlement, AbortSignal.timeout(20_000));
+    expect(await receipt()).toContain(said);
   });
   test('cancelled: stays so, and leads back the same way', async () => {
     const { one, id } = await begun();
