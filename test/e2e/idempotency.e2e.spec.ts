@@ -213,7 +213,7 @@ describe('rule 4: after a 5xx on create the key stays reserved', () => {
       const again = await client.create(body, { key, instance: 1 });
       expect([again.status, again.details]).toEqual([409, { code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED', id: first.details!.id }]);
       // The message never invites a second charge (C74).
-      expect(again.message).toBe(`Read payment ${first.details!.id}. Charge again with a new key only if it reads failed or voided.`);
+      expect(again.message).toBe(`Read payment ${first.details!.id as string}. Charge again with a new key only if it reads failed or voided.`);
       expect(replayed(again)).toBeUndefined();
     };
     await expectReserved();
