@@ -51,6 +51,16 @@ const payfold = async <T>(dataDir: DataDir, env: Environment, ...args: string[])
   return JSON.parse(stdout) as T;
 };
 
+type Shown = Readonly<Record<string, unknown>>;
+/** Fields that releases have added to a payment. */
+const ADDED: readonly string[] = ['settlement'];
+/** The answer without the fields that were added after the release that gave `then`. Everything else must keep its bytes and its order. */
+const asThen = (now: string, then: string): string => {
+  const { data } = JSON.parse(then) as { data: Shown };
+  const { data: shown, ...rest } = JSON.parse(now) as { data: Shown };
+  return JSON.stringify({ ...rest, data: Object.fromEntries(Object.entries(shown).filter(([name]) => name in data || !ADDED.includes(name))) });
+};
+
 describe.each(RELEASES)('the data of release %s', (release) => {
   test('is taken over: every earlier answer, signature and closed period stays the same, and open work goes on', async () => {
     const { folder, expected, dataDir, env, client, simulator } = await takeOver(release);
@@ -73,9 +83,12 @@ describe.each(RELEASES)('the data of release %s', (release) => {
       await eventually(async () => (await fetch(`${api.url}/readyz`)).status === 200, { timeoutMs: 60_000 });
 
       // Payments have the same answers as before, on their own and in the list.
-      for (const [id, text] of Object.entries(expected.payments)) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
-      const list = await get(`${PAYMENTS}?limit=100`);
-      for (const text of Object.values(expected.payments)) expect(list).toContain(JSON.stringify((JSON.parse(text) as { data: object }).data));
+      const { payments } = (JSON.parse(await get(`${PAYMENTS}?limit=100`)) as { data: { payments: Shown[] } }).data;
+      for (const [id, text] of Object.entries(expected.payments)) {
+        const now = await get(`${PAYMENTS}/${id}`);
+        expect(asThen(now, text)).toBe(text);
+        expect(payments.find((listed) => listed.id === id)).toEqual((JSON.parse(now) as { data: Shown }).data);
+      }
     } finally {
       simulator.signal('SIGCONT');
     }
@@ -124,7 +137,8 @@ describe.each(RELEASES)('the data of release %s', (release) => {
 
     // `upgrade finish` removes what only the older release needs. The service continues to work.
     await payfold(dataDir, env, 'upgrade', 'finish');
-    for (const [id, text] of Object.entries(expected.payments)) if (id !== expected.open.paymentId) expect(await get(`${PAYMENTS}/${id}`)).toBe(text);
+    for (const [id, text] of Object.entries(expected.payments))
+      if (id !== expected.open.paymentId) expect(asThen(await get(`${PAYMENTS}/${id}`), text)).toBe(text);
   }, 600_000);
 
   test('is taken over in the hour in which it was frozen: the open checkout is paid', async () => {
