@@ -94,6 +94,8 @@ export {
   openAttempts,
   paymentListModel,
   paymentListRow,
+  PAGE_CHARACTERS,
+  pageEnd,
   type PaymentListRows,
   type PaymentPage,
   type PaymentRow,

@@ -36,14 +36,35 @@ export interface PaymentRow {
   readonly payment: Payment;
 }
 
+/** Largest size of the states of one page, in characters of their JSON. 100 ordinary payments have 200 thousand. Without it, one page could have 24 million. */
+export const PAGE_CHARACTERS = 4 * 1_024 * 1_024;
+
+/** How many rows a page holds, of at least one. `states`: the rows that were found, as JSON. */
+export const pageEnd = (states: readonly string[], limit: number): number => {
+  let characters = 0;
+  const end = states.findIndex((state, index) => (characters += state.length) > PAGE_CHARACTERS && index > 0);
+  return Math.min(limit, end < 0 ? states.length : end);
+};
+
+/** A state of which no page has room is not parsed. */
+const AS_TEXT = { getTypeParser: () => (text: string) => text };
+
 /** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */
 export interface PaymentListRows {
   /** The rows that exist, in any order. */
   read(paymentIds: readonly string[]): Promise<PaymentRow[]>;
   /** Writes rows. An existing row with the same or a later revision stays. Throws for a payment that must have no row. */
   write(rows: readonly PaymentRow[]): Promise<void>;
-  /** Rows of an account, newest first. Among equal times, the higher id comes first. `after`: the last row of the page before. */
-  page(accountId: string, filters: ListFilters, after: PagePlace | null, limit: number): Promise<Pick<PaymentRow, 'paymentId' | 'payment'>[]>;
+  /**
+   * Rows of an account, newest first. Among equal times, the higher id comes first. `after`: the last row of the page before. A page ends after `limit`
+   * rows, or after {@link PAGE_CHARACTERS}, but has at least one row. `hasMore`: further rows follow.
+   */
+  page(
+    accountId: string,
+    filters: ListFilters,
+    after: PagePlace | null,
+    limit: number,
+  ): Promise<{ readonly rows: readonly Pick<PaymentRow, 'paymentId' | 'payment'>[]; readonly hasMore: boolean }>;
 }
 
 /** Folds events into `rows`, which holds the earlier rows. Skips events that are applied already. */
@@ -193,12 +214,19 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
   },
 
   page: async (accountId, filters, after, limit) => {
-    const { text, values } = placesQuery(accountId, filters, after && { ...after, createdAt: new Date(after.createdAt).toISOString() }, limit);
-    const { rows } = await db.query<{ payment_id: string; state: Payment }>(
-      `select l.payment_id, l.state from (${text}) as page join payment_list l using (payment_id) order by page.created_at desc, page.payment_id desc`,
+    const { text, values } = placesQuery(accountId, filters, after && { ...after, createdAt: new Date(after.createdAt).toISOString() }, limit + 1);
+    const { rows: found } = await db.query<{ payment_id: string; state: string }>({
+      text: `select l.payment_id, l.state from (${text}) as page join payment_list l using (payment_id)
+             order by page.created_at desc, page.payment_id desc`,
       values,
+      types: AS_TEXT,
+    });
+    const end = pageEnd(
+      found.map(({ state }) => state),
+      limit,
     );
-    return rows.map((row) => ({ paymentId: row.payment_id, payment: row.state }));
+    const rows = found.slice(0, end).map((row) => ({ paymentId: row.payment_id, payment: JSON.parse(row.state) as Payment }));
+    return { rows, hasMore: end < found.length };
   },
 });
 
@@ -306,12 +334,11 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   // Waits until the list shows the events from before the request. If that takes too long, the headers of the answer say so.
   const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
-  const rows = await ports.rows.page(accountId, filters, after, size + 1);
-  const shown = rows.slice(0, size);
-  const last = rows.length > size ? shown.at(-1) : undefined;
+  const { rows, hasMore } = await ports.rows.page(accountId, filters, after, size);
+  const last = hasMore ? rows.at(-1) : undefined;
   return {
     page: {
-      payments: shown.map(({ paymentId, payment }) => {
+      payments: rows.map(({ paymentId, payment }) => {
         if (!isVisible(payment)) throw new Error('a row without a payment');
         return paymentView(paymentId, payment);
       }),

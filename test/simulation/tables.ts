@@ -4,7 +4,7 @@
  */
 import type { IntakeRow, IntakeRows, UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
-import { paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
+import { pageEnd, paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
 import { DatabaseUnavailable, StatementTimeout } from '#platform';
 import { WebhookTables } from './deliveries.js';
 import { type Process, Rng, type Simulator } from './simulator.js';
@@ -344,16 +344,27 @@ export const simulatedListRows = ({ list }: Tables, run: Run): PaymentListRows =
       });
     },
 
-    page: (_, accountId, { portalId, status, from, to }, after, limit) =>
-      [...list.values()]
+    page: (_, accountId, { portalId, status, from, to }, after, limit) => {
+      const found = [...list.values()]
         .filter((row) => row.accountId === accountId)
         .map((row) => ({ ...row, at: Date.parse(row.createdAt) }))
         .filter((row) => (portalId === null || row.portalId === portalId) && (status === null || row.status === status))
         .filter((row) => (from === null || row.at >= from) && (to === null || row.at < to))
         .filter((row) => after === null || row.at < after.createdAt || (row.at === after.createdAt && row.paymentId < after.id))
         .sort((a, b) => b.at - a.at || (a.paymentId < b.paymentId ? 1 : -1))
-        .slice(0, limit)
-        .map(({ paymentId, state }) => ({ paymentId, payment: JSON.parse(state) as PaymentRow['payment'] })),
+        .slice(0, limit + 1);
+      const rows = found.slice(
+        0,
+        pageEnd(
+          found.map(({ state }) => state),
+          limit,
+        ),
+      );
+      return {
+        rows: rows.map(({ paymentId, state }) => ({ paymentId, payment: JSON.parse(state) as PaymentRow['payment'] })),
+        hasMore: rows.length < found.length,
+      };
+    },
   });
 
 export const simulatedUnfinishedRows = ({ unfinished }: Tables, run: Run): UnfinishedRows =>

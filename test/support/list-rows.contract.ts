@@ -9,6 +9,7 @@ import { fold } from '#kernel';
 import {
   type ListFilters,
   NO_FILTERS,
+  PAGE_CHARACTERS,
   payment as decider,
   type PaymentEvent,
   type PaymentListRows,
@@ -47,7 +48,8 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
     });
     afterAll(() => ground.close());
 
-    const all = (accountId: string, filters: Partial<ListFilters> = {}) => ground.rows.page(accountId, { ...NO_FILTERS, ...filters }, null, 100);
+    const all = async (accountId: string, filters: Partial<ListFilters> = {}) =>
+      (await ground.rows.page(accountId, { ...NO_FILTERS, ...filters }, null, 100)).rows;
 
     test('come back as they were written, to the byte', async () => {
       const rows = HISTORIES.map(([, facts]) => rowOf([initiated(feeless), ...facts(feeless, AT)]));
@@ -85,6 +87,28 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
       expect(await ground.rows.read([good.paymentId, bad.paymentId])).toEqual([]);
     });
 
+    test('a page of large payments ends early, and has at least one', async () => {
+      const accountId = randomUUID();
+      const [line] = feeless.lineItems;
+      const ofSize = (characters: number) =>
+        rowOf([initiated({ ...feeless, accountId, lineItems: [{ ...line!, description: 'x'.repeat(characters) }] })]);
+      const [small, large] = [PAGE_CHARACTERS / 4, PAGE_CHARACTERS + 1];
+      const rows = [small, large, small, small, small, small].map(ofSize);
+      await ground.rows.write(rows);
+      const order = rows.map(({ paymentId }) => paymentId).sort((one, other) => (one < other ? 1 : -1));
+      const [seen, sizes]: [string[], number[]] = [[], []];
+      for (let more = true; more;) {
+        const last = seen.at(-1);
+        const page = await ground.rows.page(accountId, NO_FILTERS, last === undefined ? null : { createdAt: Date.parse(AT), id: last }, 100);
+        seen.push(...page.rows.map(({ paymentId }) => paymentId));
+        sizes.push(page.rows.reduce((sum, { payment }) => sum + JSON.stringify(payment).length, 0));
+        more = page.hasMore;
+      }
+      expect(seen).toEqual(order);
+      expect(sizes.filter((characters) => characters > PAGE_CHARACTERS)).toHaveLength(1);
+      expect(sizes.length).toBeGreaterThan(2);
+    });
+
     test('pages of any size under any filter: the model’s rows, newest first', async () => {
       const accounts = [randomUUID(), randomUUID()];
       const portals = [randomUUID(), randomUUID()];
@@ -116,14 +140,14 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
               .sort((a, b) => b.tick - a.tick || (a.row.paymentId < b.row.paymentId ? 1 : -1));
             const edge = (tick: number | null) => (tick === null ? null : Date.parse(time(tick)));
             const asked = { ...NO_FILTERS, portalId: portal === null ? null : portals[portal]!, status, from: edge(from), to: edge(to) };
-            const seen: Awaited<ReturnType<PaymentListRows['page']>> = [];
-            for (let full = true; full;) {
+            const seen: Pick<PaymentRow, 'paymentId' | 'payment'>[] = [];
+            for (let more = true; more;) {
               const last = seen.at(-1);
               const createdAt = last ? made.find(({ row }) => row.paymentId === last.paymentId)!.tick : 0;
               const page = await ground.rows.page(accounts[account]!, asked, last ? { createdAt: edge(createdAt)!, id: last.paymentId } : null, size);
-              full = page.length === size;
-              expect(page.length).toBeLessThanOrEqual(size);
-              seen.push(...page);
+              more = page.hasMore;
+              expect(page.rows.length).toBeLessThanOrEqual(size);
+              seen.push(...page.rows);
             }
             expect(text(seen)).toEqual(text(expected.map(({ row }) => row)));
           }
