@@ -4,8 +4,8 @@
  *
  * Each process counts by itself, so N processes admit up to N times a limit.
  */
-import { isIP } from 'node:net';
 import type { Clock } from '#kernel';
+import { addressGroup } from '#platform/http';
 
 /** Why the limits for a portal have dropped. */
 export type LoweredBy = 'unsigned intakes' | 'declines';
@@ -121,19 +121,7 @@ export const clientAddress = (socketAddress: string, forwardedFor: string | unde
 /** Some proxies write the port too: `192.0.2.1:4711`, `[2001:db8::1]:4711`. */
 const WITH_PORT = /^(?:\[([^\]]+)\]|([\d.]+))(?::\d+)?$/;
 
-/** An IPv6 address counts by its first 64 bits, since a client may choose the others. An IPv4 address that is written as IPv6 counts as IPv4. */
 const countedAs = (text: string): string => {
   const [, inBrackets, plain] = WITH_PORT.exec(text) ?? [];
-  const address = (inBrackets ?? plain ?? text).replace(/%.*$/, '');
-  if (isIP(address) !== 6) return address;
-  // A URL writes every address in one form, without an IPv4 part.
-  const [head = '', tail] = new URL(`http://[${address}]`).hostname.slice(1, -1).split('::');
-  const [first, last] = [head, tail ?? ''].map((part) => part.split(':').filter((group) => group !== ''));
-  const groups = [...first!, ...Array<string>(8 - first!.length - last!.length).fill('0'), ...last!];
-  if (groups.slice(0, 5).every((group) => group === '0') && groups[5] === 'ffff')
-    return groups
-      .slice(6)
-      .flatMap((group) => [parseInt(group, 16) >> 8, parseInt(group, 16) & 255])
-      .join('.');
-  return `${groups.slice(0, 4).join(':')}::/64`;
+  return addressGroup(inBrackets ?? plain ?? text);
 };

@@ -153,14 +153,21 @@ export class Connection {
   }
 }
 
-/** The address, or the /64 network of an IPv6 address, which one client has for itself. */
+/**
+ * The name under which a client counts: its IPv4 address, or the first 64 bits of its IPv6 address, since a client may choose the others. An IPv4
+ * address that is written as IPv6 counts as IPv4.
+ */
 export const addressGroup = (address: string): string => {
-  if (!isIPv6(address)) return address;
-  const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address)?.[1];
-  if (mapped !== undefined) return mapped;
-  const [left = '', right] = address.split('::');
-  const groups = left === '' ? [] : left.split(':');
-  const last = right === undefined || right === '' ? [] : right.split(':');
-  if (right !== undefined) while (groups.length + last.length < 8) groups.push('0');
-  return [...groups, ...last].slice(0, 4).join(':');
+  const withoutZone = address.replace(/%.*$/, '');
+  if (!isIPv6(withoutZone)) return address;
+  // A URL writes every address in one form, without an IPv4 part.
+  const [head = '', tail = ''] = new URL(`http://[${withoutZone}]`).hostname.slice(1, -1).split('::');
+  const [first, last] = [head, tail].map((part) => part.split(':').filter((group) => group !== ''));
+  const groups = [...first!, ...Array<string>(8 - first!.length - last!.length).fill('0'), ...last!];
+  if (groups.slice(0, 5).every((group) => group === '0') && groups[5] === 'ffff')
+    return groups
+      .slice(6)
+      .flatMap((group) => [parseInt(group, 16) >> 8, parseInt(group, 16) & 255])
+      .join('.');
+  return `${groups.slice(0, 4).join(':')}::/64`;
 };
