@@ -31,7 +31,7 @@ interface Limits {
 
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
 const LOOP_SAMPLE_MS = 50;
-/** Tasks that a decision ends. Tasks about a rejected settlement stay open for ever, so an alarm on their age would never end. */
+/** Tasks that a decision or an acknowledgement ends. */
 const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', ...ACKNOWLEDGED_TASKS];
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 

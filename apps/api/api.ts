@@ -25,7 +25,7 @@ import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPaye
 import { IntakeController } from './payer/intake.controller.js';
 import { PayerPages } from './payer/pages.js';
 import { createRateLimits, type RateLimits } from './payer/rate-limits.js';
-import { SLOTS } from './slots.js';
+import { HandlerWatch, SLOTS } from './slots.js';
 
 export interface ApiParts {
   readonly authentication: AuthenticationDeps;
@@ -147,6 +147,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
       send: (request, reply, status) => pages.failed(request, reply, status),
     }),
   );
+  app.useGlobalInterceptors(new HandlerWatch());
   app.useGlobalGuards(untilBuilt(parts.readModels));
   serveOpenApi(adapter.getInstance<FastifyInstance>(), buildOpenApi(app, publicUrl), { apiDocs: config.apiDocs, publicUrl });
   await app.init();

@@ -2,7 +2,9 @@
  * Slots of this process. Each request of a partner, and each request of a payer as soon as the portal's owner is known, takes one. So the time of the
  * process is shared fairly among accounts (C65).
  */
+import { type CallHandler, type ExecutionContext, Injectable, type NestInterceptor } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
+import { finalize, type Observable } from 'rxjs';
 import type { Lane } from '#kernel';
 import type { Convoy, Slot, Slots, SlotsOptions } from '#platform';
 
@@ -31,10 +33,32 @@ export const LIST_SLOTS = 4;
 /** A body takes one slot more for each full 16 KiB. */
 const BYTES_PER_SLOT = 16 * 1_024;
 
-export type WithSlot = FastifyRequest & { slot?: Slot };
+export type WithSlot = FastifyRequest & {
+  slot?: Slot;
+  /** True while the handler runs. */
+  isHandled?: boolean;
+  /** Called when the handler has ended. */
+  onHandled?: () => void;
+};
+
+/** Tells {@link takeSlot} when the handler of a request begins and ends. */
+@Injectable()
+export class HandlerWatch implements NestInterceptor {
+  intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+    const request = context.switchToHttp().getRequest<WithSlot>();
+    request.isHandled = true;
+    return next.handle().pipe(
+      finalize(() => {
+        request.isHandled = false;
+        request.onHandled?.();
+      }),
+    );
+  }
+}
 
 /**
- * Takes a slot, and then enters the convoy if there is one. Gives both back when the answer is sent or the connection ends. Throws RATE_LIMITED.
+ * Takes a slot, and then enters the convoy if there is one. Gives both back when the answer is sent or the connection ends, but not before the handler
+ * has ended: without its client, a statement still holds its connection. Throws RATE_LIMITED.
  *
  * If the connection ends, the answer to a pipelined request may emit no `close`, but the socket does.
  */
@@ -55,18 +79,24 @@ export const takeSlot = async (
     socket.off('close', end);
     // Without a reason, Node would create a DOMException with a stack trace for every request.
     gone.abort('done');
+    if (request.isHandled && request.slot) request.onHandled = release;
+    else release();
+  };
+  const release = () => {
     request.slot?.release();
     leave?.();
     leave = null;
   };
   response.once('close', end);
   socket.once('close', end);
+  if (response.closed || response.destroyed || socket.destroyed) gone.abort('done');
   try {
     const bytes = Buffer.isBuffer(request.body) ? request.body.length : 0;
     request.slot = await slots.take({ accountId, lane, slots: leastSlots + Math.floor(bytes / BYTES_PER_SLOT) }, MAX_WAIT_MS, { gone: gone.signal });
     if (convoy) leave = await convoy.enter();
   } catch (error) {
     end();
+    release();
     throw error;
   }
   if (gone.signal.aborted || response.closed || response.destroyed || socket.destroyed) end();

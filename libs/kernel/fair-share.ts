@@ -105,6 +105,8 @@ export class FairShare<Request extends SlotRequest> {
 
   private mayWait(account: Account<Request>, lane: Lane): boolean {
     const { waitingAlone, waitingShared } = this.limits;
+    // The first request of an account may always wait, whatever others have waiting.
+    if (!isWaiting(account)) return true;
     const share = this.accounts.size === 1 ? waitingAlone : Math.max(1, Math.floor(waitingShared / this.accounts.size));
     return account.waiting[lane].size < share && this.inAll < waitingAlone + waitingShared;
   }
@@ -142,7 +144,10 @@ const isWaiting = <Request>({ waiting }: Account<Request>): boolean => LANES.som
 
 /** True if a request of this account waits that must be served before a new one of `lane`. */
 const isBehindOthers = <Request>({ waiting }: Account<Request>, lane: Lane): boolean =>
-  waiting[lane].size > 0 || waiting.begun.size > 0 || (lane !== 'begun' && waiting.reversal.size > 0);
+  waiting[lane].size > 0 ||
+  waiting.begun.size > 0 ||
+  (lane !== 'begun' && waiting.reversal.size > 0) ||
+  (lane === 'payer' && waiting.partner.size > 0);
 
 /** The first request of an account in the lanes `begun` and `reversal`. */
 const urgentOf = <Request>({ waiting }: Account<Request>): Request[] => [...first(waiting.begun), ...first(waiting.reversal)].slice(0, 1);
@@ -151,7 +156,8 @@ const urgentOf = <Request>({ waiting }: Account<Request>): Request[] => [...firs
 const ordinaryOf = <Request>({ waiting, last }: Account<Request>): Request[] => {
   if (waiting.begun.size > 0 || waiting.reversal.size > 0) return [];
   const [partner, payer] = [first(waiting.partner), first(waiting.payer)];
-  return last === 'partner' ? [...payer, ...partner] : [...partner, ...payer];
+  // On the partner's turn, payers wait until its request fits. Otherwise their small requests would pass a large one for ever.
+  return last === 'partner' || partner.length === 0 ? [...payer, ...partner] : partner;
 };
 
 const first = <Request>(requests: ReadonlySet<Request>): Request[] => {

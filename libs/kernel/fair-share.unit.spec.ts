@@ -99,6 +99,29 @@ test('a large request waits until it fits, and smaller ones of its account do no
   expect(share.leave(first)).toEqual([large, small]);
 });
 
+test('a large request of the API is not passed for ever by payers’ pages, also while other accounts are busy', () => {
+  const share = new FairShare({ slots: 64, waitingAlone: 4_096, waitingShared: 512 });
+  for (const other of ['B', 'C', 'D', 'E', 'F']) enter(share, many(10, other));
+  const inside: SlotRequest[] = [];
+  const view = () => {
+    const page = of('A', 'payer');
+    if (share.enter(page) === 'admitted') inside.push(page);
+  };
+  for (let page = 0; page < 60; page++) view();
+  const [list, create] = [of('A', 'partner', 4), of('A')];
+  expect(enter(share, [list, create])).toEqual(['waiting', 'waiting']);
+  const admitted = new Set<SlotRequest>();
+  // Each page that ends is followed by a new one.
+  for (let step = 0; step < 200 && !admitted.has(create); step++) {
+    for (const next of share.leave(inside.shift()!)) {
+      admitted.add(next);
+      inside.push(next);
+    }
+    view();
+  }
+  expect([admitted.has(list), admitted.has(create)]).toEqual([true, true]);
+});
+
 describe('any history', () => {
   const step = fc.record({
     account: fc.constantFrom('A', 'B', 'C', 'D'),

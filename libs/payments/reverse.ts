@@ -10,7 +10,7 @@ import type { Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
-import { bounded, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { bounded, duringOf, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { ChargeTxn, Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import {
   attemptOf,
@@ -514,10 +514,12 @@ export const finalizeReference = async (
   const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
   return limit <= 0
     ? cannotTell
-    : bounded(
-        ports.clock,
-        limit,
-        (signal) => gateway.finalize(call, signal),
-        () => cannotTell,
+    : duringOf(ports)(() =>
+        bounded(
+          ports.clock,
+          limit,
+          (signal) => gateway.finalize(call, signal),
+          () => cannotTell,
+        ),
       );
 };

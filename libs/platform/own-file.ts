@@ -1,6 +1,7 @@
 /**
  * Files that only we and the operator may have written: keys, passwords, addresses of processes. Another user of the machine could put a link, a pipe
- * or a file of his own in their place. So nothing is followed, and the owner is checked on the open file.
+ * or a file of his own in their place. So no link in the place of a file is followed, and the owner is checked on the open file. Folders above it are the
+ * operator's.
  */
 import { randomBytes } from 'node:crypto';
 import { closeSync, constants, fstatSync, fsyncSync, openSync, readFileSync, renameSync, rmSync, statSync, type Stats, writeSync } from 'node:fs';

@@ -5,7 +5,7 @@ export interface SlotsOptions extends FairShareLimits {
   readonly refusal: string;
   /** After this time, in seconds, a refused caller may try again. */
   readonly retryAfterSeconds: number;
-  /** If others wait, a slot that is held for longer is taken away: its holder waits for something else. Default: never. */
+  /** If others wait, a single slot that is held for longer is taken away: its holder waits for something else. Default: never. */
   readonly leaseMs?: number;
 }
 
@@ -61,6 +61,7 @@ export class Slots {
    * is no slot in time.
    */
   async take(request: SlotRequest, waitMs: number, { during, gone }: { during?: Waiting; gone?: AbortSignal } = {}): Promise<Slot> {
+    if (gone?.aborted) throw this.refusal();
     const begun = this.clock.monotonic();
     const holder = holderOf(request);
     const entered = this.share.enter(holder);
@@ -68,7 +69,7 @@ export class Slots {
     if (entered === 'admitted') this.lease(holder);
     else {
       const wait = () => this.waited(holder, waitMs, gone);
-      if (!(await (during ? during(wait) : wait()))) throw this.refused('time');
+      if (!(await (during ? during(wait) : wait()))) throw gone?.aborted ? this.refusal() : this.refused('time');
     }
     return this.slotOf(holder, this.clock.monotonic() - begun);
   }
@@ -86,6 +87,7 @@ export class Slots {
   private slotOf(first: Holder, waitedMs: number): Slot {
     let holder = first;
     let isOver = false;
+    let absences = 0;
     return {
       waitedMs,
       release: () => {
@@ -93,11 +95,12 @@ export class Slots {
         this.leave(holder);
       },
       away: async (work) => {
-        this.leave(holder);
+        if (absences++ === 0) this.leave(holder);
         try {
           return await work();
         } finally {
-          if (!isOver) {
+          absences -= 1;
+          if (!isOver && absences === 0) {
             holder = holderOf({ ...first, lane: 'begun' });
             if (this.share.enter(holder) === 'admitted') this.lease(holder);
             else await this.waited(holder, RESUME_MS);
@@ -137,7 +140,8 @@ export class Slots {
   }
 
   private lease(holder: Holder): void {
-    if (this.options.leaseMs === undefined) return;
+    // A request of several slots holds something scarce until its end, for example a connection of a pool.
+    if (this.options.leaseMs === undefined || holder.slots > 1) return;
     holder.since = this.clock.monotonic();
     this.leases.add(holder);
   }
@@ -159,6 +163,10 @@ export class Slots {
 
   private refused(reason: SlotRefusal): ServiceError {
     for (const watcher of this.watchers) watcher(reason);
+    return this.refusal();
+  }
+
+  private refusal(): ServiceError {
     const { refusal, retryAfterSeconds } = this.options;
     return new ServiceError('RATE_LIMITED', refusal, {}, { retryAfterSeconds });
   }

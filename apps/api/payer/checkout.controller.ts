@@ -254,7 +254,12 @@ export class CheckoutController {
   // ----------------------------------------------------------------------------------------------------------------------------------
 
   private async visit(id: string, request: FastifyRequest, reply: FastifyReply): Promise<Visit | null> {
-    const { ports, publicUrl } = this.services;
+    const { ports, publicUrl, limits } = this.services;
+    const seconds = limits.admitPage(this.pages.address(request));
+    if (seconds !== null) {
+      this.pages.tooMany(request, reply, seconds);
+      return null;
+    }
     const session = await ports.sessions.load(id);
     const portal = session && (await ports.directory.portal(session.checkout.terms.portalId));
     if (!session || !portal) {
@@ -270,9 +275,9 @@ export class CheckoutController {
     try {
       await takeSlot(this.services, request, reply, session.checkout.terms.accountId, 'payer');
     } catch (error) {
-      const seconds = retryAfterOf(error);
-      if (seconds === null) throw error;
-      this.pages.tooMany(request, reply, seconds);
+      const wait = retryAfterOf(error);
+      if (wait === null) throw error;
+      this.pages.tooMany(request, reply, wait);
       return null;
     }
     const cookie = cookiesOf(request, publicUrl).find((value) => this.capabilities.holds(id, value)) ?? null;

@@ -13,6 +13,8 @@ export type LoweredBy = 'unsigned intakes' | 'declines';
 export interface RateLimits {
   /** Counts an intake or a submission of an address. Over the limit, does not count it and returns the seconds to wait. null: admitted. */
   admit(address: string): number | null;
+  /** The same for pages, of which an address may have {@link PAGES_PER_REQUEST} times as many. */
+  admitPage(address: string): number | null;
   /**
    * The same for a request at one portal: refuses it only while the limits for this portal are lowered. Intakes with a valid signature are not asked
    * for here.
@@ -36,6 +38,8 @@ export interface RateLimitOptions {
 }
 
 const MINUTE_MS = 60_000;
+/** Pages that an address may open for each intake or submission that it may send. */
+const PAGES_PER_REQUEST = 20;
 /** Lowered limits are this part of the usual ones. */
 const LOWERED_TO = 1 / 10;
 /** The limits for a portal stay lowered for this long after its number was last exceeded, in milliseconds. */
@@ -95,6 +99,7 @@ export const createRateLimits = (options: RateLimitOptions, clock: Pick<Clock, '
 
   return {
     admit: (address) => (perAddress === null ? null : addresses.take(address, perAddress)),
+    admitPage: (address) => (perAddress === null ? null : addresses.take(`page ${address}`, perAddress * PAGES_PER_REQUEST)),
     admitAt: (address, portalId, what) => {
       if (perAddress !== null && isLowered(portalId)) {
         const seconds = addresses.take(`${address} ${portalId}`, Math.max(1, Math.floor(perAddress * LOWERED_TO)));

@@ -34,6 +34,14 @@ test('off: everything is let in', () => {
   expect([limits.lowered(), limits.alarms]).toEqual([0, []]);
 });
 
+test('pages have a number of their own: twenty for each request of an address', () => {
+  const limits = made({ perAddress: 6 });
+  expect(admitted(6, () => limits.admit('a'))).toBe(6);
+  expect(admitted(200, () => limits.admitPage('a'))).toBe(120);
+  expect(limits.admitPage('b')).toBeNull();
+  expect(admitted(10_000, () => made({}).admitPage('a'))).toBe(10_000);
+});
+
 test('so many a minute per address, then as the minute passes', () => {
   const limits = made({ perAddress: 6 });
   expect(admitted(6, () => limits.admit('a'))).toBe(6);

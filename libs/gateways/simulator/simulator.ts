@@ -32,6 +32,7 @@ import {
   type PaymentGateway,
   type PaymentInstrument,
   type Ref,
+  GATEWAY_SLOTS,
   type ReferenceCall,
   type RejectionReason,
   type ReversalTxn,
@@ -40,11 +41,10 @@ import {
 } from '#payments';
 import { exchange, type Exchange } from '../transport/exchange.js';
 
-/**
- * More than the slots of partners, recovery and staff together. The rest is for batches and look-ups. If all connections are in use, a call waits for a
- * free one until its deadline.
- */
-const MAX_CONNECTIONS = 224;
+/** Connections for batches and look-ups, which take no slot. */
+const OTHER_CONNECTIONS = 16;
+/** Every slot has its connection. If all connections are in use, a call waits for a free one until its deadline. */
+const MAX_CONNECTIONS = GATEWAY_SLOTS.partners.slots + GATEWAY_SLOTS.house.slots + OTHER_CONNECTIONS;
 /** The simulator closes idle connections after 65 s. We close them earlier: if a connection closes during a request, the outcome is unknown. */
 const IDLE_CONNECTION_MS = 15_000;
 const MAX_RAW_CHARACTERS = 200;

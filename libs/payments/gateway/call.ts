@@ -1,6 +1,7 @@
 /** Calls a gateway within the time limits of C42. */
 import { type LogGate, type Position, StoreIncident, Unavailable } from '#eventstore';
 import { type Clock, type Deadline, within } from '#kernel';
+import type { Waiting } from '#platform';
 import type { HoldsKey } from '../keys/key-store.js';
 import type { Outcome } from './gateway.js';
 
@@ -15,6 +16,8 @@ const LAST_WORD_MS = 250;
 export interface CallPorts {
   readonly clock: Clock;
   readonly ownLog: LogGate;
+  /** Surrounds each wait for a gateway or for a slot. Default: nothing. */
+  readonly during?: Waiting;
 }
 
 /**
@@ -34,8 +37,11 @@ export const callGateway = async <T>(
     return { kind: 'not_processed', answered: false, raw: 'the event store or the key could not be checked' };
   const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
   if (limit < MIN_CALL_MS) return { kind: 'not_processed', answered: false, raw: 'no time left to call the gateway' };
-  return bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' }));
+  return duringOf(ports)(() => bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' })));
 };
+
+/** What surrounds the wait for a gateway. It must not count as time of the call: an answer in time counts, also if what follows takes longer. */
+export const duringOf = ({ during }: Pick<CallPorts, 'during'>): Waiting => during ?? ((wait) => wait());
 
 /**
  * The ports of a request with a key. Before its first call they ask whether the key still belongs to the request.

@@ -5,7 +5,6 @@
 import type { Clock, Deadline, Lane } from '#kernel';
 import { type Slot, Slots, type SlotsOptions, type Waiting } from '#platform';
 import { GATEWAY_CALL_MS, MIN_CALL_MS, REQUEST_DEADLINE_MS } from './call.js';
-import type { Gateways } from './gateway.js';
 
 export interface GatewaySlotLimits {
   readonly partners: SlotsOptions;
@@ -13,8 +12,7 @@ export interface GatewaySlotLimits {
 }
 
 /**
- * The limits for each gateway. Of 192 slots, one account alone gets 153, and its payers' pages alone get 128. More than 4,096 requests of one client
- * do not reach this process at once.
+ * The limits for each gateway. Of 192 slots, one account alone gets 153, and its payers' pages alone get 128.
  */
 export const GATEWAY_SLOTS: GatewaySlotLimits = {
   partners: {
@@ -88,28 +86,5 @@ export class GatewaySlots {
  * The ports of a request that holds a slot of this process. It gives the slot back while it waits for the gateway, so that slow cards take no time of
  * the process.
  */
-export const awayAtGateway = <Ports extends { readonly gateways: Gateways; readonly during?: Waiting }>(
-  ports: Ports,
-  slot: Slot | undefined,
-): Ports => {
-  if (!slot) return ports;
-  const { gateways } = ports;
-  return {
-    ...ports,
-    during: (wait) => slot.away(wait),
-    gateways: {
-      find: (account) => {
-        const gateway = gateways.find(account);
-        return (
-          gateway && {
-            ...gateway,
-            charge: (call, signal) => slot.away(() => gateway.charge(call, signal)),
-            void: (call, signal) => slot.away(() => gateway.void(call, signal)),
-            refund: (call, signal) => slot.away(() => gateway.refund(call, signal)),
-            finalize: (call, signal) => slot.away(() => gateway.finalize(call, signal)),
-          }
-        );
-      },
-    },
-  };
-};
+export const awayAtGateway = <Ports extends { readonly during?: Waiting }>(ports: Ports, slot: Slot | undefined): Ports =>
+  slot ? { ...ports, during: (wait) => slot.away(wait) } : ports;

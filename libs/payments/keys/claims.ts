@@ -110,8 +110,8 @@ export class ClaimsGate implements Claims {
   private written = '';
   /** The number of times that this process closed its claims, for a loss or a restart. */
   private closings = 0;
-  /** Aborted when claims are closed, so that they are opened again as soon as possible. */
-  private closing = new AbortController();
+  /** Ends the pause before the next look. */
+  private wake = new AbortController();
   /** True while a loss that this process noticed is not recorded in the database. */
   private untold = false;
   /** The newest notice in the database when this process opened its claims. */
@@ -144,6 +144,7 @@ export class ClaimsGate implements Claims {
 
   async stop(): Promise<void> {
     this.stopped.abort();
+    this.wake.abort();
     await this.running?.done;
   }
 
@@ -154,14 +155,14 @@ export class ClaimsGate implements Claims {
     const timer = new AbortController();
     void clock.sleep(START_WAIT_MS, timer.signal).then(begun);
     while (!signal.aborted) {
-      this.closing = new AbortController();
+      this.wake = new AbortController();
       await this.look().catch((error: unknown) => this.report('the keys cannot be compared with the log', { err: error }, 'warn'));
       if (this.isOpen || clock.monotonic() >= until) {
         begun();
         timer.abort();
       }
       await this.keepPlace().catch((error: unknown) => this.report('the place of the database could not be kept', { err: error }, 'warn'));
-      await clock.sleep(this.isOpen ? lookEveryMs.open : lookEveryMs.closed, AbortSignal.any([signal, this.closing.signal]));
+      await clock.sleep(this.isOpen ? lookEveryMs.open : lookEveryMs.closed, this.wake.signal);
     }
     begun();
     timer.abort();
@@ -206,7 +207,8 @@ export class ClaimsGate implements Claims {
   private close(): void {
     this.isOpen = false;
     this.closings += 1;
-    this.closing.abort();
+    // Claims are to be opened again as soon as possible.
+    this.wake.abort();
   }
 
   /** Opens claims if that is safe now. Closes them if another process has noticed that the database went back. */
@@ -292,7 +294,7 @@ export const placeFile = (folder: string): KeptPlace => {
     },
     write: async (place) => {
       await mkdir(folder, { recursive: true, mode: 0o700 });
-      await writeFile(`${file}.${pid}`, JSON.stringify(place), { mode: 0o600 });
+      await writeFile(`${file}.${pid}`, JSON.stringify(place), { mode: 0o600, flush: true });
       await rename(`${file}.${pid}`, file);
     },
   };

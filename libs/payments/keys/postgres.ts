@@ -75,7 +75,7 @@ export const idempotencyMigrations: readonly Migration[] = [
   },
   {
     name: '0052-idempotency-random-fence',
-    // A sequence goes back with its database and would give a fence twice. 60 random bits never do.
+    // A sequence goes back with its database and would give a fence twice. 59 random bits never do.
     sql: `alter table idempotency_key alter column fence set default
       (('x' || translate(left(gen_random_uuid()::text, 18), '-', ''))::bit(64)::bigint & 9223372036854775807)`,
   },

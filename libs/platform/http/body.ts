@@ -13,12 +13,28 @@ const MAX_PIECES = 4_096;
 /** Seconds after which a client may send a body again that found no memory. */
 const RETRY_SECONDS = 1;
 
-/** Reads the body of a POST into `request.body`, as a Buffer. No other method has a body that counts. */
-export const receiveBody = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+/**
+ * Reads the body of a POST into `request.body`, as a Buffer. No other method has a body that counts. `isStranger`: the request has no credentials. A
+ * large body counts in the limits of {@link Connections} until its request is answered.
+ */
+export const receiveBody = async (request: FastifyRequest, reply: FastifyReply, { isStranger = false } = {}): Promise<void> => {
   if (request.method !== 'POST' || !hasBody(request.raw)) return;
   // The client waits for its credentials to be checked.
   if (request.headers.expect !== undefined) reply.raw.writeContinue();
-  request.body = await bytesOf(request.raw);
+  const { raw: response } = reply;
+  const { socket } = request.raw;
+  const { bytes, counted } = await bytesOf(request.raw, isStranger);
+  request.body = bytes;
+  if (counted === 0) return;
+  // If the connection ends, the answer to a pipelined request may emit no `close`, but the socket does.
+  const giveBack = () => {
+    response.off('close', giveBack);
+    socket.off('close', giveBack);
+    connectionOf(request.raw).takeForBody(-counted, isStranger);
+  };
+  if (response.closed || socket.destroyed) return giveBack();
+  response.once('close', giveBack);
+  socket.once('close', giveBack);
 };
 
 /** The body that {@link receiveBody} has read. Empty: the request has none. */
@@ -32,7 +48,7 @@ export const receivedBody = ({ body, method, raw }: FastifyRequest): Buffer => {
 export const bodyGuard: CanActivate = {
   canActivate: async (context: ExecutionContext) => {
     const http = context.switchToHttp();
-    await receiveBody(http.getRequest<FastifyRequest>(), http.getResponse<FastifyReply>());
+    await receiveBody(http.getRequest<FastifyRequest>(), http.getResponse<FastifyReply>(), { isStranger: true });
     return true;
   },
 };
@@ -51,7 +67,7 @@ const noMemory = ({ headers }: IncomingMessage): ServiceError =>
   );
 
 /** Copies the body into one buffer. A list of the pieces would take many times the memory of a body that comes byte by byte. */
-const bytesOf = (raw: IncomingMessage): Promise<Buffer> =>
+const bytesOf = (raw: IncomingMessage, isStranger: boolean): Promise<{ readonly bytes: Buffer; readonly counted: number }> =>
   new Promise((resolve, reject) => {
     const { takeForBody } = connectionOf(raw);
     const announced = Number(raw.headers['content-length'] ?? MAX_BODY_BYTES);
@@ -59,12 +75,10 @@ const bytesOf = (raw: IncomingMessage): Promise<Buffer> =>
     let length = 0;
     let pieces = 0;
     let counted = 0;
-    const stop = () => {
-      raw.off('data', take).off('end', end).off('close', cut);
-      takeForBody(-counted);
-    };
+    const stop = () => void raw.off('data', take).off('end', end).off('close', cut);
     const refuse = (error: ServiceError) => {
       stop();
+      takeForBody(-counted, isStranger);
       reject(error);
     };
     const take = (piece: Buffer) => {
@@ -74,7 +88,7 @@ const bytesOf = (raw: IncomingMessage): Promise<Buffer> =>
       if (pieces > MAX_PIECES) return refuse(new ServiceError('VALIDATION_ERROR', `The body has more than ${MAX_PIECES} pieces.`));
       if (needed > bytes.length) {
         const larger = Math.min(announced, Math.max(needed, 2 * bytes.length));
-        if (!takeForBody(larger - bytes.length)) return refuse(noMemory(raw));
+        if (!takeForBody(larger - bytes.length, isStranger)) return refuse(noMemory(raw));
         counted += larger - bytes.length;
         bytes = Buffer.concat([bytes.subarray(0, length)], larger);
       }
@@ -83,7 +97,7 @@ const bytesOf = (raw: IncomingMessage): Promise<Buffer> =>
     };
     const end = () => {
       stop();
-      resolve(bytes.subarray(0, length));
+      resolve({ bytes: bytes.subarray(0, length), counted });
     };
     const cut = () => refuse(new ServiceError('VALIDATION_ERROR', 'The body did not arrive.'));
     if (raw.destroyed) return cut();

@@ -13,9 +13,11 @@ const MAX_UNANSWERED = 2;
 const HEAD_END = '\r\n\r\n';
 /** Milliseconds in which a client can read the last answer. If a socket is closed with unread bytes, the client may lose the answer. */
 const LINGER_MS = 2_000;
-/** Bytes of all bodies that are being received, and of those from one address. */
+/** Bytes of all bodies whose requests are not answered, and of those from one address. */
 const MAX_BODIES_BYTES = 64 * 1024 * 1024;
 const MAX_BODIES_PER_ADDRESS_BYTES = 16 * 1024 * 1024;
+/** Bytes of all bodies that come without credentials. So strangers leave memory for the bodies of partners. */
+const MAX_BODIES_OF_STRANGERS_BYTES = 16 * 1024 * 1024;
 const NOTHING = Buffer.alloc(0);
 
 /** What comes from one address. */
@@ -33,6 +35,7 @@ export const connectionOf = ({ socket }: Pick<IncomingMessage, 'socket'>): Conne
 export class Connections {
   private readonly peers = new Map<string, Peer>();
   private bodyBytes = 0;
+  private strangersBytes = 0;
 
   /** `perAddress`: the number of connections from one address. null: no limit, because all clients come through a proxy. */
   constructor(private readonly perAddress: number | null) {}
@@ -41,7 +44,7 @@ export class Connections {
   add(socket: Socket, refusal: string): void {
     const address = addressGroup(socket.remoteAddress ?? '');
     const peer = this.peers.get(address) ?? { connections: 0, bodyBytes: 0 };
-    const connection = new Connection(socket, (bytes) => this.takeForBody(peer, bytes));
+    const connection = new Connection(socket, (bytes, isStranger) => this.takeForBody(peer, bytes, isStranger));
     connections.set(socket, connection);
     if (this.perAddress !== null && peer.connections >= this.perAddress) return connection.turnAway(refusal);
     peer.connections += 1;
@@ -52,11 +55,13 @@ export class Connections {
     });
   }
 
-  private takeForBody(peer: Peer, bytes: number): boolean {
+  private takeForBody(peer: Peer, bytes: number, isStranger: boolean): boolean {
     if (bytes > 0 && this.bodyBytes + bytes > MAX_BODIES_BYTES) return false;
+    if (bytes > 0 && isStranger && this.strangersBytes + bytes > MAX_BODIES_OF_STRANGERS_BYTES) return false;
     if (bytes > 0 && this.perAddress !== null && peer.bodyBytes + bytes > MAX_BODIES_PER_ADDRESS_BYTES) return false;
     this.bodyBytes += bytes;
     peer.bodyBytes += bytes;
+    if (isStranger) this.strangersBytes += bytes;
     return true;
   }
 }
@@ -76,7 +81,7 @@ export class Connection {
   /** `takeForBody` counts memory for a body, or gives it back if the number is negative. It returns false if a limit is reached. */
   constructor(
     private readonly socket: Socket,
-    readonly takeForBody: (bytes: number) => boolean,
+    readonly takeForBody: (bytes: number, isStranger: boolean) => boolean,
   ) {
     // Node's listener gives the bytes to its parser. Ours takes its place.
     [this.parse] = socket.listeners('data') as [(bytes: Buffer) => void];
