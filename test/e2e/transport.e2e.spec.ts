@@ -85,6 +85,7 @@ describe('paths and methods', () => {
     '/API/partner/v1/payments',
     '/api/partner/v2/payments',
     '/favicon.ico',
+    '/openapi.yaml',
     '//',
     '/api/v1/payer/nothing',
     `${PAYMENTS}%2f`,
