@@ -10,7 +10,7 @@ const below = (folder: string, ends: RegExp): string[] =>
     .map((name) => join(folder, name))
     .filter((path) => ends.test(path));
 
-const DOCS = ['README.md', 'CONTRIBUTING.md', ...below('docs', /\.md$/)];
+const DOCS = ['README.md', 'CONTRIBUTING.md', 'SECURITY.md', ...below('docs', /\.md$/)];
 const CODE = [
   'eslint.config.mjs',
   'jest.config.mjs',
@@ -89,6 +89,9 @@ test.each(DOCS)('%s cites only existing passages', (path) => {
     return !leads(file === '' ? path : normalize(join(dirname(path), file!)), anchor);
   });
   expect(dead).toEqual([]);
+  if (path.startsWith('docs/decisions/')) return; // A record names the files of its time.
+  const named = [...text.matchAll(/`((?:apps|bench|docker|docs|examples|libs|test)\/[\w./-]+\.\w+)`/g)].map(([, file]) => file!);
+  expect(named.filter((file) => !leads(file, undefined))).toEqual([]);
 });
 
 /** The rulings that docs/contract.md must contain. */

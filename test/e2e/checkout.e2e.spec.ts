@@ -366,6 +366,15 @@ describe('intake', () => {
       'VALIDATION_ERROR',
     );
   });
+
+  test('a signed form without nonce and exp starts another checkout at each post, and pays for none', async () => {
+    const fields = signedFields(portal.signingSecret, 'intake', INTAKE_ADDRESS, intakeOf(portal));
+    const before = await charges();
+    const replies = await Promise.all(Array.from({ length: 3 }, () => payer().intake(fields)));
+    for (const { location } of replies) expect(location).toMatch(/^\/checkout\/cs_/);
+    expect(new Set(replies.map(({ location }) => location)).size).toBe(3);
+    expect(await charges()).toBe(before);
+  });
 });
 
 describe('launch link', () => {

@@ -85,6 +85,7 @@ describe('paths and methods', () => {
     '/API/partner/v1/payments',
     '/api/partner/v2/payments',
     '/favicon.ico',
+    '/openapi.yaml',
     '//',
     '/api/v1/payer/nothing',
     `${PAYMENTS}%2f`,
@@ -322,6 +323,16 @@ describe('headers of every answer', () => {
     }
     expect(drawn.size).toBe(9);
   });
+
+  test.each(['/checkout/error', '/%63heckout/error', 'http://test/checkout/error', 'HTTP://other.test/%63heckout/error'])(
+    'a page of hosted checkout has its headers, and no HEAD, in every spelling of its address: %s',
+    async (target) => {
+      const page = await raw(head('GET', target, ['connection: close']));
+      expect([page.status, page.headers['x-frame-options']]).toEqual([200, 'DENY']);
+      expect(page.headers['content-security-policy']).toMatch(/^default-src 'none'; .*frame-ancestors 'none'$/);
+      expect((await raw(head('HEAD', target, ['connection: close']))).status).toBe(405);
+    },
+  );
 
   test('no-store, nosniff, charset, and nothing about the software', async () => {
     const { id } = await client.created(paymentOf(portal));
