@@ -7,15 +7,16 @@ import { type Json, ServiceError } from '#kernel';
 import {
   isVisible,
   listPlaces,
-  payment as decider,
+  PAGE_CHARACTERS,
   type Payment,
-  paymentStream,
+  payment as decider,
+  paymentEvents,
   type PaymentStatus,
+  paymentStream,
   paymentView,
   type PaymentView,
-  statusOf,
-  paymentEvents,
   shownEvent,
+  statusOf,
 } from '#payments';
 import type { Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
@@ -156,7 +157,7 @@ const LOOK_AT = 250;
 /**
  * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
  * and a status at an earlier time is requested.
- * `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
+ * It also ends after {@link PAGE_CHARACTERS}. `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
  */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
@@ -170,6 +171,7 @@ export const listAsOf = async (
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
   const places = await listPlaces(db, accountId, filters, after, size);
   const payments: PaymentThen['payment'][] = [];
+  let characters = 0;
   for (let from = 0; from < places.length; from += LOOK_AT) {
     const some = places.slice(from, from + LOOK_AT);
     const streams = await readStreams(
@@ -179,8 +181,10 @@ export const listAsOf = async (
     for (const [index, place] of some.entries()) {
       const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
       if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
-      payments.push({ ...paymentView(place.id, payment), accountId: payment.terms.accountId });
-      if (payments.length === limit) return { payments, next: place };
+      const shown = { ...paymentView(place.id, payment), accountId: payment.terms.accountId };
+      payments.push(shown);
+      characters += JSON.stringify(shown).length;
+      if (payments.length === limit || characters > PAGE_CHARACTERS) return { payments, next: place };
     }
   }
   return { payments, next: places.length < size ? null : places.at(-1)! };
