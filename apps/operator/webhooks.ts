@@ -3,7 +3,7 @@
  * disputes.
  */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { ServiceError } from '#kernel';
+import { parseUrl, ServiceError } from '#kernel';
 import type { AttemptRow, DeliveryRow, DeliveryState, Endpoint, Endpoints, EndpointSecret, Forwarded, StaffDeps } from '#webhooks';
 import type { Context } from './context.js';
 import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wantsJson, personName } from './terminal.js';
@@ -317,7 +317,7 @@ const deliveryName = (text: string): string => {
 
 /** Accepts only addresses of this machine: the body is sent unencrypted. */
 const localUrl = (text: string): URL => {
-  const url = URL.canParse(text) ? new URL(text) : null;
+  const url = parseUrl(text);
   if (url?.protocol !== 'http:' || !/^(localhost|\[::1\]|127\.\d+\.\d+\.\d+)$/.test(url.hostname))
     throw new InvalidArgumentError('It must be an http URL on this machine, such as http://127.0.0.1:4000/hook.');
   return url;

@@ -3,7 +3,7 @@
  *
  * The intent of a payment names its fee version, and this stream still holds that version.
  */
-import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, ServiceError, unreachable } from '#kernel';
+import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, parseUrl, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
 
 /** 100 %. A higher percentage is probably a misplaced decimal point. */
@@ -371,8 +371,9 @@ const IPV4_LITERAL = /^\d{1,3}(?:\.\d{1,3}){3}$/;
 const allowedAddress = (text: string): string => {
   const wrong = (): never =>
     refuse('An allowed address reads https://host[:port][/path-prefix], without user, query or fragment; the host is a name.');
-  if (text.length > MAX_ADDRESS_LENGTH || /[\\\s\p{Cc}@?#]/u.test(text) || !URL.canParse(text)) return wrong();
-  const { protocol, hostname, origin, pathname } = new URL(text);
+  const url = text.length > MAX_ADDRESS_LENGTH || /[\\\s\p{Cc}@?#]/u.test(text) ? null : parseUrl(text);
+  if (!url) return wrong();
+  const { protocol, hostname, origin, pathname } = url;
   if (protocol !== 'https:' || IPV4_LITERAL.test(hostname)) return wrong();
   if (!PLAIN_HOST.test(hostname) && !WILDCARD_HOST.test(hostname)) return wrong();
   return `${origin}${pathname.replace(/\/+$/, '')}`;

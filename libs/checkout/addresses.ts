@@ -2,6 +2,7 @@
  * Checks addresses of a partner before a payer's browser is sent to them. Addresses are compared by parsed origin and path segments. A comparison of
  * text prefixes is not enough: `https://agency.gov.evil.com` begins with `https://agency.gov`.
  */
+import { parseUrl } from '#kernel';
 
 export const MAX_ADDRESS_LENGTH = 2_048;
 
@@ -38,8 +39,8 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   if (typeof text !== 'string' || text === '') return refused('is missing');
   if (text.length > MAX_ADDRESS_LENGTH) return refused(`is longer than ${MAX_ADDRESS_LENGTH} characters`);
   if (/[\\\s\p{Cc}\p{Surrogate}]/u.test(text)) return refused('holds a backslash, a space or a control character');
-  if (!/^https:\/\//i.test(text) || !URL.canParse(text)) return refused('is not an absolute https address');
-  const url = new URL(text);
+  const url = /^https:\/\//i.test(text) ? parseUrl(text) : null;
+  if (!url) return refused('is not an absolute https address');
   if (url.username !== '' || url.password !== '' || /^https:\/\/[^/?#]*@/i.test(text)) return refused('names a user');
   if (text.includes('#')) return refused('has a fragment');
   if (IPV4.test(url.hostname) || url.hostname.startsWith('[')) return refused('names a host by its IP address');

@@ -5,3 +5,4 @@ export { FairShare, type FairShareLimits, type Lane, LANES, type SlotRequest } f
 export { type Ids, isUuid } from './ids.js';
 export { canonicalJson, type Json } from './json.js';
 export { type Cents, decimal, isCents, MAX_AMOUNT_CENTS, proRata, sumCents } from './money.js';
+export { parseUrl } from './url.js';

@@ -8,6 +8,7 @@ import {
   isCents,
   isUuid,
   MAX_AMOUNT_CENTS,
+  parseUrl,
   ServiceError,
   STATUS_OF,
   sumCents,
@@ -126,4 +127,9 @@ describe('the rest', () => {
     expect(new ServiceError('VALIDATION_ERROR', 'x', {}, { status: 413 }).status).toBe(413);
   });
   test('an impossible branch names the value that reached it', () => expect(() => unreachable({ a: 1 } as never)).toThrow('unhandled case: {"a":1}'));
+});
+
+test('a URL with letters beyond ASCII can be read however often', () => {
+  for (let time = 0; time < 20_000; time++) expect(parseUrl('https://münchen.example/')?.hostname).toBe('xn--mnchen-3ya.example');
+  expect(parseUrl('münchen')).toBeNull();
 });

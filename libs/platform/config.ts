@@ -1,6 +1,7 @@
 /** The configuration. Only this file reads environment variables. One error lists every wrong or missing variable. */
 import { isIP } from 'node:net';
 import { resolve } from 'node:path';
+import { parseUrl } from '#kernel';
 
 /** A network, such as `127.0.0.0/8` or `fd00::/8`. */
 export interface Network {
@@ -156,7 +157,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
   if (production && !env.MASTER_KEY_FILE) faults.push('MASTER_KEY_FILE: required in production');
   if (production && !databaseUrl && !faults.some((fault) => fault.startsWith('DATABASE_URL'))) faults.push('DATABASE_URL: required in production');
   if (production && !publicUrl.startsWith('https:')) faults.push('PUBLIC_URL: must be https in production');
-  if (URL.canParse(publicUrl) && new URL(publicUrl).pathname !== '/') faults.push('PUBLIC_URL: must have no path; checkout pages stand at the root');
+  if ((parseUrl(publicUrl)?.pathname ?? '/') !== '/') faults.push('PUBLIC_URL: must have no path; checkout pages stand at the root');
   if (failpoint && production) faults.push('FAILPOINT: refused in production');
   const behindTls = oneOf('BEHIND_TLS', ['on', 'off'], 'off') === 'on';
   for (const [name, address] of [

@@ -9,7 +9,7 @@
  */
 import { Resolver } from 'node:dns/promises';
 import { BlockList, isIP } from 'node:net';
-import type { Clock } from '#kernel';
+import { type Clock, parseUrl } from '#kernel';
 import type { Network, WebhookSettings } from '#platform';
 
 /** Thrown if a rule refuses a URL or an address. The message names the rule and reveals nothing about our network. */
@@ -60,8 +60,8 @@ export const checkUrl = (text: string, rules: TargetRules): Target => {
   if (text.length > MAX_URL_LENGTH) throw new Refused('url_too_long', `The URL must have at most ${MAX_URL_LENGTH} characters.`);
   // The parser drops tabs and line breaks, trims spaces, and reads a backslash as a slash. A person could read such a URL as another host.
   if (/[\p{Cc}\p{Z}\\]/u.test(text)) throw new Refused('url_characters', 'The URL must not hold spaces, control characters or backslashes.');
-  if (!URL.canParse(text)) throw new Refused('url_syntax', 'The URL cannot be read.');
-  const url = new URL(text);
+  const url = parseUrl(text);
+  if (!url) throw new Refused('url_syntax', 'The URL cannot be read.');
   if (url.protocol !== 'https:') throw new Refused('url_scheme', 'The URL must begin with https://.');
   if (url.username !== '' || url.password !== '') throw new Refused('url_credentials', 'The URL must not hold a user name or password.');
   if (text.includes('#')) throw new Refused('url_fragment', 'The URL must not have a fragment.');
