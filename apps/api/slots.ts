@@ -37,11 +37,12 @@ export type WithSlot = FastifyRequest & {
   slot?: Slot;
   /** True while the handler runs. */
   isHandled?: boolean;
-  /** Called when the handler has ended. */
-  onHandled?: () => void;
 };
 
-/** Tells {@link takeSlot} when the handler of a request begins and ends. */
+/**
+ * Gives the slot of a request back when its handler has ended. Not earlier: without its client, a statement still holds its connection. And not later: a
+ * client that does not read its answers must not keep the slots of its account.
+ */
 @Injectable()
 export class HandlerWatch implements NestInterceptor {
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
@@ -50,15 +51,15 @@ export class HandlerWatch implements NestInterceptor {
     return next.handle().pipe(
       finalize(() => {
         request.isHandled = false;
-        request.onHandled?.();
+        request.slot?.release();
       }),
     );
   }
 }
 
 /**
- * Takes a slot, and then enters the convoy if there is one. Gives both back when the answer is sent or the connection ends, but not before the handler
- * has ended: without its client, a statement still holds its connection. Throws RATE_LIMITED.
+ * Takes a slot, and then enters the convoy if there is one. Leaves the convoy when the answer is sent or the connection ends. {@link HandlerWatch}
+ * gives the slot back. Throws RATE_LIMITED.
  *
  * If the connection ends, the answer to a pipelined request may emit no `close`, but the socket does.
  */
@@ -79,11 +80,7 @@ export const takeSlot = async (
     socket.off('close', end);
     // Without a reason, Node would create a DOMException with a stack trace for every request.
     gone.abort('done');
-    if (request.isHandled && request.slot) request.onHandled = release;
-    else release();
-  };
-  const release = () => {
-    request.slot?.release();
+    if (!request.isHandled) request.slot?.release();
     leave?.();
     leave = null;
   };
@@ -96,7 +93,6 @@ export const takeSlot = async (
     if (convoy) leave = await convoy.enter();
   } catch (error) {
     end();
-    release();
     throw error;
   }
   if (gone.signal.aborted || response.closed || response.destroyed || socket.destroyed) end();
