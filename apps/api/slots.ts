@@ -95,5 +95,6 @@ export const takeSlot = async (
     end();
     throw error;
   }
-  if (gone.signal.aborted || response.closed || response.destroyed || socket.destroyed) end();
+  // The client left while the request waited.
+  if (gone.signal.aborted) end();
 };

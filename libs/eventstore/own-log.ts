@@ -177,12 +177,7 @@ export class OwnLog implements EventStore, LogGate {
       const wanted = [...this.own(), ...marks];
       return findingOf(wanted, await missing(wanted.map(({ mark }) => mark)));
     };
-    let finding = await look();
-    if (finding) {
-      await clock.sleep(REPEAT_MS);
-      finding = await look();
-    }
-    if (finding) await this.open(finding);
+    await this.openIfFound(look, () => true);
     this.refuse();
     this.server = server;
   }
@@ -191,12 +186,20 @@ export class OwnLog implements EventStore, LogGate {
   private readonly check = shared(() => this.checkOnce());
 
   private async checkOnce(): Promise<void> {
-    const { clock } = this.options;
+    const { clock, appendsProve } = this.options;
     const begun = clock.monotonic();
-    let finding = await this.look();
-    if (finding && (this.options.appendsProve || clock.monotonic() - begun < REPEATED_BY_STORE_MS)) {
-      await clock.sleep(REPEAT_MS);
-      finding = await this.look();
+    await this.openIfFound(
+      () => this.look(),
+      () => appendsProve || clock.monotonic() - begun < REPEATED_BY_STORE_MS,
+    );
+  }
+
+  /** Opens an incident if a look finds a fault, and finds it again when it is repeated. */
+  private async openIfFound(look: () => Promise<Finding | null>, isRepeated: () => boolean): Promise<void> {
+    let finding = await look();
+    if (finding && isRepeated()) {
+      await this.options.clock.sleep(REPEAT_MS);
+      finding = await look();
     }
     if (finding) await this.open(finding);
   }

@@ -5,7 +5,7 @@
 import type { Directory } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
-import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
+import { ALL_AS_TEXT, type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
 import { isVisible, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
@@ -45,9 +45,6 @@ export const pageEnd = (states: readonly string[], limit: number): number => {
   const end = states.findIndex((state, index) => (characters += state.length) > PAGE_CHARACTERS && index > 0);
   return Math.min(limit, end < 0 ? states.length : end);
 };
-
-/** A state of which no page has room is not parsed. */
-const AS_TEXT = { getTypeParser: () => (text: string) => text };
 
 /** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */
 export interface PaymentListRows {
@@ -219,7 +216,8 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
       text: `select l.payment_id, l.state from (${text}) as page join payment_list l using (payment_id)
              order by page.created_at desc, page.payment_id desc`,
       values,
-      types: AS_TEXT,
+      // A state for which the page has no room is not parsed.
+      types: ALL_AS_TEXT,
     });
     const end = pageEnd(
       found.map(({ state }) => state),

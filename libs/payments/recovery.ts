@@ -139,13 +139,8 @@ const resolveCharge = async (
   origin: Origin,
   deadline: Deadline,
 ): Promise<Resolution> => {
-  const slot = await ports.slots.ofHouse(terms.legs[0]!.account.gateway, terms.accountId, deadline);
-  if (!slot) return 'open';
-  try {
-    return await resolveWithSlot(ports, store, paymentId, origin, deadline);
-  } finally {
-    slot.release();
-  }
+  const work = () => resolveWithSlot(ports, store, paymentId, origin, deadline);
+  return (await ports.slots.inHouse(terms.legs[0]!.account.gateway, terms.accountId, deadline, work)) ?? 'open';
 };
 
 const resolveWithSlot = async (

@@ -450,13 +450,8 @@ export const resolveReversal = async (
 ): Promise<boolean> => {
   const { payment } = await ports.streams.load(paymentId);
   if (payment.phase !== 'charged') return true;
-  const slot = await ports.slots.ofHouse(payment.legs[0]!.account.gateway, payment.terms.accountId, deadline, ports.during);
-  if (!slot) return false;
-  try {
-    return await resolveWithSlot(ports, paymentId, attemptId, origin, deadline);
-  } finally {
-    slot.release();
-  }
+  const work = () => resolveWithSlot(ports, paymentId, attemptId, origin, deadline);
+  return (await ports.slots.inHouse(payment.legs[0]!.account.gateway, payment.terms.accountId, deadline, work, ports.during)) ?? false;
 };
 
 const resolveWithSlot = async (ports: PaymentPorts, paymentId: string, attemptId: string, origin: Origin, deadline: Deadline): Promise<boolean> => {

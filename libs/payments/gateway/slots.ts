@@ -62,6 +62,16 @@ export class GatewaySlots {
     return this.begun(this.of(gateway).house, accountId, deadline, during);
   }
 
+  /** Runs `work` with a slot of {@link ofHouse}. null: no call can be sent in time, and `work` was not run. */
+  async inHouse<T>(gateway: string, accountId: string, deadline: Deadline, work: () => Promise<T>, during?: Waiting): Promise<T | null> {
+    const slot = await this.ofHouse(gateway, accountId, deadline, during);
+    try {
+      return slot && (await work());
+    } finally {
+      slot?.release();
+    }
+  }
+
   /** Calls `watcher` for the slots of each gateway, as soon as they are used. */
   watch(watcher: (slots: Slots, share: keyof GatewaySlotLimits) => void): void {
     this.watchers.add(watcher);
