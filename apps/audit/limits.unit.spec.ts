@@ -18,7 +18,7 @@ beforeEach(() => {
   download = new Download(raw, clock);
 });
 
-/** What became of a wait: `waits`, `ended`, or the limit that cut the export off. */
+/** The state of a wait: `waits`, `ended`, or the limit that cut the export off. */
 const watched = (work: Promise<void>) => {
   let state = 'waits';
   work.then(

@@ -468,7 +468,7 @@ const sharesOf = ({ legs, disputes }, { leg: named, disputedAmountCents }) => {
   });
 };
 
-/** What a settlement line posts: rules with postings. If a sale or a dispute fits a payment, the events of the payment post its amount. */
+/** The rules with postings of a settlement line. If a sale or a dispute fits a payment, the events of the payment post its amount. */
 const postLine = (mid, { type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, expectedCents }, sides) => {
   const ones = (...pairs) => pairs.map(([rule, cents]) => [rule, postingsOf(sides(rule, { mid, cents }))]).filter(([, made]) => made.length > 0);
   if (!accepted) return [];

@@ -1,5 +1,5 @@
 /**
- * What the journal keeps beside its entries, in the same transaction: sums by account, rule and day, balances by account, the trial balances of closed
+ * The journal keeps more than its entries, in the same transaction: sums by account, rule and day, balances by account, the trial balances of closed
  * periods, and the parts of the journal in which the entries of a day lie. So no report adds up all entries (docs/decisions/0034-sums-by-day.md).
  */
 import type { Queryable } from '#platform';

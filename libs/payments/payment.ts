@@ -582,7 +582,7 @@ export const statusOf = (payment: VisiblePayment): PaymentStatus => {
 export type SettlementStatus = 'unsettled' | 'settled' | 'rejected';
 export const SETTLEMENT_STATUSES: readonly SettlementStatus[] = ['unsettled', 'settled', 'rejected'];
 
-/** What the processor's batches say about the charge. `settledAt`: when the batch of the first settled leg closed; null: no leg is settled. */
+/** The settlement of the charge, from the processor's batches. `settledAt`: when the batch of the first settled leg closed; null: no leg is settled. */
 export interface Settlement {
   readonly status: SettlementStatus;
   readonly settledAt: string | null;

@@ -1,7 +1,7 @@
 import { type Clock, FairShare, type FairShareLimits, type Lane, ServiceError, type SlotRequest } from '#kernel';
 
 export interface SlotsOptions extends FairShareLimits {
-  /** What a refused caller reads. */
+  /** The message to a refused caller. */
   readonly refusal: string;
   /** After this time, in seconds, a refused caller may try again. */
   readonly retryAfterSeconds: number;

@@ -40,7 +40,7 @@ export const callGateway = async <T>(
   return duringOf(ports)(() => bounded(clock, limit, call, () => ({ kind: 'unknown', cause: 'timeout' })));
 };
 
-/** What surrounds the wait for a gateway. It must not count as time of the call: an answer in time counts, also if what follows takes longer. */
+/** The wrapper of the wait for a gateway. Its own time is no time of the call: an answer in time counts, also if the wrapper takes longer. */
 export const duringOf = ({ during }: Pick<CallPorts, 'during'>): Waiting => during ?? ((wait) => wait());
 
 /**

@@ -1,4 +1,4 @@
-/** What follows a call of a gateway takes nothing from the time of the call. */
+/** A wait after a call of a gateway takes nothing from the time of the call. */
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
 import { foundWhole } from '#eventstore';
 import { Deadline } from '#kernel';

@@ -1,5 +1,5 @@
 /**
- * What one client may hold of this server: connections, unanswered requests, and memory for bodies (docs/contract.md#the-http-edge).
+ * Limits of what one client may hold of this server: connections, unanswered requests, and memory for bodies (docs/contract.md#the-http-edge).
  *
  * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes only up to the end of the next
  * head, and no further while the client has unanswered requests.
@@ -20,7 +20,7 @@ const MAX_BODIES_PER_ADDRESS_BYTES = 16 * 1024 * 1024;
 const MAX_BODIES_OF_STRANGERS_BYTES = 16 * 1024 * 1024;
 const NOTHING = Buffer.alloc(0);
 
-/** What comes from one address. */
+/** Connections and bodies from one address. */
 interface Peer {
   connections: number;
   bodyBytes: number;

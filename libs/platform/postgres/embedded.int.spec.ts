@@ -1,4 +1,4 @@
-/** What the service may do in the embedded Postgres, and what another user of the machine can make us do through its files. */
+/** The rights of the service in the embedded Postgres, and attacks by another user of the machine through its files. */
 import { execFileSync, spawnSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { chmod, chown, mkdir, mkdtemp, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises';
