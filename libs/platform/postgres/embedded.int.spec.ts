@@ -1,6 +1,6 @@
 /** The rights of the service in the embedded Postgres, and attacks by another user of the machine through its files. */
 import { execFileSync, spawnSync } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readFileSync, readlinkSync } from 'node:fs';
 import { chmod, chown, mkdir, mkdtemp, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -102,6 +102,24 @@ test(
       await pool.query(`alter table with_identity add column more int; alter type mood add value 'better'; drop view seen; select nextval('loose')`);
       await pool.end();
     });
+  },
+  START_MS,
+);
+
+const onLinux = process.platform === 'linux' ? test : test.skip;
+onLinux(
+  'a session that outlives its killed server does not hold up the next start',
+  async () => {
+    const server = await startEmbeddedPostgres(cluster);
+    const pool = createPool(server.url, { name: 'spec', max: 1 });
+    const { rows } = await pool.query<{ pid: number }>('select pg_backend_pid() as pid');
+    // A stopped process does not notice the end of its server, like a session that waits for a lock of a killed one.
+    process.kill(rows[0]!.pid, 'SIGSTOP');
+    process.kill(server.pid, 'SIGKILL');
+    await server.exited;
+    await withServer(async ({ url }) => expect(await ask(url, 'select 1 as one')).toEqual([{ one: 1 }]));
+    expect(() => readlinkSync(`/proc/${rows[0]!.pid}/cwd`)).toThrow();
+    await pool.end();
   },
   START_MS,
 );

@@ -6,7 +6,19 @@
  */
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { createHash, createHmac, randomBytes, randomInt } from 'node:crypto';
-import { closeSync, constants, existsSync, fstatSync, ftruncateSync, openSync, readFileSync, writeSync } from 'node:fs';
+import {
+  closeSync,
+  constants,
+  existsSync,
+  fstatSync,
+  ftruncateSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  realpathSync,
+  writeSync,
+} from 'node:fs';
 import { chmod, chown, cp, lstat, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
@@ -19,8 +31,10 @@ const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
 /**
  * The session processes of a killed postmaster end some moments after it. Until then a new server cannot start, because they use the shared memory.
+ * A session that waits for a lock of a killed session never ends by itself. So after a wait the sessions are killed.
  */
 const LEFTOVERS_TIMEOUT_MS = 15_000;
+const LEFTOVERS_KILLED_AFTER_MS = 5_000;
 const LEFTOVERS_POLL_MS = 200;
 const DATABASE = 'payfold';
 const SUPERUSER = 'payfold';
@@ -111,7 +125,7 @@ export const startEmbeddedPostgres = async (
       closeSync(folder);
     }
   };
-  const server = await serve(spawned, options.onLog, options.stop);
+  const server = await serve(spawned, cluster, options.onLog, options.stop);
 
   // It follows from the superuser's, which it does not reveal. So the address stays the same, and there is no second file.
   const password = createHmac('sha256', superuserPassword).update(SERVICE_ROLE).digest('base64url');
@@ -147,17 +161,42 @@ export const levelOfLine = (line: string): 'error' | 'warn' | 'debug' => {
 
 type Server = Pick<EmbeddedPostgres, 'pid' | 'exited' | 'stop'>;
 
-/** Starts the server. While sessions of a killed server use its memory, waits and tries again. */
-const serve = async (start: () => ChildProcess, onLog: ((line: string) => void) | undefined, stop: AbortSignal | undefined): Promise<Server> => {
-  for (let waited = 0; ; waited += LEFTOVERS_POLL_MS) {
+/** Starts the server. While sessions of a killed server use its memory, waits and tries again, and at last kills them. */
+const serve = async (
+  start: () => ChildProcess,
+  cluster: string,
+  onLog: ((line: string) => void) | undefined,
+  stop: AbortSignal | undefined,
+): Promise<Server> => {
+  const began = performance.now();
+  for (;;) {
     const said: string[] = [];
     try {
       return await serveOnce(start(), said, onLog, stop);
     } catch (error) {
       stop?.throwIfAborted();
       const inUse = said.some((line) => line.includes('pre-existing shared memory block'));
-      if (!inUse || waited >= LEFTOVERS_TIMEOUT_MS) throw error;
+      const waitedMs = performance.now() - began;
+      if (!inUse || waitedMs >= LEFTOVERS_TIMEOUT_MS) throw error;
+      if (waitedMs >= LEFTOVERS_KILLED_AFTER_MS) killLeftovers(cluster);
       await new Promise((wake) => setTimeout(wake, LEFTOVERS_POLL_MS));
+    }
+  }
+};
+
+/**
+ * Kills the processes of an ended server of this cluster. Linux only: elsewhere no process shows its folder. The caller has just seen that no server
+ * runs.
+ */
+const killLeftovers = (cluster: string): void => {
+  if (process.platform !== 'linux') return;
+  const folder = realpathSync(cluster);
+  for (const pid of readdirSync('/proc').filter((name) => /^\d+$/.test(name))) {
+    try {
+      if (readlinkSync(`/proc/${pid}/cwd`) !== folder || !/^postgres\b/.test(basename(readlinkSync(`/proc/${pid}/exe`)))) continue;
+      process.kill(Number(pid), 'SIGKILL');
+    } catch {
+      // The process has ended, or belongs to another user.
     }
   }
 };
