@@ -108,7 +108,7 @@ export const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkp
 const FOUND_UNDER = ['account', 'portal', 'creation', 'status', 'open attempt', 'open since'] as const;
 
 interface Rows {
-  readonly list: ReadonlyMap<string, { readonly revision: bigint; readonly found: readonly (string | null)[]; readonly state: Payment }>;
+  readonly list: ReadonlyMap<string, { readonly revision: bigint; readonly found: readonly (string | null)[]; readonly state: unknown }>;
   readonly journal: ReadonlyMap<string, { readonly revision: bigint; readonly books: Books }>;
   readonly entries: ReadonlyMap<string, readonly JournalEntry[]>;
   readonly settled: ReadonlyMap<string, ReadonlyMap<string, string>>;
@@ -117,7 +117,7 @@ interface Rows {
 const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> => {
   // Await the three reads together. If a later read failed while an earlier one was awaited, its rejection would be unhandled.
   const [list, journal, legs] = await Promise.all([
-    db.query<{ payment_id: string; revision: string; found: (string | null)[]; state: Payment }>({
+    db.query<{ payment_id: string; revision: string; found: (string | null)[]; state: string }>({
       name: 'drift-list',
       text: `select payment_id, revision, array[account_id::text, portal_id::text, ${ISO('created_at')}, status, open_attempt_id::text, ${ISO('open_since')}] as found, state
              from payment_list where payment_id = any($1::uuid[])`,
@@ -133,11 +133,20 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   // Read the entries after the `journal_payment` rows. `checkPayment` leaves out entries that are newer than those rows.
   const entries = await entriesOfPayments(db, ids);
   return {
-    list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: row.state }])),
+    list: new Map(list.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), found: row.found, state: jsonOrText(row.state) }])),
     journal: new Map(journal.rows.map((row) => [row.payment_id, { revision: BigInt(row.revision), books: row.books }])),
     entries: grouped(entries),
     settled: legs,
   };
+};
+
+/** The parsed text. If somebody has changed a row to what is no JSON: the text. */
+const jsonOrText = (text: string): unknown => {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 };
 
 /** For each payment: the batch that settled each leg, according to the processor's lines. */

@@ -168,7 +168,7 @@ const paymentReport = (
       // ends. With a plain limit, Postgres read all payments of the day for each page and sorted them.
       const { rows } = await db.query<[created: string, id: string, state: Payment | null]>({
         text: `
-          select t.created_at::text, t.payment_id, case when ${where} then t.state end from payment_list t
+          select t.created_at::text, t.payment_id, case when ${where} then t.state::json end from payment_list t
           where t.created_at >= $1::timestamptz and t.created_at < $2::timestamptz
             and ${place === null ? '$3::uuid is null' : '(t.created_at, t.payment_id) > ($1::timestamptz, $3::uuid)'}
             and t.created_at <= coalesce(

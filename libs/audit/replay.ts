@@ -7,7 +7,7 @@ import { type Json, ServiceError } from '#kernel';
 import {
   isVisible,
   listPlaces,
-  PAGE_CHARACTERS,
+  PAGE_BYTES,
   type Payment,
   payment as decider,
   paymentEvents,
@@ -157,7 +157,7 @@ const LOOK_AT = 250;
 /**
  * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
  * and a status at an earlier time is requested.
- * It also ends after {@link PAGE_CHARACTERS}. `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
+ * It also ends after {@link PAGE_BYTES}. `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
  */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
@@ -171,7 +171,7 @@ export const listAsOf = async (
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
   const places = await listPlaces(db, accountId, filters, after, size);
   const payments: PaymentThen['payment'][] = [];
-  let characters = 0;
+  let bytes = 0;
   for (let from = 0; from < places.length; from += LOOK_AT) {
     const some = places.slice(from, from + LOOK_AT);
     const streams = await readStreams(
@@ -183,8 +183,8 @@ export const listAsOf = async (
       if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
       const shown = { ...paymentView(place.id, payment), accountId: payment.terms.accountId };
       payments.push(shown);
-      characters += JSON.stringify(shown).length;
-      if (payments.length === limit || characters > PAGE_CHARACTERS) return { payments, next: place };
+      bytes += Buffer.byteLength(JSON.stringify(shown));
+      if (payments.length === limit || bytes > PAGE_BYTES) return { payments, next: place };
     }
   }
   return { payments, next: places.length < size ? null : places.at(-1)! };

@@ -5,7 +5,7 @@
 import type { Directory } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
-import { ALL_AS_TEXT, type Client, copyInto, type KeyRing, type Queryable } from '#platform';
+import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
 import { isVisible, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
@@ -18,10 +18,11 @@ export const MAX_PAGE = 100;
 /** How long a page waits for the read model to reach the log's head (C48). */
 export const LIST_WAIT_MS = 2_000;
 
+// `state` is JSON. As text, its size is read without reading the state itself.
 const PAYMENT_LIST_TABLE = `
   create table payment_list (
     payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
-    open_attempt_id uuid, open_since timestamptz, revision bigint not null, state json not null)`;
+    open_attempt_id uuid, open_since timestamptz, revision bigint not null, state text not null)`;
 // Each filter of a page finds its rows as one range for each status. A page without a status merges the ranges of all of them.
 const PAYMENT_LIST_INDEXES = `
   alter table payment_list add constraint payment_list_pkey primary key (payment_id);
@@ -36,15 +37,8 @@ export interface PaymentRow {
   readonly payment: Payment;
 }
 
-/** Largest size of the states of one page, in characters of their JSON. 100 ordinary payments have 200 thousand. Without it, one page could have 24 million. */
-export const PAGE_CHARACTERS = 4 * 1_024 * 1_024;
-
-/** How many rows a page holds, of at least one. `states`: the rows that were found, as JSON. */
-export const pageEnd = (states: readonly string[], limit: number): number => {
-  let characters = 0;
-  const end = states.findIndex((state, index) => (characters += state.length) > PAGE_CHARACTERS && index > 0);
-  return Math.min(limit, end < 0 ? states.length : end);
-};
+/** Largest size of the states of one page, in bytes of their JSON. 100 ordinary payments have 200 thousand. Without it, one page could have 24 million. */
+export const PAGE_BYTES = 1_024 * 1_024;
 
 /** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */
 export interface PaymentListRows {
@@ -54,7 +48,7 @@ export interface PaymentListRows {
   write(rows: readonly PaymentRow[]): Promise<void>;
   /**
    * Rows of an account, newest first. Among equal times, the higher id comes first. `after`: the last row of the page before. A page ends after `limit`
-   * rows, or after {@link PAGE_CHARACTERS}, but has at least one row. `hasMore`: further rows follow.
+   * rows, or after {@link PAGE_BYTES}, but has at least one row. `hasMore`: further rows follow.
    */
   page(
     accountId: string,
@@ -157,7 +151,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 3,
+  shape: 4,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],
@@ -188,11 +182,11 @@ export const paymentListRow = ({ paymentId, revision, payment }: PaymentRow): (s
 
 export const postgresListRows = (db: Queryable): PaymentListRows => ({
   read: async (paymentIds) => {
-    const { rows } = await db.query<{ payment_id: string; revision: string; state: Payment }>(
+    const { rows } = await db.query<{ payment_id: string; revision: string; state: string }>(
       'select payment_id, revision, state from payment_list where payment_id = any($1::uuid[])',
       [paymentIds],
     );
-    return rows.map((row) => ({ paymentId: row.payment_id, revision: BigInt(row.revision), payment: row.state }));
+    return rows.map((row) => ({ paymentId: row.payment_id, revision: BigInt(row.revision), payment: JSON.parse(row.state) as Payment }));
   },
 
   write: async (rows) => {
@@ -202,7 +196,7 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
       name: 'payment-list-write',
       text: `
       insert into payment_list as l (payment_id, account_id, portal_id, created_at, status, open_attempt_id, open_since, revision, state)
-      select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::timestamptz[], $5::text[], $6::uuid[], $7::timestamptz[], $8::bigint[], $9::json[])
+      select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::timestamptz[], $5::text[], $6::uuid[], $7::timestamptz[], $8::bigint[], $9::text[])
       on conflict (payment_id) do update set status = excluded.status, open_attempt_id = excluded.open_attempt_id, open_since = excluded.open_since,
         revision = excluded.revision, state = excluded.state
       where l.revision < excluded.revision`,
@@ -212,19 +206,15 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
 
   page: async (accountId, filters, after, limit) => {
     const { text, values } = placesQuery(accountId, filters, after && { ...after, createdAt: new Date(after.createdAt).toISOString() }, limit + 1);
-    const { rows: found } = await db.query<{ payment_id: string; state: string }>({
-      text: `select l.payment_id, l.state from (${text}) as page join payment_list l using (payment_id)
-             order by page.created_at desc, page.payment_id desc`,
+    const { rows } = await db.query<{ payment_id: string; state: string; found: string }>(
+      `select payment_id, state, found from (
+         select page.*, l.state, count(*) over () as found, row_number() over newest as number, sum(octet_length(l.state)) over newest as bytes
+         from (${text}) as page join payment_list l using (payment_id) window newest as (order by page.created_at desc, page.payment_id desc)) as sized
+       where number <= ${limit} and (number = 1 or bytes <= ${PAGE_BYTES}) order by number`,
       values,
-      // A state for which the page has no room is not parsed.
-      types: ALL_AS_TEXT,
-    });
-    const end = pageEnd(
-      found.map(({ state }) => state),
-      limit,
     );
-    const rows = found.slice(0, end).map((row) => ({ paymentId: row.payment_id, payment: JSON.parse(row.state) as Payment }));
-    return { rows, hasMore: end < found.length };
+    const payments = rows.map((row) => ({ paymentId: row.payment_id, payment: JSON.parse(row.state) as Payment }));
+    return { rows: payments, hasMore: rows.length > 0 && rows.length < Number(rows[0]!.found) };
   },
 });
 

@@ -91,9 +91,16 @@ describe('drift', () => {
     [
       'a cent in the list',
       'payment_list',
-      `update payment_list set state = replace(state::text, '"amountCents":777', '"amountCents":778')::json where payment_id = $1`,
+      `update payment_list set state = replace(state, '"amountCents":777', '"amountCents":778') where payment_id = $1`,
       'list',
       /its row says terms\.amountCents 778 instead of 777/,
+    ],
+    [
+      'a state that is no JSON',
+      'payment_list',
+      `update payment_list set state = 'no JSON' where payment_id = $1`,
+      'list',
+      /its row says {2}"no JSON" instead of/,
     ],
     [
       'a status in the list',

@@ -4,7 +4,7 @@
  */
 import type { IntakeRow, IntakeRows, UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
-import { pageEnd, paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
+import { PAGE_BYTES, paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
 import { DatabaseUnavailable, StatementTimeout } from '#platform';
 import { WebhookTables } from './deliveries.js';
 import { type Process, Rng, type Simulator } from './simulator.js';
@@ -353,13 +353,9 @@ export const simulatedListRows = ({ list }: Tables, run: Run): PaymentListRows =
         .filter((row) => after === null || row.at < after.createdAt || (row.at === after.createdAt && row.paymentId < after.id))
         .sort((a, b) => b.at - a.at || (a.paymentId < b.paymentId ? 1 : -1))
         .slice(0, limit + 1);
-      const rows = found.slice(
-        0,
-        pageEnd(
-          found.map(({ state }) => state),
-          limit,
-        ),
-      );
+      let bytes = 0;
+      const tooMany = found.findIndex(({ state }, index) => (bytes += Buffer.byteLength(state)) > PAGE_BYTES && index > 0);
+      const rows = found.slice(0, tooMany < 0 ? limit : Math.min(limit, tooMany));
       return {
         rows: rows.map(({ paymentId, state }) => ({ paymentId, payment: JSON.parse(state) as PaymentRow['payment'] })),
         hasMore: rows.length < found.length,

@@ -9,7 +9,7 @@ import { fold } from '#kernel';
 import {
   type ListFilters,
   NO_FILTERS,
-  PAGE_CHARACTERS,
+  PAGE_BYTES,
   payment as decider,
   type PaymentEvent,
   type PaymentListRows,
@@ -90,9 +90,8 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
     test('a page of large payments ends early, and has at least one', async () => {
       const accountId = randomUUID();
       const [line] = feeless.lineItems;
-      const ofSize = (characters: number) =>
-        rowOf([initiated({ ...feeless, accountId, lineItems: [{ ...line!, description: 'x'.repeat(characters) }] })]);
-      const [small, large] = [PAGE_CHARACTERS / 4, PAGE_CHARACTERS + 1];
+      const ofSize = (bytes: number) => rowOf([initiated({ ...feeless, accountId, lineItems: [{ ...line!, description: 'x'.repeat(bytes) }] })]);
+      const [small, large] = [PAGE_BYTES / 4, PAGE_BYTES + 1];
       const rows = [small, large, small, small, small, small].map(ofSize);
       await ground.rows.write(rows);
       const order = rows.map(({ paymentId }) => paymentId).sort((one, other) => (one < other ? 1 : -1));
@@ -105,7 +104,7 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
         more = page.hasMore;
       }
       expect(seen).toEqual(order);
-      expect(sizes.filter((characters) => characters > PAGE_CHARACTERS)).toHaveLength(1);
+      expect(sizes.filter((bytes) => bytes > PAGE_BYTES)).toHaveLength(1);
       expect(sizes.length).toBeGreaterThan(2);
     });
 

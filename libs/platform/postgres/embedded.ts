@@ -25,6 +25,7 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join, resolve } from 'node:path';
 import type { Client as PgClient } from 'pg';
+import { systemClock } from '#kernel';
 import { NotOurs, openOwnFile, readOwnFile, requireOwnFolder } from '../own-file.js';
 
 const START_TIMEOUT_MS = 60_000;
@@ -168,7 +169,7 @@ const serve = async (
   onLog: ((line: string) => void) | undefined,
   stop: AbortSignal | undefined,
 ): Promise<Server> => {
-  const began = performance.now();
+  const began = systemClock.monotonic();
   for (;;) {
     const said: string[] = [];
     try {
@@ -176,7 +177,7 @@ const serve = async (
     } catch (error) {
       stop?.throwIfAborted();
       const inUse = said.some((line) => line.includes('pre-existing shared memory block'));
-      const waitedMs = performance.now() - began;
+      const waitedMs = systemClock.monotonic() - began;
       if (!inUse || waitedMs >= LEFTOVERS_TIMEOUT_MS) throw error;
       if (waitedMs >= LEFTOVERS_KILLED_AFTER_MS) killLeftovers(cluster);
       await new Promise((wake) => setTimeout(wake, LEFTOVERS_POLL_MS));
