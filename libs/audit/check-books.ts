@@ -137,6 +137,9 @@ interface SumRow {
   readonly credit: string;
 }
 
+/** The entries of one day in a range of positions. The cast keeps Postgres from using the index on `recorded_at`: the range of positions is the shorter one. */
+const PIECE = 'from journal_entry where position > $1 and position <= $2 and (recorded_at::date) = $3::date';
+
 /** The sums of the entries that were recorded on one day. Memory grows with the number of sums of the day, not with its entries. */
 class DaySums {
   readonly wrong: WrongBooks[] = [];
@@ -154,7 +157,7 @@ class DaySums {
     const { first, last } = await this.part();
     let place = first;
     for (let next = await endOfPiece(db, place, last); next; next = await endOfPiece(db, place, last)) {
-      await this.add(db, place, next);
+      await Promise.all([this.add(db, place, next), this.addUnbalanced(place, next)]);
       place = next;
       yield;
     }
@@ -168,6 +171,7 @@ class DaySums {
       );
       return rows;
     });
+    await this.addUnbalanced(place, last);
     this.compare(kept);
   }
 
@@ -195,27 +199,30 @@ class DaySums {
 
   /** Adds the day's entries after one position of the log up to another. */
   private async add(db: Queryable, after: string, to: string): Promise<void> {
-    // The cast keeps Postgres from using the index on `recorded_at`: the range of positions is the shorter one.
-    const values = [after, to, this.day];
-    const piece = 'from journal_entry where position > $1 and position <= $2 and (recorded_at::date) = $3::date';
     const { rows: sums } = await db.query<SumRow>(
-      `select p.account, rule, concat_ws(' ', recorded_at::date, effective_at::date, booked_at::date) as days, booked_at::date::text as booked,
-              sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
-       from (select * ${piece}) as e cross join unnest(e.accounts, e.cents) as p (account, cents) group by 1, 2, 3, 4`,
-      values,
+      // The days become text after the sums are made. Text of each entry took a third of the time.
+      `select account, rule, concat_ws(' ', recorded_on, effective_on, booked_on) as days, booked_on::text as booked, debit, credit
+       from (select p.account, rule, recorded_at::date as recorded_on, effective_at::date as effective_on, booked_at::date as booked_on,
+               sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit
+             from (select * ${PIECE}) as e cross join unnest(e.accounts, e.cents) as p (account, cents) group by 1, 2, 3, 4, 5) as sums`,
+      [after, to, this.day],
     );
     for (const { account, rule, days, booked, debit, credit } of sums) {
       const name = `${account} ${rule} ${days}`;
       const sum = this.sums.get(name) ?? { debit: 0, credit: 0, booked };
       this.sums.set(name, { booked, debit: sum.debit + Number(debit), credit: sum.credit + Number(credit) });
     }
-    const { rows: unbalanced } = await db.query<{ id: string; position: string }>(
-      `select entry_id as id, position ${piece}
+  }
+
+  /** Finds entries of this piece that do not balance. */
+  private async addUnbalanced(after: string, to: string): Promise<void> {
+    const { rows } = await this.db.query<{ id: string; position: string }>(
+      `select entry_id as id, position ${PIECE}
          and (cardinality(cents) < 2 or cardinality(cents) <> cardinality(accounts) or (select sum(c) from unnest(cents) as c) <> 0)
        order by position, number limit ${NAMED_ENTRIES}`,
-      values,
+      [after, to, this.day],
     );
-    for (const { id, position } of unbalanced) this.wrong.push({ message: `entry ${id} does not balance`, position });
+    for (const { id, position } of rows) this.wrong.push({ message: `entry ${id} does not balance`, position });
   }
 
   /** A line for each account whose kept sums are not those of its entries. */
