@@ -38,7 +38,7 @@ export interface PaymentRow {
 }
 
 /** Largest size of the states of one page, in bytes of their JSON. 100 ordinary payments have 200 thousand. Without it, one page could have 24 million. */
-export const PAGE_BYTES = 1_024 * 1_024;
+export const PAGE_BYTES = 512 * 1_024;
 
 /** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */
 export interface PaymentListRows {
