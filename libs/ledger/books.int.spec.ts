@@ -24,6 +24,7 @@ import { dayOf, firstDayFrom, isMidnight } from './days.js';
 import { manualAdjustmentEvents } from './events.js';
 import { applyJournal, JOURNAL_END, JOURNAL_START, type JournalEntry, journalModel, journalPage, journalPages } from './journal.js';
 import { closePeriod, type PeriodPorts, verifyPeriods } from './periods.js';
+import { partsOf } from './sums.js';
 
 const DAY_MS = 86_400_000;
 const FIRST_DAY = Date.parse('2026-01-05T00:00:00.000Z');
@@ -238,6 +239,39 @@ describe('pages of the journal', () => {
   });
 });
 
+test('the books sum up the balances of all accounts', () => {
+  const one = { account: 'assets:bank:main', debitCents: 5, creditCents: 2, balanceCents: 3 };
+  expect(bookSumCents([one, { ...one, balanceCents: 4 }])).toBe(7);
+});
+
+test('parts of the journal that touch or overlap are one part', async () => {
+  const client = await pool.connect();
+  const place = (position: number) => String(position).padStart(20, '0');
+  try {
+    await client.query('begin; truncate journal_day');
+    for (const [booked, first, last] of [
+      [0, 1, 5],
+      [1, 5, 5],
+      [2, 2, 4],
+      [3, 8, 9],
+      [4, 9, 12],
+    ] as const)
+      // prettier-ignore
+      await client.query('insert into journal_day (booked_on, recorded_on, first_position, last_position) values ($1, $1, $2, $3)', [
+        dayOf(day(booked)),
+        place(first),
+        place(last),
+      ]);
+    const found = async (from: string | null, to: string | null) => (await partsOf(client, from, to)).map(({ first, last }) => [+first, +last]);
+    expect(await found(null, null)).toEqual([[1, 5], [8, 12]]); // prettier-ignore
+    expect(await found(day(1), day(4))).toEqual([[2, 4], [5, 5], [8, 9]]); // prettier-ignore
+    expect(await found(day(9), null)).toEqual([]);
+  } finally {
+    await client.query('rollback');
+    client.release();
+  }
+});
+
 describe('closed periods', () => {
   test('keep their trial balance, and a report as of a time near the closing still counts only what was recorded by then', async () => {
     const { rows } = await pool.query<{ to: string; accounts: string }>(
@@ -266,6 +300,7 @@ describe('closed periods', () => {
         texts.push(...(await client.query<{ text: string }>(`select t::text as text from ${table} t order by 1`)).rows.map(({ text }) => text));
       return texts;
     };
+    const entries = await all();
     try {
       await client.query('begin');
       const before = await rows();
@@ -274,6 +309,20 @@ describe('closed periods', () => {
       for await (const page of store.readAll(null, { streamPrefixes: journalModel.streamPrefixes })) events.push(...page);
       await applyJournal(client, events);
       expect(await rows()).toEqual(before);
+
+      // Both may lack the same, so the sums are compared with the entries, too.
+      const whole = { from: null, to: null, asOf: null };
+      const byRule = (await movementsByDay(client, whole, '%')).map((row) => `${row.day} ${row.rule} ${textOf(row)}`);
+      expect(byRule.sort()).toEqual(summed(entries, (account, entry) => `${dayOf(entry.bookedAt)} ${entry.rule} ${account}`));
+      expect((await balances(client, { asOf: null, effectiveTo: null })).map(textOf)).toEqual(summed(entries, byAccount));
+      const { rows: closed } = await client.query<{ to: Date }>('select distinct closed_to as to from journal_closing order by 1');
+      expect(closed.map(({ to }) => to.toISOString())).toEqual([day(1), day(2)]);
+      for (const to of [day(1), day(2)]) {
+        const parts = await partsOf(client, null, to);
+        const booked = entries.filter(BETWEEN(null, to, null)).map(({ position }) => position);
+        expect(booked.filter((position) => !parts.some(({ first, last }) => position >= first && position <= last))).toEqual([]);
+        expect([parts[0]!.first, parts.at(-1)!.last]).toEqual([booked[0], booked.at(-1)]);
+      }
     } finally {
       await client.query('rollback');
       client.release();
