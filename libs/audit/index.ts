@@ -1,3 +1,4 @@
+export { columnsOf } from './columns.js';
 export {
   type AuditCaller,
   auditKeyModel,
