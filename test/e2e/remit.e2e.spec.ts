@@ -11,7 +11,7 @@ import { findDrift, writePack } from '#audit';
 import type { ServiceError } from '#kernel';
 import { balances, closePeriod, JOURNAL_START, journalHeading, journalModel, journalPages, journalText, remit, type RemitPorts, reverseRemittance, standingOf } from '#ledger'; // prettier-ignore
 import { paymentRegisterModel, recordSettlements } from '#settlement';
-import type { Position } from '#eventstore';
+import type { EventStore, Position } from '#eventstore';
 import { addHledger, dispute, settle } from '../support/books.js';
 import { everySubscriber, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 
@@ -40,8 +40,8 @@ const fund = async () => {
 };
 const standing = (of = portal) => standingOf(ports, of);
 let references = 0;
-const paying = (cents: number, over: Partial<Parameters<typeof remit>[1]> = {}) =>
-  remit(ports, {
+const paying = (cents: number, over: Partial<Parameters<typeof remit>[1]> = {}, by: RemitPorts = ports) =>
+  remit(by, {
     remittanceId: service.services.ids.uuid(),
     portalId: portal,
     cents,
@@ -91,6 +91,32 @@ test('of payments at once, those that succeed do not exceed the funded part', as
   expect(outcomes.filter((one) => one === 'done')).toHaveLength(1);
   expect(outcomes.find((one) => one !== 'done')).toContain('are more than the funded part');
   expect((await standing()).fundedCents).toBe(fundedCents - each);
+});
+
+test.each(['read', 'append'] as const)('another payment that comes right before the %s of the stream counts in the balance', async (call) => {
+  const { fundedCents } = await standing();
+  const each = Math.floor(fundedCents / 2) + 1;
+  const { store } = ports;
+  let others = 0;
+  const other = async (stream: string) => {
+    if (stream === `remittance-${portal}` && others++ === 0) await paying(each);
+  };
+  const between: EventStore = new Proxy(store, {
+    get: (target, name) => {
+      if (name !== call) return Reflect.get(target, name, target) as unknown;
+      if (call === 'append')
+        return async (...given: Parameters<EventStore['append']>) => {
+          await other(given[0]);
+          return store.append(...given);
+        };
+      return async function* (...given: Parameters<EventStore['read']>) {
+        await other(given[0]);
+        yield* store.read(...given);
+      };
+    },
+  });
+  expect(await refusal(paying(each, {}, { ...ports, store: between }))).toContain('are more than the funded part');
+  expect([others > 0, (await standing()).fundedCents]).toEqual([true, fundedCents - each]);
 });
 
 test('the same payment by two people at once is recorded once', async () => {
