@@ -10,10 +10,12 @@ import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { findDrift, writePack } from '#audit';
 import type { ServiceError } from '#kernel';
 import { balances, closePeriod, JOURNAL_START, journalHeading, journalModel, journalPages, journalText, remit, type RemitPorts, reverseRemittance, standingOf } from '#ledger'; // prettier-ignore
-import { paymentRegisterModel, recordSettlements } from '#settlement';
+import { staff } from '#payments';
+import { changeException, paymentRegisterModel, recordSettlements } from '#settlement';
 import type { EventStore, Position } from '#eventstore';
 import { addHledger, dispute, settle } from '../support/books.js';
 import { everySubscriber, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
+import { settlementDesk } from '../support/settlement.js';
 
 const DAY_MS = 86_400_000;
 
@@ -74,13 +76,29 @@ test('a charge counts as settled with its batch, and as funded with the funding 
   expect(await standing(combined)).toEqual({ payableCents: 7_000, settledCents: 7_000, fundedCents: 0 });
 });
 
+test('an adopted line of a batch without funding is owed, but not funded', async () => {
+  const desk = settlementDesk(service);
+  try {
+    const before = await standing();
+    const { merchantAccount } = await desk.transaction(await pay(portal, 100));
+    await desk.importFile(desk.csv(desk.line('bat_adopted', 'tx_unknown', { gross: 700, fee: 0 })), merchantAccount);
+    const { exceptionId } = (await desk.exceptions()).find(({ transactionId }) => transactionId === 'tx_unknown')!;
+    const adopt = { type: 'Resolve', resolution: 'adopt', reason: 'paid at the counter', by: 'Dana', portalId: portal, feeCents: 50 } as const;
+    await changeException(service.services.settlement, exceptionId, adopt, staff('Dana', service.services.ids.uuid()));
+    const { payableCents, settledCents, fundedCents } = before;
+    expect(await standing()).toEqual({ payableCents: payableCents + 750, settledCents: settledCents + 650, fundedCents });
+  } finally {
+    desk.close();
+  }
+});
+
 test('more than the funded part is refused with the figures; the funded part is paid from the bank, and then nothing is left', async () => {
   const before = await bank();
   expect(await refusal(paying(8_501))).toBe(
-    '8501 cents are more than the funded part: 11000 payable, of it 8500 settled, of it 8500 funded. To pay in advance, say so.',
+    '8501 cents are more than the funded part: 11750 payable, of it 9150 settled, of it 8500 funded. To pay in advance, say so.',
   );
-  expect(await paying(500)).toMatchObject({ cents: 500, payableCents: 11_000, settledCents: 8_500, fundedCents: 8_500 });
-  expect(await standing()).toEqual({ payableCents: 10_500, settledCents: 8_000, fundedCents: 8_000 });
+  expect(await paying(500)).toMatchObject({ cents: 500, payableCents: 11_750, settledCents: 9_150, fundedCents: 8_500 });
+  expect(await standing()).toEqual({ payableCents: 11_250, settledCents: 8_650, fundedCents: 8_000 });
   expect(await bank()).toBe(before! - 500);
 });
 
