@@ -10,7 +10,6 @@ import {
   driftFollowMigration,
   driftMigration,
   driftPassMigration,
-  headFolder,
   logSealMigration,
   type ProvePorts,
   sealedEnd,
@@ -134,8 +133,7 @@ export interface Services {
 }
 
 /** The newest signed head of an installation, from its database and its folder. */
-const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) =>
-  signedEnd({ db, keys, folder: headFolder(config.dataDir), now: () => clock.now() });
+const signedEndOf = ({ config, keys, clock }: ProcessContext, db: Pool) => signedEnd({ db, keys, folder: config.headsDir, now: () => clock.now() });
 
 /** After a failed append, the process is not ready for this long. */
 const APPEND_FAILURE_WINDOW_MS = 10_000;

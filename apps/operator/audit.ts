@@ -5,7 +5,7 @@ import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
-import { ServiceError } from '#kernel';
+import { ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
 import {
@@ -194,7 +194,9 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .requiredOption('--to <time>', 'end of the period, exclusive', moment)
     .requiredOption('--out <folder>', 'folder to make')
     .action(
-      action(async ({ services }, { from, to, out }: { from: string; to: string; out: string }) => {
+      action(async ({ services, clock }, { from, to, out }: { from: string; to: string; out: string }) => {
+        // Events of the rest of the period are still to come. So the pack would show half a period as a whole one.
+        if (to > timestamp(clock.now())) throw new ServiceError('VALIDATION_ERROR', `--to ${to} lies in the future; the period is not over.`);
         const all = await services();
         const { writePack } = await import('#audit');
         const checks = await sealed(all);
@@ -216,7 +218,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
   audit
     .command('export')
     .description('write one report to stdout')
-    .addArgument(new Argument('<report>', 'which').choices(REPORT_NAMES))
+    .addArgument(new Argument('[report]', 'which').choices(REPORT_NAMES))
+    .addOption(new Option('--columns <report>', 'print what every column of a report means, and no rows').choices(REPORT_NAMES))
     .addOption(new Option('--format <format>', 'what to write').choices(['csv', 'ndjson']).default('csv'))
     .option('--from <time>', 'from a time on', moment)
     .option('--to <time>', 'before a time', moment)
@@ -224,14 +227,27 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .option('--after <place>', 'go on after a place, as the manifest on stderr names it')
     .option('--digest', 'compare the read models with their replay first, and put the digest of both into the manifest')
     .action(
-      action(async ({ services }, name: ReportName, { format, from = null, to = null, asOf = null, after = null, digest = false }: ExportOptions) => {
+      action(async ({ services }, name: ReportName | undefined, options: ExportOptions) => {
+        const { columns, format, from = null, to = null, asOf = null, after = null, digest = false } = options;
+        if ((name === undefined) === (columns === undefined)) throw new UsageError('name one report, or one with --columns');
+        if (columns !== undefined) {
+          const { columnsOf } = await import('#audit');
+          const rows = columnsOf(columns);
+          return {
+            json: rows,
+            text: table(
+              ['COLUMN', 'MEANING'],
+              rows.map((row) => [row.column, row.meaning]),
+            ),
+          };
+        }
         const all = await services();
         const { exportReport, projectionDigest } = await import('#audit');
         if (digest) await allCaughtUp(all);
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
         const ports = { store: all.store, db: all.pool };
-        const { pieces, manifest } = exportReport(ports, name, format, { from, to, asOf, after }, position, projected);
+        const { pieces, manifest } = exportReport(ports, name!, format, { from, to, asOf, after }, position, projected);
         for await (const piece of pieces) await print(piece);
         process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
@@ -298,6 +314,7 @@ const KEY_MS = 30_000;
 const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
 
 interface ExportOptions {
+  readonly columns?: ReportName;
   readonly format: 'csv' | 'ndjson';
   readonly from?: string | null;
   readonly to?: string | null;

@@ -1,9 +1,9 @@
 /** `payfold ledger`: balances of the books, and the journal as text for other tools. */
-import { type Command, Option } from 'commander';
-import { decimal, ServiceError, timestamp } from '#kernel';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { decimal, isDay, ServiceError, timestamp } from '#kernel';
 import type { JournalFormat } from '#ledger';
 import type { Services } from '../services.js';
-import { moment, print, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import { fields, moment, print, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 /** How long to wait for the journal. At its first run it reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -80,7 +80,68 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         return { json: { adjustmentId, postings }, text: `adjustment ${adjustmentId}` };
       }),
     );
+
+  ledger
+    .command('remit')
+    .description('record that an agency was paid out of what is owed to it; or take such a record back')
+    .requiredOption('--portal <portal>', 'the agency’s portal', uuid)
+    .requiredOption('--by <name>', 'who decides', personName)
+    .addOption(new Option('--amount-cents <cents>', 'how much was paid').argParser(wholeNumber).conflicts(['reverse', 'reason']))
+    .addOption(new Option('--reference <text>', 'name of the payment at the bank; each counts once').conflicts(['reverse', 'reason']))
+    .addOption(new Option('--advance', 'also more than the funded part').conflicts(['reverse', 'reason']))
+    .option('--on <day>', 'the day of the payment or of taking it back, YYYY-MM-DD; today otherwise', day)
+    .option('--reverse <remittance>', 'take this remittance back by a second entry', uuid)
+    .option('--reason <reason>', 'why it is taken back; for the record')
+    .action(
+      action(async ({ administration, services, ids }, options: RemitOptions) => {
+        const { portal: portalId, by, on = null, amountCents: cents, reference, advance = false, reverse, reason } = options;
+        if (reverse !== undefined && reason === undefined) throw new UsageError('--reverse needs --reason');
+        if (reverse === undefined && (cents === undefined || reference === undefined))
+          throw new UsageError('name --amount-cents and --reference, or --reverse and --reason');
+        await administration.portal(portalId);
+        const { commands } = await services();
+        const { RemitToAgency, ReverseRemittance } = await import('#ledger/module');
+        if (reverse !== undefined) {
+          const done = await commands.execute(new ReverseRemittance({ remittanceId: reverse, portalId, on, reason: reason!, by }));
+          const { cents: amountCents, ...rest } = done;
+          return { json: { ...rest, amountCents }, text: `remittance ${reverse} of ${decimal(amountCents)} is taken back` };
+        }
+        const request = { remittanceId: ids.uuid(), portalId, cents: cents!, reference: reference!, on, advance, by };
+        const done = await commands.execute(new RemitToAgency(request)).catch((error: unknown) => {
+          if (error instanceof ServiceError) throw error;
+          throw new Error(`the remittance may be recorded; repeat the command: if it is, its reference is refused: ${(error as Error).message}`, { cause: error }); // prettier-ignore
+        });
+        const { cents: amountCents, ...rest } = done;
+        return {
+          json: { ...rest, amountCents },
+          text: fields([
+            ['remittance', done.remittanceId],
+            ['paid', decimal(amountCents)],
+            ['payable before', decimal(done.payableCents)],
+            ['of it settled', decimal(done.settledCents)],
+            ['of it funded', decimal(done.fundedCents)],
+          ]),
+        };
+      }),
+    );
 };
+
+/** A day, YYYY-MM-DD. */
+const day = (text: string): string => {
+  if (!isDay(text)) throw new InvalidArgumentError('It must be a day like 2026-01-31.');
+  return text;
+};
+
+interface RemitOptions {
+  readonly portal: string;
+  readonly by: string;
+  readonly amountCents?: number;
+  readonly reference?: string;
+  readonly advance?: boolean;
+  readonly on?: string;
+  readonly reverse?: string;
+  readonly reason?: string;
+}
 
 interface AdjustOptions {
   readonly debit: string;

@@ -128,8 +128,8 @@ interface Checked extends Unborne {
 
 const check = async (stores: Stores): Promise<Checked> => {
   const { config, pool, store } = stores;
-  const [{ unborne }, { headFolder, signedEnd }] = await Promise.all([import('#payments'), import('#audit')]);
-  const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: headFolder(config.dataDir), now: () => systemClock.now() });
+  const [{ unborne }, { signedEnd }] = await Promise.all([import('#payments'), import('#audit')]);
+  const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: config.headsDir, now: () => systemClock.now() });
   return { places: await examineLog({ store, book: await bookOf(stores), signedHead: head }), ...(await unborne(pool, store)) };
 };
 

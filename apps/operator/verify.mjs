@@ -203,8 +203,9 @@ export const EVENTS = {
   SettlementLinesRecorded: 1, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 1, BatchFunded: 1,
   SettlementFileImported: 1, ExceptionOpened: 1, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
   ManualAdjustment: 1, PeriodClosed: 1, TrialBalanceRecorded: 1, PostingRuleChanged: 1,
+  AgencyRemitted: 1, AgencyRemittanceReversed: 1,
 }; // prettier-ignore
-const BOOK_STREAMS = /^(?:payment|settlement|exception|adjustment)-/;
+const BOOK_STREAMS = /^(?:payment|settlement|exception|adjustment|remittance)-/;
 
 const part = (text) => text.replace(/[^\w.@+-]/g, (one) => `%${one.charCodeAt(0).toString(16).padStart(2, '0')}`);
 const unsettled = (mid) => `assets:processor:${part(mid)}:unsettled`;
@@ -250,6 +251,7 @@ export const RULES = {
     portal === null ? [[unsettled(mid), cents]] : [[payable(portal), cents - fee], [serviceFee(portal), fee]],
   ]],
   R17: ['adjustment by hand', ({ postings }) => [postings.map(({ account, cents }) => [account, cents]), []]],
+  R20: ['agency paid', ({ portal, cents }) => [[[payable(portal), cents]], [[BANK, cents]]]],
 }; // prettier-ignore
 
 /** Postings of debits and credits: one for each account, in order, without zeros. */
@@ -355,6 +357,12 @@ export const createBooks = (keeps = () => true) => {
       case 'ManualAdjustment':
         by('R17', data, { at: data.effectiveAt });
         break;
+      case 'AgencyRemitted':
+      case 'AgencyRemittanceReversed': {
+        const pair = sides('R20', { portal: data.portalId, cents: data.cents });
+        add('R20', postingsOf(type === 'AgencyRemitted' ? pair : pair.reverse()), { at: `${data.on}T00:00:00.000Z` });
+        break;
+      }
       case 'PeriodClosed':
         closedTo = data.to;
         break;

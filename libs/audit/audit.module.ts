@@ -6,7 +6,7 @@ import { EVENT_STORE, type OpenReactor, POOL, REACTOR } from '#eventstore/module
 import type { Pool } from '#platform';
 import { commandHandler, ProcessContext } from '#platform/module';
 import { type AuditKeyPorts, type AuditRole, type IssuedAuditKey, issueAuditKey, revokeAuditKey } from './audit-key.js';
-import { headFolder, logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
+import { logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
 
 /** Token of {@link ProvePorts}: event store, database, key ring, and the folder of signed heads. */
 export const SEAL = Symbol('seal');
@@ -42,7 +42,7 @@ export class RevokeAuditKey extends Command<Position> {
       provide: SEAL,
       inject: [ProcessContext, EVENT_STORE, POOL],
       useFactory: async ({ config, keys, clock }: ProcessContext, store: EventStore, db: Pool): Promise<ProvePorts> => {
-        const seal = { store, db, keys, folder: headFolder(config.dataDir), now: () => clock.now() };
+        const seal = { store, db, keys, folder: config.headsDir, now: () => clock.now() };
         await resumeSeal(seal);
         return seal;
       },

@@ -589,12 +589,12 @@ interface OtherEntries {
   readonly entries: number;
 }
 
-/** Compares the entries of settlement, exceptions and adjustments with their events, after one position up to another, page by page. */
+/** Compares the entries of settlement, exceptions, adjustments and remittances with their events, after one position up to another, page by page. */
 export const checkOtherEntries = async function* (ports: DriftPorts, after: string, until: string): AsyncGenerator<OtherEntries, void, void> {
   const { store, db } = ports;
   if (after >= until) return;
   const { policies } = await readCheckpoints(ports);
-  const streamPrefixes = ['settlement-', 'exception-', 'adjustment-'];
+  const streamPrefixes = ['settlement-', 'exception-', 'adjustment-', 'remittance-'];
   for await (const events of store.readAll((after || null) as Position | null, { until: until as Position, streamPrefixes })) {
     const differences: Difference[] = [];
     const differs = (position: string, message: string) => void differences.push({ kind: 'journal', paymentId: null, position, message });

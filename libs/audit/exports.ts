@@ -232,6 +232,7 @@ const PAYABLE_COLUMNS: Columns = {
   disputed: ['R11', "R12'", "R12''"],
   rejected: ['R14'],
   funded: ["R6'"],
+  remitted: ['R20'],
   adjusted: ['R16', 'R17'],
 };
 
@@ -382,7 +383,7 @@ export const REPORTS = {
   ),
   payable: booksReport(
     'Agency payable statement',
-    ['portal_id', 'opening_cents', 'charged_cents', 'returned_cents', 'disputed_cents', 'rejected_cents', 'funded_cents', 'adjusted_cents', 'closing_cents'], // prettier-ignore
+    ['portal_id', 'opening_cents', 'charged_cents', 'returned_cents', 'disputed_cents', 'rejected_cents', 'funded_cents', 'remitted_cents', 'adjusted_cents', 'closing_cents'], // prettier-ignore
     ['text'],
     payableRows,
   ),

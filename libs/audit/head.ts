@@ -15,6 +15,7 @@ import {
   openSync,
   readdirSync,
   readFileSync,
+  renameSync,
   rmSync,
   statSync,
   writeFileSync,
@@ -140,10 +141,13 @@ export const writeHead = (folder: string, head: Head, note: string, name: string
   return file;
 };
 
-/** Writes the public keys of this log's heads to `keys.txt`, for auditors. */
+/** Writes the public keys of this log's heads to `keys.txt`, for auditors. If several processes write at once, no reader sees half a file. */
 export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   mkdirSync(folder, { recursive: true, mode: 0o755 });
-  writeFileSync(join(folder, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
+  const place = mkdtempSync(join(folder, '.draft-'));
+  writeFileSync(join(place, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
+  renameSync(join(place, 'keys.txt'), join(folder, 'keys.txt'));
+  rmSync(place, { recursive: true, force: true });
 };
 
 /** All head files in a folder, oldest first. Empty if the folder does not exist. */

@@ -1,3 +1,4 @@
+export { columnsOf } from './columns.js';
 export {
   type AuditCaller,
   auditKeyModel,
@@ -31,7 +32,6 @@ export { proveConsistency, provePayment } from './prove.js';
 export { listAsOf, type ListThenQuery, paymentAsOf, timeline, withoutStaffNames } from './replay.js';
 export {
   BrokenPromise,
-  headFolder,
   LOG_SEAL,
   logSeal,
   logSealMigration,
@@ -44,5 +44,5 @@ export {
   storedTiles,
   unsignedEvents,
 } from './seal.js';
-export { nextPass, passFigures, type PassName, runDuePasses, verifiedHeadFile, verifyPassMigration } from './scheduled-passes.js';
+export { nextPass, passFigures, type PassName, runDuePasses, verifyPassMigration } from './scheduled-passes.js';
 export { find, trustedHead, UntrustedHead, verifyLog } from './verify.js';

@@ -3,12 +3,12 @@
  *
  * After each page, the state of the pass is stored in its row. If the worker dies, the next one goes on after that page.
  *
- * A good pass ends at a signed head, and writes this head to a file outside the database. The next incremental pass begins at the head in this file.
+ * A good pass ends at a signed head, and writes this head to a file beside the heads, outside the database. The next incremental pass begins at the head in this file.
  * The stored state carries a MAC under a key of the service. So a change of a row cannot make a pass leave anything out that an earlier pass has not
  * verified: a pass whose state was changed begins again, and says so.
  */
-import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import type { Clock, Ids } from '#kernel';
 import type { Check } from '#ledger';
 import type { Migration, Queryable } from '#platform';
@@ -58,8 +58,20 @@ const LEASE_SECONDS = 60;
 const RENEW_MS = 15_000;
 const EVENTS_AT_ONCE = 4_096;
 
-/** The file of the signed head at which the last good pass of this installation ended. */
-export const verifiedHeadFile = (headFolder: string): string => join(dirname(headFolder), 'verified.head');
+/**
+ * The file with the signed head at which the last good pass of this installation ended. All workers share it, in the folder of the heads. It is a state
+ * and no evidence: neither its name nor its first line is that of a head, so no list of heads holds it, and no reader takes it for one.
+ */
+const verificationFile = (folder: string): string => join(folder, 'verification.txt');
+const VERIFICATION_HEADING = 'payfold verification: the last good pass ended at this head\n';
+
+/** The signed head in the file. null: there is no file. If the file is damaged, the text is no head. */
+const readVerified = (folder: string): string | null => {
+  const file = verificationFile(folder);
+  if (!existsSync(file)) return null;
+  const text = readFileSync(file, 'utf8');
+  return text.startsWith(VERIFICATION_HEADING) ? text.slice(VERIFICATION_HEADING.length) : '';
+};
 
 export interface PassWork extends PassPorts {
   readonly folder: string;
@@ -169,8 +181,8 @@ class ScheduledPass {
     let untrusted: string | null = null;
     if (pass === 'incremental')
       try {
-        const file = verifiedHeadFile(work.folder);
-        const head = existsSync(file) ? await trustedHead(work, readFileSync(file, 'utf8')) : null;
+        const verified = readVerified(work.folder);
+        const head = verified === null ? null : await trustedHead(work, verified);
         from = head ? { size: head.size, position: head.position } : LOG_START;
         if (from.size > end.size) throw new UntrustedHead(`the newest head covers ${end.size} events`);
       } catch (error) {
@@ -188,7 +200,7 @@ class ScheduledPass {
     const checks = passChecks(state);
     const failed = checks.filter(({ ok }) => !ok).length;
     if (state.full) await work.db.query('update drift_sweep set completed_at = now(), payments = $1', [state.payments]);
-    if (failed === 0 && note !== null) writeVerified(verifiedHeadFile(work.folder), note);
+    if (failed === 0 && note !== null) writeVerified(work.folder, note, holder);
     await work.db.query(
       `update verify_pass set state = null, finished_at = now(), failed_checks = $3, checks = $4, due_at = $5 where pass = $1 and holder = $2`,
       [pass, holder, failed, JSON.stringify(checks), nextPass(pass, work.now())],
@@ -219,13 +231,14 @@ class ScheduledPass {
   }
 }
 
-/** Replaces the file by a rename, so that it is never half written. A smaller head does not replace a larger one. */
-const writeVerified = (file: string, note: string): void => {
+/** Replaces the file by a rename, so that it is never half written. A smaller head does not replace a larger one. `holder` names the draft. */
+const writeVerified = (folder: string, note: string, holder: string): void => {
   const sizeOf = (text: string) => Number(text.split('\n')[1]);
-  if (existsSync(file) && sizeOf(readFileSync(file, 'utf8')) > sizeOf(note)) return;
-  const draft = `${file}.draft`;
-  writeFileSync(draft, note, { mode: 0o644, flush: true });
-  renameSync(draft, file);
+  if (sizeOf(readVerified(folder) ?? '') > sizeOf(note)) return;
+  mkdirSync(folder, { recursive: true, mode: 0o755 });
+  const draft = join(folder, `.verification-${holder}`);
+  writeFileSync(draft, `${VERIFICATION_HEADING}${note}`, { mode: 0o644, flush: true });
+  renameSync(draft, verificationFile(folder));
 };
 
 export interface PassFigures {

@@ -8,7 +8,7 @@
 import type { EventStore, Position, Projection, Recorded, SealedPlace } from '#eventstore';
 import { timestamp } from '#kernel';
 import type { KeyRing, Migration, Queryable } from '#platform';
-import { join } from 'node:path';
+
 import { ForgedHead, type Head, headKeys, newestHeadFile, openHead, readHeadFile, signHead, writeHead, writeKeys } from './head.js';
 import { eventHash, type FetchTile, HASH_BYTES, rememberingTiles, rootOf, TILE_HASHES, tileRoot } from './merkle.js';
 
@@ -161,7 +161,7 @@ export const storedTiles =
 export interface HeadPorts {
   readonly db: Queryable;
   readonly keys: KeyRing;
-  /** Folder of the signed heads, outside the database. */
+  /** `HEADS_DIR`: folder of the signed heads, outside the database. Its files are the evidence, and rows are copies. */
   readonly folder: string;
   readonly now: () => number;
 }
@@ -170,8 +170,6 @@ export interface SignedLog {
   readonly head: Head;
   readonly note: string;
 }
-
-export const headFolder = (dataDir: string): string => join(dataDir, 'heads');
 
 export interface ProvePorts extends HeadPorts {
   readonly store: EventStore;

@@ -11,10 +11,14 @@ import {
   postingRuleVersions,
   type RuleVersions,
 } from './adjustment.js';
+import { type RemittanceCommand, type RemittanceEvent, type Remittances, remittances } from './remittance.js';
+import { beginOf } from './days.js';
 
 export const periodEvents = defineEvents<PeriodEvent>({ PeriodClosed: [], TrialBalanceRecorded: [] });
 export const postingRuleEvents = defineEvents<PostingRuleChanged>({ PostingRuleChanged: [] });
 export const manualAdjustmentEvents = defineEvents<ManualAdjustment>({ ManualAdjustment: [] });
+
+export const remittanceEvents = defineEvents<RemittanceEvent>({ AgencyRemitted: [], AgencyRemittanceReversed: [] });
 
 const PREFIX = 'adjustment-';
 
@@ -38,4 +42,12 @@ export const ADJUSTMENT_STREAM: StreamType<ManualAdjustment | null, ManualAdjust
   events: manualAdjustmentEvents,
   decider: { initial: null, evolve: (_, event) => event },
   effectiveAt: ({ data }) => data.effectiveAt,
+};
+
+/** One stream for each portal holds its remittances, in order. */
+export const REMITTANCE_STREAM: DecidedStreamType<Remittances, RemittanceCommand, RemittanceEvent> = {
+  prefix: 'remittance-',
+  events: remittanceEvents,
+  decider: remittances,
+  effectiveAt: ({ data }) => beginOf(data.on),
 };

@@ -23,5 +23,15 @@ export {
   rulePolicies,
 } from './journal.js';
 export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, recordedBalances, verifyPeriods } from './periods.js';
+export {
+  remit,
+  type Remitted,
+  type RemitPorts,
+  type RemitRequest,
+  type Reversed,
+  reverseRemittance,
+  type ReverseRemittanceRequest,
+  standingOf,
+} from './remit.js';
 export { type Books, type Entry, firstRules, POSTING_RULES, type PostingRules, postPayment, postSettlement, type Rule } from './postings.js';
 export { type Cell, csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';

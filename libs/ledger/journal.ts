@@ -13,7 +13,7 @@ import { exceptionEvents, isSettlementStream, settlementEvents, settlementFileEv
 import { paymentIdOf, paymentEvents } from '#payments';
 import { type Queryable, uuidV5 } from '#platform';
 import { bookedAt } from './adjustment.js';
-import { manualAdjustmentEvents, periodEvents, PERIODS, postingRuleEvents, RULE_CHANGES } from './events.js';
+import { manualAdjustmentEvents, periodEvents, PERIODS, postingRuleEvents, remittanceEvents, RULE_CHANGES } from './events.js';
 import {
   type Books,
   type Entry,
@@ -24,6 +24,7 @@ import {
   POSTING_RULES,
   type PostingRules,
   postPayment,
+  postRemittance,
   postSettlement,
   refuseUnbalanced,
   type Rule,
@@ -32,7 +33,7 @@ import {
 } from './postings.js';
 import { type Closing, partsOf, writeClosings, writeSums } from './sums.js';
 
-const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-'] as const;
+const JOURNAL_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-', 'remittance-'] as const;
 
 const TABLES = `
   create table journal_entry (
@@ -67,7 +68,7 @@ const GATHER_MS = 500;
 
 export const journalModel: ReadModel = {
   name: 'journal',
-  shape: 3,
+  shape: 4,
   streamPrefixes: JOURNAL_STREAMS,
   gatherMs: GATHER_MS,
   tables: [
@@ -143,6 +144,7 @@ const postingsOf = (rules: RulesInForce, recorded: Recorded, books: Books): { re
     const types = stream === PERIODS ? periodEvents : stream === RULE_CHANGES ? postingRuleEvents : manualAdjustmentEvents;
     return { books, entries: postAdjustment(rules, types.read(recorded)) };
   }
+  if (stream.startsWith('remittance-')) return { books, entries: postRemittance(rules, remittanceEvents.read(recorded)) };
   settlementFileEvents.read(recorded); // Such an event posts nothing, but an unknown event type must stop the journal.
   return { books, entries: [] };
 };

@@ -1,5 +1,5 @@
 /**
- * The posting rules R1 to R17: how each fact changes the books. Pure.
+ * The posting rules R1 to R20: how each fact changes the books. Pure.
  *
  * Only facts about money are posted. A request, a decline, a failure or an unknown outcome posts nothing.
  *
@@ -11,6 +11,8 @@ import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payme
 import type { ExceptionEvent, LineCorrection, RecordedLine, SettlementEvent } from '#settlement';
 import type { AdjustmentEvent } from './adjustment.js';
 import { account, OPERATING_BANK } from './chart.js';
+import { beginOf } from './days.js';
+import type { RemittanceEvent } from './remittance.js';
 
 export interface Posting {
   readonly account: string;
@@ -172,6 +174,7 @@ interface RuleInputs {
   /** `adopted`: the agency that gets the money, and its fee. null: the money goes to the unsettled account of the processor. */
   R16: AccountCents & { readonly adopted: { readonly portalId: string; readonly feeCents: Cents } | null };
   R17: { readonly postings: readonly Posting[] };
+  R20: { readonly portalId: string; readonly cents: Cents };
 }
 
 export type Rule = keyof RuleInputs;
@@ -242,6 +245,7 @@ export const POSTING_RULES: PostingRules = {
     }),
   ],
   R17: [({ postings }) => ({ debits: postings, credits: [] })],
+  R20: [({ portalId, cents }) => ({ debits: [on(account.payable(portalId), cents)], credits: [on(account.bank(OPERATING_BANK), cents)] })],
 };
 
 /** The version of each rule that is in force at a position of the log. */
@@ -530,6 +534,12 @@ export const postException = (rules: RulesInForce, event: ExceptionEvent): reado
 export const postAdjustment = (rules: RulesInForce, event: AdjustmentEvent): readonly Entry[] =>
   event.type === 'ManualAdjustment' ? entry(rules, 'R17', { paymentId: null, effectiveAt: event.data.effectiveAt }, event.data) : [];
 
+/** A remittance to an agency, or the second entry that takes it back. */
+export const postRemittance = (rules: RulesInForce, { type, data }: RemittanceEvent): readonly Entry[] => {
+  const post = type === 'AgencyRemitted' ? entry : mirrored;
+  return post(rules, 'R20', { paymentId: null, effectiveAt: beginOf(data.on) }, data);
+};
+
 /** Every rule in words, as journals show it. */
 export const RULE_WORDS: Readonly<Record<Rule, string>> = {
   R1: 'principal charged',
@@ -552,4 +562,5 @@ export const RULE_WORDS: Readonly<Record<Rule, string>> = {
   R15: 'unexplained settlement line',
   R16: 'suspense resolved',
   R17: 'adjustment by hand',
+  R20: 'agency paid',
 };

@@ -21,7 +21,7 @@ import {
 import { exceptionEvents, type RecordedLine, type SettlementEvent, settlementEvents, settlementException, settlementFileEvents } from '#settlement';
 import { adjust, bookedAt, periods, postingRuleVersions } from './adjustment.js';
 import { account, isAccount, typeOf } from './chart.js';
-import { manualAdjustmentEvents, periodEvents, postingRuleEvents } from './events.js';
+import { manualAdjustmentEvents, periodEvents, postingRuleEvents, remittanceEvents } from './events.js';
 import { type JournalEntry, journalise } from './journal.js';
 import {
   type Books,
@@ -32,6 +32,7 @@ import {
   postException,
   type PostingRules,
   postPayment,
+  postRemittance,
   postSettlement,
   refuseUnbalanced,
   rulesAfter,
@@ -569,6 +570,16 @@ describe('one rule after the other', () => {
     expect(() => by([{ account: suspense, cents: 5 }, { account: 'equity:adjustment', cents: -4 }])).toThrow('must be equal'); // prettier-ignore
     expect(() => by([{ account: 'assets:cash', cents: 5 }, { account: 'equity:adjustment', cents: -5 }])).toThrow('no account'); // prettier-ignore
   });
+  test('R20: a remittance pays the agency from the bank, and its reversal is the opposite entry', () => {
+    const data = { remittanceId: '1', portalId: PORTAL, cents: 700, reference: 'W-1', on: '2026-03-02', advance: false, by: 'me' };
+    const paid = postRemittance(RULES, { type: 'AgencyRemitted', at: AT, data });
+    expect(shown(paid)).toEqual([['R20', { [name.payable]: 700, 'assets:bank:operating': -700 }]]);
+    expect(paid[0]!.effectiveAt).toBe('2026-03-02T00:00:00.000Z');
+    const back = { ...data, on: '2026-03-05', reason: 'came back' };
+    const reversed = postRemittance(RULES, { type: 'AgencyRemittanceReversed', at: AT, data: back });
+    expect(shown(reversed)).toEqual([['R20', { [name.payable]: -700, 'assets:bank:operating': 700 }]]);
+    expect(reversed[0]!.effectiveAt).toBe('2026-03-05T00:00:00.000Z');
+  });
 });
 
 describe('the effective time of an entry, and its owner', () => {
@@ -883,6 +894,7 @@ describe('the standalone verifier (apps/operator/verify.mjs), which shares no co
     fc.record({ netCents: fc.integer({ min: -900, max: 900 }), agency: fc.boolean() }).map(({ netCents, agency }) => ({ stream: SETTLED, type: 'BatchFunded', data: { ...BATCH, fundedOn: '2026-03-02', netCents, ...(agency && { agencyPortalId: PORTAL }) } })), // prettier-ignore
     fc.record({ resolution: fc.constantFrom('settles', 'refund', 'adopt', 'no_posting'), suspenseCents: fc.integer({ min: -900, max: 900 }), feeCents: fc.integer({ min: -9, max: 9 }), paymentId: fc.constantFrom(null, PAYMENT) }).map((one) => ({ stream: 'exception-1', type: 'ExceptionResolved', data: { ...one, reason: 'r', by: 'me', merchantAccount: 'mid', portalId: one.resolution === 'adopt' ? PORTAL : null } })), // prettier-ignore
     fc.integer({ min: 1, max: 900 }).map((cents) => ({ stream: 'adjustment-1', type: 'ManualAdjustment', data: { postings: [{ account: 'equity:adjustment', cents }, { account: 'assets:bank:operating', cents: -cents }], effectiveAt: '2026-02-01T01:00:00+01:00', reason: 'r', by: 'me', adjustmentId: '1' } })), // prettier-ignore
+    fc.record({ cents: fc.integer({ min: 1, max: 900 }), type: fc.constantFrom('AgencyRemitted', 'AgencyRemittanceReversed') }).map(({ cents, type }) => ({ stream: `remittance-${PORTAL}`, type, data: { remittanceId: '1', portalId: PORTAL, cents, on: '2026-02-01', by: 'me' } })), // prettier-ignore
   );
 
   test('makes the same lines of the journal from random lives of payments, settlement lines, corrections and decisions, around a closed period', async () => {
@@ -909,6 +921,7 @@ describe('the standalone verifier (apps/operator/verify.mjs), which shares no co
       ...versionsOf(periodEvents),
       ...versionsOf(postingRuleEvents),
       ...versionsOf(manualAdjustmentEvents),
+      ...versionsOf(remittanceEvents),
     ];
     expect(EVENTS).toEqual(Object.fromEntries(known));
     expect(Object.entries(rules).map(([rule, [words, ...versions]]) => [rule, words, versions.length])).toEqual(

@@ -1,6 +1,6 @@
 /** The configuration. Only this file reads environment variables. One error lists every wrong or missing variable. */
 import { isIP } from 'node:net';
-import { resolve } from 'node:path';
+import { isAbsolute, resolve } from 'node:path';
 import { parseUrl } from '#kernel';
 
 /** A network, such as `127.0.0.0/8` or `fd00::/8`. */
@@ -39,6 +39,8 @@ export interface Config {
   readonly dataDir: string;
   /** The folder in which each process keeps its marks (`MARKS_DIR`), outside the database. */
   readonly marksDir: string;
+  /** The folder of the signed heads (`HEADS_DIR`), outside the database. All processes of an installation share it. */
+  readonly headsDir: string;
   /** null: embedded Postgres. */
   readonly databaseUrl: string | null;
   /** null: Postgres is the event store too. */
@@ -155,6 +157,10 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
 
   const databaseUrl = url('DATABASE_URL', ['postgres:', 'postgresql:']);
   if (production && !env.MASTER_KEY_FILE) faults.push('MASTER_KEY_FILE: required in production');
+  if (env.HEADS_DIR && !isAbsolute(env.HEADS_DIR)) faults.push(`HEADS_DIR=${env.HEADS_DIR}: must be an absolute path`);
+  // Otherwise each process would keep heads where it was started.
+  if (production && !env.HEADS_DIR && !isAbsolute(env.DATA_DIR ?? ''))
+    faults.push('HEADS_DIR: required in production if DATA_DIR is no absolute path');
   if (production && !databaseUrl && !faults.some((fault) => fault.startsWith('DATABASE_URL'))) faults.push('DATABASE_URL: required in production');
   if (production && !publicUrl.startsWith('https:')) faults.push('PUBLIC_URL: must be https in production');
   if ((parseUrl(publicUrl)?.pathname ?? '/') !== '/') faults.push('PUBLIC_URL: must have no path; checkout pages stand at the root');
@@ -219,6 +225,7 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     port: apiPort,
     dataDir,
     marksDir: resolve(text('MARKS_DIR', `${dataDir}/marks`)),
+    headsDir: resolve(text('HEADS_DIR', `${dataDir}/heads`)),
     databaseUrl,
     kurrentdbUrl: url('KURRENTDB_URL', ['kurrentdb:', 'kurrentdb+discover:', 'kurrent:', 'kdb:', 'esdb:', 'esdb+discover:']),
     simulatorUrl: url('SIMULATOR_URL', ['http:']),

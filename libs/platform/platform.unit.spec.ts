@@ -156,6 +156,22 @@ describe('the log', () => {
   });
 });
 
+test('signed heads have one folder for all processes, wherever a process was started', () => {
+  expect(readConfig({ DATA_DIR: '/data' }).headsDir).toBe('/data/heads');
+  expect(readConfig({ DATA_DIR: '/data', HEADS_DIR: '/evidence' }).headsDir).toBe('/evidence');
+  expect(() => readConfig({ HEADS_DIR: 'evidence' })).toThrow('HEADS_DIR=evidence: must be an absolute path');
+  const faults = (env: Readonly<Record<string, string | undefined>>) => {
+    try {
+      readConfig({ ENVIRONMENT: 'production', ...env });
+    } catch (error) {
+      return (error as Error).message;
+    }
+    return '';
+  };
+  for (const env of [{}, { DATA_DIR: 'data' }]) expect(faults(env)).toContain('HEADS_DIR: required in production if DATA_DIR is no absolute path');
+  for (const env of [{ DATA_DIR: '/data' }, { DATA_DIR: 'data', HEADS_DIR: '/evidence' }]) expect(faults(env)).not.toContain('HEADS_DIR');
+});
+
 test('connections are limited by address, unless a proxy is in front or the operator decides', () => {
   const limit = (env: Record<string, string>) => readConfig(env).connectionsPerAddress;
   expect([limit({}), limit({ PROXY_HOPS: '1' }), limit({ BEHIND_TLS: 'on' })]).toEqual([512, null, null]);

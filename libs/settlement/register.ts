@@ -42,6 +42,7 @@ const INDEXES = `
   create index gateway_transaction_waiting on gateway_transaction (moved_at)
     where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents;
   create index gateway_transaction_moved on gateway_transaction (moved_at) where moved_at is not null;
+  create index gateway_transaction_settled on gateway_transaction (settled_batch_id) where settled_batch_id is not null;
   create index gateway_transaction_payment on gateway_transaction (payment_id);
   create index settlement_batch_listed on settlement_batch (gateway, merchant_account, listed_position) where listed_position is not null;
   create index settlement_batch_closed on settlement_batch (closed_at, gateway, merchant_account, batch_id);
@@ -60,7 +61,7 @@ const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 4,
+  shape: 5,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],

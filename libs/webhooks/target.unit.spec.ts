@@ -142,6 +142,7 @@ describe('settings', () => {
   const production = {
     ENVIRONMENT: 'production',
     MASTER_KEY_FILE: '/k',
+    DATA_DIR: '/d',
     DATABASE_URL: 'postgres://h/d',
     PUBLIC_URL: 'https://pay.example',
     PROXY_HOPS: '1',

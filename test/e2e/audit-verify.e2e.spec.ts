@@ -222,7 +222,7 @@ test('a full pass whose worker is killed goes on after the last page; no payment
     'read models': `the list and the settlement of ${PAID + COPIES} payments equal their replay`,
     journal: `${counted[0]!.entries} entries equal their replay`,
   });
-  expect(readFileSync(join(dataDir.data, 'verified.head'), 'utf8').split('\n')[1]).toBe(String(end));
+  expect(readFileSync(join(dataDir.data, 'heads', 'verification.txt'), 'utf8').split('\n')[2]).toBe(String(end));
 });
 
 test('a sweep whose worker is killed goes on after the last events; each difference is stored once', async () => {

@@ -87,6 +87,64 @@ afterAll(async () => {
   await rm(dataDir, { recursive: true, force: true });
 });
 
+describe('paying the agency', () => {
+  test('more than the funded part needs --advance; a reference counts once; --reverse takes the payment back', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const by = ['--portal', portalId, '--by', 'Dana Scott'];
+    const pay = ['ledger', 'remit', ...by, '--amount-cents', '12500', '--reference', 'WIRE-7'];
+    expect(await refused(1, ...pay)).toMatchObject({
+      message: expect.stringContaining('more than the funded part: 0 payable, of it 0 settled, of it 0 funded'),
+      details: { code: 'INVALID_STATE', payableCents: 0, settledCents: 0, fundedCents: 0 },
+    });
+    const paid = await json<{ remittanceId: string }>(...pay, '--advance');
+    expect(paid).toEqual({
+      remittanceId: expect.stringMatching(UUID),
+      portalId,
+      amountCents: 12_500,
+      reference: 'WIRE-7',
+      on: new Date().toISOString().slice(0, 10),
+      advance: true,
+      by: 'Dana Scott',
+      payableCents: 0,
+      settledCents: 0,
+      fundedCents: 0,
+    });
+    expect((await refused(1, ...pay, '--advance')).message).toBe(`Remittance ${paid.remittanceId} of 12500 cents has the reference WIRE-7 already.`);
+    const payable = async () => (await payfold(['audit', 'export', 'payable', '--format', 'ndjson'])).stdout;
+    expect(await payable()).toContain(`"funded_cents":0,"remitted_cents":-12500,"adjusted_cents":0,"closing_cents":-12500`);
+    const back = ['ledger', 'remit', ...by, '--reverse', paid.remittanceId, '--reason', 'account closed'];
+    expect(await json(...back)).toMatchObject({ remittanceId: paid.remittanceId, amountCents: 12_500, reason: 'account closed' });
+    expect((await refused(1, ...back)).message).toBe(`Remittance ${paid.remittanceId} was taken back already.`);
+    expect(await payable()).toContain(`"remitted_cents":0,"adjusted_cents":0,"closing_cents":0`);
+  });
+  test('wrong options, an unknown portal, a day to come: refused, and nothing is recorded', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    const pay = (portal: string, ...more: string[]) => ['ledger', 'remit', '--portal', portal, '--by', 'Dana', ...more];
+    const paid = ['--amount-cents', '1', '--reference', 'W', '--advance'];
+    await refused(2, ...pay(portalId, '--amount-cents', '1'));
+    await refused(2, ...pay(portalId, '--reverse', NOBODY));
+    await refused(2, ...pay(portalId, ...paid, '--on', '2026-02-30'));
+    expect((await refused(1, ...pay(NOBODY, ...paid))).details.code).toBe('PORTAL_ACCESS_DENIED');
+    expect((await refused(1, ...pay(portalId, ...paid, '--on', '2099-01-01'))).message).toBe('2099-01-01 lies in the future.');
+    expect((await refused(1, ...pay(portalId, '--amount-cents', '0', '--reference', 'W'))).details.code).toBe('VALIDATION_ERROR');
+    expect((await refused(1, ...pay(portalId, '--reverse', NOBODY, '--reason', 'r'))).message).toBe(`The portal has no remittance ${NOBODY}.`);
+    const { rows } = await pool.query('select from es.events where stream_id = $1', [`remittance-${portalId}`]);
+    expect(rows).toEqual([]);
+  });
+  test('audit export --columns says what each column of a report means; audit pack refuses a period that is not over', async () => {
+    expect(await json('audit', 'export', '--columns', 'payable')).toContainEqual({
+      column: 'remitted_cents',
+      meaning: 'paid by us to the agency, negative; taken back, positive (R20)',
+    });
+    await refused(2, 'audit', 'export');
+    await refused(2, 'audit', 'export', 'payable', '--columns', 'payable');
+    const out = join(dataDir, 'pack-of-the-future');
+    const pack = await refused(1, 'audit', 'pack', '--from', '2026-01-01', '--to', '2099-01-01', '--out', out);
+    expect(pack.message).toBe('--to 2099-01-01T00:00:00.000Z lies in the future; the period is not over.');
+    await expect(stat(out)).rejects.toThrow('ENOENT');
+  });
+});
+
 describe('payfold accounts', () => {
   test('create, list, deactivate, reactivate: {accountId, name, status}', async () => {
     const created = await json('accounts', 'create', '--name', 'City of Springfield');

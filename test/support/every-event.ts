@@ -2,10 +2,10 @@
 import { issueAuditKey, revokeAuditKey } from '#audit';
 import type { Actor, Position } from '#eventstore';
 import { Deadline, type ServiceError, timestamp } from '#kernel';
-import { adjustBooks, closePeriod, journalModel } from '#ledger';
+import { adjustBooks, closePeriod, journalModel, remit, reverseRemittance } from '#ledger';
 import { acknowledgeStaffTask, resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
-import { changeException, recordSettlements } from '#settlement';
+import { changeException, paymentRegisterModel, recordSettlements } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
 import { dispute } from './books.js';
 import { CARD_FORM, checkoutPortal, formText, INTAKE, intakeOf, LINES, Payer, type Portal, SHOP, signedFields } from './checkout.js';
@@ -48,7 +48,7 @@ export const startWithEveryEvent = async (): Promise<Service> => {
     const task = { paymentId: rejected, task: 'settlement_rejected', reason: 'paid at the counter', by: BY } as const;
     await acknowledgeStaffTask(service.services.payments.ports, service.services.store, task);
     await checkOut(service, partner);
-    await closeBooks(service);
+    await closeBooks(service, await service.portal(partner));
     return { ...service, stop };
   } catch (error) {
     await stop();
@@ -246,8 +246,8 @@ const redeliverHeld = async (service: Service, { endpoints, endpointId }: Awaite
   await endpoints.disable(endpointId);
 };
 
-/** Makes an adjustment, and closes a period. */
-const closeBooks = async (service: Service): Promise<void> => {
+/** Makes an adjustment and a remittance, takes the remittance back, and closes a period. */
+const closeBooks = async (service: Service, portalId: string): Promise<void> => {
   const { store, pool: db, clock, ids, readModels } = service.services;
   const journalReached = (position: Position) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 });
   const ports = { store, db, clock, ids, journalReached };
@@ -257,5 +257,9 @@ const closeBooks = async (service: Service): Promise<void> => {
     { account: 'equity:adjustment', cents: -700 },
   ];
   await adjustBooks(ports, { adjustmentId: ids.uuid(), postings, effectiveAt: now, reason: 'interest of the bank', by: BY });
+  const registerReached = (position: Position) => readModels.of(paymentRegisterModel).runUntil(position, { timeoutMs: 20_000 });
+  const remittance = { remittanceId: ids.uuid(), portalId, on: null, by: BY };
+  await remit({ ...ports, registerReached }, { ...remittance, cents: 2_500, reference: 'WIRE-2026-0417', advance: true });
+  await reverseRemittance({ ...ports, registerReached }, { ...remittance, reason: 'came back: account closed' });
   await closePeriod(ports, `${now.slice(0, 10)}T00:00:00.000Z`, BY);
 };

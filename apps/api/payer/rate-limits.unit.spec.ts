@@ -18,7 +18,13 @@ test('they are on in production, off in the sandbox, and can be set', () => {
     const { checkoutRatePerAddress, checkoutUnsignedPerPortal, checkoutDeclinesPerPortal } = readConfig(env);
     return [checkoutRatePerAddress, checkoutUnsignedPerPortal, checkoutDeclinesPerPortal];
   };
-  const production = { ENVIRONMENT: 'production', MASTER_KEY_FILE: '/k', DATABASE_URL: 'postgres://h/d', PUBLIC_URL: 'https://pay.example' };
+  const production = {
+    ENVIRONMENT: 'production',
+    MASTER_KEY_FILE: '/k',
+    DATA_DIR: '/d',
+    DATABASE_URL: 'postgres://h/d',
+    PUBLIC_URL: 'https://pay.example',
+  };
   expect(limitsOf({})).toEqual([null, null, null]);
   expect(limitsOf({ ...production, PROXY_HOPS: '0' })).toEqual([60, 300, 30]);
   expect(limitsOf({ ...production, CHECKOUT_RATE_PER_ADDRESS: '0', CHECKOUT_UNSIGNED_PER_PORTAL: '7' })).toEqual([null, 7, 30]);

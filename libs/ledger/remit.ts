@@ -1,0 +1,162 @@
+/** Pays agencies: reads what is owed and what of it is funded, and records the remittance at the exact revision of the portal's stream. */
+import { type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
+import { ServiceError, sumCents, timestamp } from '#kernel';
+import { refuseStaffText, staff } from '#payments';
+import type { Queryable } from '#platform';
+import { exceptionEvents } from '#settlement';
+import { account } from './chart.js';
+import { PERIODS_ID, PERIODS_STREAM, REMITTANCE_STREAM } from './events.js';
+import type { PeriodPorts } from './periods.js';
+import type { RemittanceEvent, Standing } from './remittance.js';
+
+export interface RemitPorts extends PeriodPorts {
+  /** Brings the register of transactions and batches up to a position of the log. */
+  readonly registerReached: (position: Position) => Promise<void>;
+}
+
+export interface RemitRequest {
+  readonly remittanceId: string;
+  readonly portalId: string;
+  readonly cents: number;
+  readonly reference: string;
+  /** YYYY-MM-DD. null: today. */
+  readonly on: string | null;
+  readonly advance: boolean;
+  readonly by: string;
+}
+
+export interface ReverseRemittanceRequest {
+  readonly remittanceId: string;
+  readonly portalId: string;
+  readonly on: string | null;
+  readonly reason: string;
+  readonly by: string;
+}
+
+export type Remitted = Extract<RemittanceEvent, { type: 'AgencyRemitted' }>['data'] & Standing;
+export type Reversed = Extract<RemittanceEvent, { type: 'AgencyRemittanceReversed' }>['data'];
+
+/** Characters of a reference: more than any bank's field for it. */
+const MAX_REFERENCE_CHARACTERS = 140;
+
+/**
+ * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if the reference was used before, the period is closed, or the amount
+ * is more than the funded part and is no advance. Returns the standing before it.
+ */
+export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<Remitted> => {
+  const { clock, ids } = ports;
+  const origin = staff(request.by, ids.uuid());
+  const reference = request.reference.trim();
+  refuseStaffText('reference', reference, MAX_REFERENCE_CHARACTERS);
+  return retryOnConflict(async () => {
+    // The stream is read before the head of the log. So the balance holds every remittance that this revision knows.
+    const before = await load(ports.store, REMITTANCE_STREAM, request.portalId);
+    const standing = await standingOf(ports, request.portalId);
+    const closedTo = await closedToOf(ports.store);
+    const at = timestamp(clock.now());
+    const remittance = { ...request, reference, on: request.on ?? at.slice(0, 10), by: origin.actor.id };
+    const after = await execute(ports, REMITTANCE_STREAM, before, [{ type: 'Remit', at, remittance, standing, closedTo }], origin);
+    await ports.journalReached(after.position!);
+    return { ...remittance, ...standing };
+  }, busy);
+};
+
+/** Takes a remittance back by a second entry. Throws INVALID_STATE if the portal has no such remittance, or if it was taken back already. */
+export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemittanceRequest): Promise<Reversed> => {
+  const { portalId, remittanceId, reason } = request;
+  const origin = staff(request.by, ports.ids.uuid());
+  refuseStaffText('reason', reason);
+  return retryOnConflict(async () => {
+    const before = await load(ports.store, REMITTANCE_STREAM, portalId);
+    const closedTo = await closedToOf(ports.store);
+    const at = timestamp(ports.clock.now());
+    const reversal = { portalId, remittanceId, reason, on: request.on ?? at.slice(0, 10), by: origin.actor.id };
+    const after = await execute(ports, REMITTANCE_STREAM, before, [{ type: 'Reverse', at, closedTo, ...reversal }], origin);
+    await ports.journalReached(after.position!);
+    return { ...reversal, cents: before.state.find((one) => one.remittanceId === remittanceId)!.cents };
+  }, busy);
+};
+
+const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is paying this agency; try again.');
+
+const closedToOf = async (store: EventStore): Promise<string | null> => (await load(store, PERIODS_STREAM, PERIODS_ID)).state.closedTo;
+
+/**
+ * What we owe to an agency at or beyond the present end of the log.
+ *
+ * Journal and register move on by themselves. So the credits are read first, then the register, then the debits, each at or beyond the place of the
+ * one before. A charge that comes in between is not counted, and a refund is. So no part is too large.
+ */
+export const standingOf = async (ports: RemitPorts, portalId: string): Promise<Standing> => {
+  const { db, store } = ports;
+  const name = account.payable(portalId);
+  const upTo = async (reach: (position: Position) => Promise<void>): Promise<void> => {
+    const head = await store.head();
+    if (head !== null) await reach(head);
+  };
+  await upTo(ports.journalReached);
+  const { credit } = await balanceOf(db, name);
+  await upTo(ports.registerReached);
+  const { unsettled, unfunded, disputed } = await heldBack(db, portalId);
+  const adopted = await adoptedUnfunded(ports, portalId);
+  await upTo(ports.journalReached);
+  const { debit } = await balanceOf(db, name);
+  const payableCents = credit - debit;
+  const settledCents = payableCents - unsettled;
+  return { payableCents, settledCents, fundedCents: settledCents - unfunded - disputed - adopted };
+};
+
+const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; credit: number }> => {
+  const { rows } = await db.query<{ debit: string; credit: string }>(
+    'select debit_cents as debit, credit_cents as credit from journal_balance where account = $1',
+    [name],
+  );
+  return { debit: Number(rows[0]?.debit ?? 0), credit: Number(rows[0]?.credit ?? 0) };
+};
+
+/** Principal of a portal that is charged and in no batch, that is in a batch without funding, and that open disputes hold. */
+const heldBack = async (db: Queryable, portalId: string): Promise<{ unsettled: number; unfunded: number; disputed: number }> => {
+  const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'disputed', string>>(
+    `with open_charge as (
+       select payment_id, leg, true as waits from gateway_transaction
+       where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents and op = 'charge'
+       union all
+       select t.payment_id, t.leg, false
+       from settlement_begun s
+       left join settlement_batch b on b.gateway = s.gateway and b.merchant_account = s.merchant_account and b.batch_id = s.batch_id
+       join gateway_transaction t on t.settled_batch_id = s.batch_id and t.gateway = s.gateway and t.merchant_account = s.merchant_account
+       where b.funded is not true and t.op = 'charge'),
+     held as (
+       select c.waits, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint as cents
+       from open_charge c join journal_payment p on p.payment_id = c.payment_id cross join json_array_elements(p.books->'legs') as l
+       where p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = c.leg),
+     taken as (
+       select (s->>'principalCents')::bigint as cents
+       from dispute d join journal_payment p on p.payment_id = d.payment_id
+         cross join json_array_elements(p.books->'disputes'->(d.dispute_id::text)->'shares') as s
+       where d.status <> 'recovered' and d.status <> 'lost' and p.books->>'portalId' = $1)
+     select coalesce((select sum(cents) from held where waits), 0) as unsettled, coalesce((select sum(cents) from held where not waits), 0) as unfunded,
+       coalesce((select sum(cents) from taken), 0) as disputed`,
+    [portalId],
+  );
+  const { unsettled, unfunded, disputed } = rows[0]!;
+  return { unsettled: Number(unsettled), unfunded: Number(unfunded), disputed: Number(disputed) };
+};
+
+/** Principal that staff adopted for the portal out of lines whose batch is not funded. */
+const adoptedUnfunded = async ({ db, store }: RemitPorts, portalId: string): Promise<number> => {
+  const { rows } = await db.query<{ id: string }>(
+    `select x.exception_id as id from settlement_begun s
+     left join settlement_batch b on b.gateway = s.gateway and b.merchant_account = s.merchant_account and b.batch_id = s.batch_id
+     join settlement_exception x on x.batch_id = s.batch_id and x.gateway = s.gateway and x.merchant_account = s.merchant_account
+     where b.funded is not true and x.resolved_cents > 0`,
+  );
+  const adopted: number[] = [];
+  for (const { id } of rows)
+    for await (const recorded of store.read(`exception-${id}`)) {
+      const event = exceptionEvents.read(recorded);
+      if (event.type === 'ExceptionResolved' && event.data.resolution === 'adopt' && event.data.portalId === portalId)
+        adopted.push(event.data.suspenseCents - event.data.feeCents);
+    }
+  return sumCents(adopted, (cents) => cents);
+};
