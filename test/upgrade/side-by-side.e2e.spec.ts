@@ -38,7 +38,7 @@ const N_PLUS_1: readonly Patch[] = [
     from: `  name: 'directory',\n  shape: ${DIRECTORY_SHAPE},`,
     to: `  name: 'directory',\n  shape: ${DIRECTORY_SHAPE + 1},`,
   },
-  { file: 'libs/payments/list.ts', from: `state json not null)`, to: `state json not null, note text)` },
+  { file: 'libs/payments/list.ts', from: `state text not null)`, to: `state text not null, note text)` },
   {
     file: 'apps/services.ts',
     from: `  dropReadModelsOf010,\n];`,
