@@ -133,8 +133,8 @@ export class CreatePaymentRequest {
   @TextField({ optional: true, max: 255, free: true, description: 'Payment-level identifier, also used for case-specific restrictions.' })
   referenceId?: string;
   @CentsField({ description: 'Principal; must equal the sum of the line items.' }) amountCents!: number;
-  @EnumField({ optional: true, values: ['USD'], default: 'USD' }) currency?: string;
-  @EnumField({ optional: true, values: CAPTURES, default: 'sale', description: '`auth` is refused with 501.' }) capture?: string;
+  @EnumField({ optional: true, values: ['USD'], schema: 'Currency', description: 'Only `USD`, which is also the default.' }) currency?: string;
+  @EnumField({ optional: true, values: CAPTURES, description: '`sale` if it is left out. `auth` is refused with 501.' }) capture?: string;
   @EnumField({ optional: true, values: CAPTURES, deprecated: true, description: 'Alias of `capture`.' }) captureMode?: string;
   @NestedField(() => PaymentMethodRequest) paymentMethod!: PaymentMethodRequest;
   @NestedField(() => LineItemRequest, { array: { min: 1, max: 50 } }) lineItems!: LineItemRequest[];
@@ -214,7 +214,7 @@ export class VoidRequest {
 type Sent<Fields> = { readonly [Name in keyof Fields]: string | undefined };
 
 export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'> & ListFilters> {
-  @UuidField({ optional: true }) portalId: string | undefined;
+  @UuidField({ optional: true, description: 'Only payments of this portal.' }) portalId: string | undefined;
   @Field({
     optional: true,
     schema: { type: 'string', description: 'Inclusive; RFC 3339 with offset, or `YYYY-MM-DD` (00:00:00Z).' },
@@ -223,12 +223,13 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   from: string | undefined;
   @Field({ optional: true, schema: { type: 'string', description: 'Exclusive; as `from`.' }, check: (value) => instantFault(value) })
   to: string | undefined;
-  @EnumField({ optional: true, values: PAYMENT_STATUSES }) status: PaymentStatus | undefined;
+  @EnumField({ optional: true, values: PAYMENT_STATUSES, schema: 'PaymentStatus', description: 'Only payments with this status.' }) status:
+    PaymentStatus | undefined;
   @TextField({ optional: true, min: 1, max: 1024, description: '`nextCursor` of the page before, with the same filters.' }) cursor:
     string | undefined;
   @Field({
     optional: true,
-    schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, default: DEFAULT_PAGE },
+    schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, description: `Payments of a page, ${DEFAULT_PAGE} if it is left out.` },
     check: (value) => (wholeNumber(value) <= MAX_PAGE ? null : `must be 1 to ${MAX_PAGE}`),
   })
   limit: string | undefined;
@@ -258,9 +259,9 @@ export const instantOf = (text: string): number | null => {
 };
 
 export class QuoteQuery implements Sent<Omit<QuoteRequest, 'accountId'>> {
-  @UuidField() portalId!: string;
+  @UuidField({ description: 'Portal to charge.' }) portalId!: string;
   @Field({
-    schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS },
+    schema: { type: 'integer', format: 'int64', minimum: 1, maximum: MAX_AMOUNT_CENTS, description: 'Principal.' },
     check: (value) => (wholeNumber(value) <= MAX_AMOUNT_CENTS ? null : `must be 1 to ${MAX_AMOUNT_CENTS} cents`),
   })
   amountCents!: string;

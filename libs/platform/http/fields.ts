@@ -56,7 +56,13 @@ export const Field =
 export const CentsField = (options: { optional?: boolean; description?: string } = {}) =>
   Field({
     ...options,
-    schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS, ...(options.description ? { description: options.description } : {}) },
+    schema: {
+      type: 'integer',
+      format: 'int64',
+      minimum: 1,
+      maximum: MAX_AMOUNT_CENTS,
+      ...(options.description ? { description: options.description } : {}),
+    },
     check: (value) => (isCents(value) ? null : `must be an integer of 1 to ${MAX_AMOUNT_CENTS} cents`),
   });
 
@@ -74,11 +80,11 @@ export const TextField = (options: { optional?: boolean; min?: number; max: numb
   });
 };
 
-/** One of the given words. */
+/** One of the given words. `schema`: the named schema of the OpenAPI document that lists them, if answers use the same words. */
 export const EnumField = (options: {
   optional?: boolean;
   values: readonly string[];
-  default?: string;
+  schema?: string;
   description?: string;
   deprecated?: boolean;
 }) => {
@@ -86,9 +92,7 @@ export const EnumField = (options: {
   return Field({
     ...(optional === undefined ? {} : { optional }),
     schema: {
-      type: 'string',
-      enum: [...values],
-      ...(options.default ? { default: options.default } : {}),
+      ...(options.schema ? { allOf: [{ $ref: `#/components/schemas/${options.schema}` }] } : { type: 'string', enum: [...values] }),
       ...(description ? { description } : {}),
       ...(deprecated ? { deprecated } : {}),
     },
