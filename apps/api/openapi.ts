@@ -84,7 +84,7 @@ export const inOpenApi30 = (document: OpenAPIObject): OpenAPIObject => {
     const { $ref, type, oneOf, ...others } = schema;
     if ($ref !== undefined) return Object.keys(others).length === 0 ? schema : { ...others, allOf: [{ $ref }] };
     if (Array.isArray(type)) return { type: type[0] as unknown, nullable: true, ...others };
-    if (isList(oneOf) && oneOf.length === 2 && oneOf[1]!.type === 'null') return { ...others, nullable: true, allOf: [oneOf[0]] };
+    if (isList(oneOf) && oneOf.length === 2 && oneOf[1]!.type === 'null') return { type: 'object', nullable: true, ...others, allOf: [oneOf[0]] };
     return schema;
   }) as OpenAPIObject;
   return { ...converted, openapi: '3.0.3' };
