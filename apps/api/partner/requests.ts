@@ -239,8 +239,13 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
-const instantFault = (value: unknown): string | null =>
-  typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
+/** In a query, `+` means a space. So a time with an offset that was not escaped arrives with a space before the offset. */
+const UNESCAPED_PLUS = /T.* \d{2}:\d{2}$/i;
+const instantFault = (value: unknown): string | null => {
+  if (typeof value === 'string' && instantOf(value) !== null) return null;
+  const hint = typeof value === 'string' && UNESCAPED_PLUS.test(value) ? '; write + as %2B in a query' : '';
+  return `must be RFC 3339 with offset, or YYYY-MM-DD${hint}`;
+};
 
 /** The limits are the years 1 to 9999 in UTC. RFC 3339 can write these years, and the database can hold them. */
 const FIRST_INSTANT = Date.parse('0001-01-01T00:00:00Z');
