@@ -1,5 +1,5 @@
 /**
- * `/openapi.json`, and `/docs`, the page that shows it. They need no credentials (C65). Both are made once and served from memory, so that answers
+ * `/openapi.json`, the same in OpenAPI 3.0, and `/docs`, the page that shows it. They need no credentials (C65). All are made once and served from memory, so that answers
  * which nobody reads hold no copies and no files.
  */
 import { readFileSync } from 'node:fs';
@@ -8,6 +8,7 @@ import type { OpenAPIObject } from '@nestjs/swagger';
 import type { FastifyInstance } from 'fastify';
 import type { Config } from '#platform';
 import { JSON_TYPE } from '#platform/http';
+import { inOpenApi30 } from './api/openapi.js';
 import { pageHeaders } from './api/payer/http.js';
 
 const HTML_TYPE = 'text/html; charset=utf-8';
@@ -29,8 +30,13 @@ export const serveOpenApi = (
   document: OpenAPIObject,
   { apiDocs, publicUrl }: Pick<Config, 'apiDocs' | 'publicUrl'>,
 ): void => {
-  const json = Buffer.from(JSON.stringify(document));
-  fastify.get('/openapi.json', (_, reply) => reply.header('content-type', JSON_TYPE).send(json));
+  for (const [path, served] of [
+    ['/openapi.json', document],
+    ['/openapi-3.0.json', inOpenApi30(document)],
+  ] as const) {
+    const json = Buffer.from(JSON.stringify(served));
+    fastify.get(path, (_, reply) => reply.header('content-type', JSON_TYPE).send(json));
+  }
   if (!apiDocs) return;
   // The page lies on the origin of the card pages, so it has their headers. Its icons are `data:` images.
   const headers = pageHeaders(publicUrl);

@@ -41,6 +41,8 @@ export interface Running {
 export interface FirstAccount {
   readonly apiKey: string;
   readonly portalId: string;
+  /** Signs hosted checkout. null: an earlier start, which was interrupted, made the portal. */
+  readonly signingSecret: string | null;
 }
 
 /** The argument that `npm start` gives to its child processes begins with this text. The parent's id follows. */

@@ -2,7 +2,7 @@
  * The alert rules, the dashboard and the documentation name only metrics that the code declares. Each rule names a chapter of docs/operations.md.
  * supervisor.fault.spec compares the declared metrics with what a service prints.
  */
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
 import { Alerts, readRules, type Rule } from './support/alerts.js';
@@ -109,4 +109,30 @@ test('each panel of the dashboard shows declared metrics', () => {
 test('docs/operations.md lists every declared metric, and no other', () => {
   const chapter = /^## Metrics\n[^]*?(?=^## )/m.exec(operations)![0];
   expect([...new Set([...chapter.matchAll(/^\| `(payfold_\w+)`/gm)].map(([, name]) => name))].sort()).toEqual(Object.keys(code).sort());
+});
+
+describe('docs/operations.md, the table of alarms', () => {
+  const chapter = /^## Alarms\n[^]*?(?=^## )/m.exec(operations)![0];
+  const rows = [...chapter.matchAll(/^\| (log: )?`([^`]+)`\s*\|(.*)\|$/gm)].map(([, log, name, rest]) => ({
+    log: log !== undefined,
+    name: name!,
+    cells: rest!.split(/(?<!\\)\|/).map((cell) => cell.trim()),
+  }));
+  test('each row has a meaning, a first and a second step', () => {
+    for (const { name, cells } of rows) expect([name, cells]).toEqual([name, Array(3).fill(expect.stringMatching(/./))]);
+  });
+  test('has every rule, and no other', () => {
+    const named = rows.filter(({ log }) => !log).map(({ name }) => name);
+    expect(named.sort()).toEqual(rules.map(({ alert }) => alert).sort());
+  });
+  test('each log line is one that the code writes', () => {
+    const sources = ['libs', 'apps'].flatMap((folder) =>
+      readdirSync(join(ROOT, folder), { recursive: true, encoding: 'utf8' })
+        .filter((file) => /(?<!\.spec)\.tsx?$/.test(file))
+        .map((file) => read(join(folder, file))),
+    );
+    const lines = rows.filter(({ log }) => log);
+    expect(lines.length).toBeGreaterThan(20);
+    for (const { name } of lines) expect([name, sources.some((source) => source.includes(name))]).toEqual([name, true]);
+  });
 });

@@ -3,6 +3,7 @@
  * installed.
  */
 import { spawnSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
 import { signedAddress } from '#checkout';
@@ -18,6 +19,22 @@ const ADDRESSES = [
 const signed = ADDRESSES.map((address) =>
   signedAddress(SECRET, 'return', address, { result: 'paid', state: "a b&c='(!)*~é€", reference_id: 'ÄÖ/7' }, now),
 );
+
+const PYTHON = spawnSync('python3', ['--version']).status === 0;
+(PYTHON ? test : test.skip)('verify.py explains itself without arguments, and checks the vectors of the guide at their time', () => {
+  const run = (args: string[], env: Record<string, string>) =>
+    spawnSync('python3', [join(FOLDER, 'verify.py'), ...args], { encoding: 'utf8', env: { PATH: process.env.PATH, ...env } });
+  const bare = run([], {});
+  expect([bare.status, bare.stderr]).toEqual([1, expect.stringContaining('python3 verify.py return')]);
+  const guide = readFileSync(join(FOLDER, '../checkout.md'), 'utf8');
+  const vectors = [...guide.matchAll(/^- `(return|cancel)`: `(\S+)` → `([0-9a-f]{64})`$/gm)];
+  expect(vectors).toHaveLength(2);
+  for (const [, kind, address, sig] of vectors) {
+    const asked = [kind!, `${address}&sig=${sig}`];
+    expect(run([...asked, '1795168800'], { PAYFOLD_SIGNING_SECRET: SECRET })).toMatchObject({ status: 0, stderr: '' });
+    expect(run(asked, { PAYFOLD_SIGNING_SECRET: SECRET }).stderr).toContain('too old');
+  }
+});
 
 describe.each([
   ['node', 'verify.mjs'],

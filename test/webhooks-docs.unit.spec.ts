@@ -24,6 +24,7 @@ const CASES: readonly { name: string; body?: string; signature?: string; secrets
   { name: 'the request of the document', genuine: true },
   { name: 'two secrets while one is being changed', secrets: ['whsec_new', SECRET], genuine: true },
   { name: '299 seconds later', now: SIGNED_AT + 299, genuine: true },
+  { name: 'a header with a further field', signature: `${SIGNATURE},v2=abc`, genuine: true },
   { name: 'another body', body: BODY.replace('12500', '12501'), genuine: false },
   { name: 'the body written anew', body: JSON.stringify(JSON.parse(BODY), null, 1), genuine: false },
   { name: 'another secret', secrets: ['whsec_other'], genuine: false },

@@ -60,20 +60,23 @@ export interface ApiParts {
 /** The authentication schemes of partners, for the header `WWW-Authenticate`. */
 const CHALLENGE = 'ApiKey realm="payfold", Bearer realm="payfold"';
 
+/** A spec makes the OpenAPI document from them. */
+export const CONTROLLERS = [
+  PaymentsController,
+  FeesController,
+  AuthController,
+  UnsupportedController,
+  IntakeController,
+  CheckoutController,
+  HealthController,
+];
+
 @Module({})
 class ApiModule {
   static of(parts: ApiParts, checkout: CheckoutServices, health: Health): DynamicModule {
     return {
       module: ApiModule,
-      controllers: [
-        PaymentsController,
-        FeesController,
-        AuthController,
-        UnsupportedController,
-        IntakeController,
-        CheckoutController,
-        HealthController,
-      ],
+      controllers: CONTROLLERS,
       providers: [
         { provide: AUTHENTICATION, useValue: parts.authentication },
         // All HTTP interfaces of the process share one command bus and one query bus.

@@ -5,7 +5,7 @@ import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import { DocumentBuilder, SwaggerModule } from '@nestjs/swagger';
 import type { FastifyInstance } from 'fastify';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
-import { API_VERSION } from '../api/openapi.js';
+import { API_VERSION, finished } from '../api/openapi.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
 import { serveOpenApi } from '../api-docs.js';
 import { gracefulClose } from '../graceful-close.js';
@@ -66,7 +66,7 @@ export const createAudit = async (services: Services & AuditOptions): Promise<Au
     .setDescription('Read-only: payments as they were, the books, settlement and its exceptions. Money is integer cents of USD.')
     .setVersion(API_VERSION)
     .addSecurity('auditKey', { type: 'apiKey', in: 'header', name: 'Authorization', description: '`AuditKey pa_…`, or the key alone' });
-  const document = SwaggerModule.createDocument(app, builder.build(), { extraModels: [ErrorEnvelope] });
+  const document = finished(SwaggerModule.createDocument(app, builder.build(), { extraModels: [ErrorEnvelope] }));
   serveOpenApi(adapter.getInstance<FastifyInstance>(), document, services.config);
   await app.init();
   await adapter.getInstance<FastifyInstance>().ready();

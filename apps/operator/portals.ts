@@ -221,7 +221,7 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
     )
     .option('--stage-secret', 'make a new signing secret, shown once: links signed with it are taken, returns still carry the old one')
     .addOption(new Option('--activate-secret', 'sign with the staged secret from now on; the old one counts no more').conflicts('stageSecret'))
-    .option('--test-address <url>', 'change nothing, and say whether payers could be sent there; may be repeated', each(anyText))
+    .option('--test-address <url...>', 'change nothing, and say whether payers could be sent to these addresses', each(anyText))
     .action(
       action(async ({ administration, inForce }, portalId: string, options: CheckoutOptions) => {
         const { enable, disable, allow, requireSignedIntake, agencyName, stageSecret, activateSecret, testAddress } = options;

@@ -220,13 +220,13 @@ const afterItsPredecessor = async <T>(stop: AbortSignal, begin: () => Promise<T>
 };
 
 const RULE = '─'.repeat(100);
-const welcome = (url: string, { apiKey, portalId }: FirstAccount): string => `
+const welcome = (url: string, { apiKey, portalId, signingSecret }: FirstAccount): string => `
 ${RULE}
-Payfold is running with a sandbox account. The API key is shown this once.
+Payfold is running with a sandbox account. The API key and the checkout secret are shown this once.
 
   Base URL   ${url}
   API key    ${apiKey}
-  Portal     ${portalId}      (gateway: simulator, fee 2.5 % + 50 cents)
+  Portal     ${portalId}      (gateway: simulator, fee 2.5 % + 50 cents)${signingSecret === null ? '' : `\n  Checkout   ${signingSecret}`}
 
 Create a payment:
 

@@ -23,7 +23,7 @@ const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Ser
   });
   const made = await createSandboxDefaults(administration);
   if (made?.position) await readModels.of(directoryModel).runUntil(made.position, { timeoutMs: FIRST_ACCOUNT_MS });
-  return made && { apiKey: made.apiKey, portalId: made.portalId };
+  return made && { apiKey: made.apiKey, portalId: made.portalId, signingSecret: made.signingSecret };
 };
 
 runRole('worker', async (config, log, { supervisor, stop }) => {

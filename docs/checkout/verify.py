@@ -1,5 +1,7 @@
 """Verifies an address that Payfold sent a payer back to, and signs launch links. Python 3.8 and later, no packages. As a command:
-PAYFOLD_SIGNING_SECRET=psec_… python3 verify.py return 'https://agency.example/pay/done?…'
+PAYFOLD_SIGNING_SECRET=psec_… python3 verify.py return 'https://agency.example/pay/done?…' [NOW]
+
+return or cancel: the kind of the address. NOW: Unix seconds instead of the clock, to try the test vectors of the guide.
 """
 import hashlib
 import hmac
@@ -34,7 +36,10 @@ def verify(secrets, kind, address, now=None):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4) or "PAYFOLD_SIGNING_SECRET" not in os.environ:
+        sys.exit(__doc__.strip())
     try:
-        print(json.dumps(verify([os.environ["PAYFOLD_SIGNING_SECRET"]], sys.argv[1], sys.argv[2])))
+        now = float(sys.argv[3]) if len(sys.argv) == 4 else None
+        print(json.dumps(verify([os.environ["PAYFOLD_SIGNING_SECRET"]], sys.argv[1], sys.argv[2], now)))
     except ValueError as error:
         sys.exit(str(error))

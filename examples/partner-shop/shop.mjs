@@ -4,14 +4,17 @@
 //   node examples/partner-shop/shop.mjs        in another; then open the address that it prints
 //
 // Without settings it makes itself an account, a portal with checkout on, and an API key in the running sandbox, by the command line of the checkout.
-// With PAYFOLD_URL, PAYFOLD_API_KEY, PAYFOLD_PORTAL and PAYFOLD_SIGNING_SECRET it uses those. PORT (4443): where the shop listens.
+// With PAYFOLD_URL, PAYFOLD_API_KEY, PAYFOLD_PORTAL and PAYFOLD_SIGNING_SECRET it uses those. SHOP_PORT (4443): where the shop listens.
+// It finds the service by DATA_DIR/runtime.json (.payfold/runtime.json).
 import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { createServer } from 'node:https';
+import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { sign, verify } from '../../docs/checkout/verify.mjs';
 import { selfSigned } from './certificate.mjs';
 
-const port = Number(process.env.PORT ?? 4443);
+const port = Number(process.env.SHOP_PORT ?? 4443);
 const run = promisify(execFile);
 
 const payfold = async (...args) => {
@@ -19,14 +22,23 @@ const payfold = async (...args) => {
   return JSON.parse(stdout);
 };
 
+/** The address of the running service. The error says what to do if there is none. */
+const findService = async () => {
+  const runtime = join(process.env.DATA_DIR ?? '.payfold', 'runtime.json');
+  let url = process.env.PAYFOLD_URL;
+  try {
+    url ??= JSON.parse(readFileSync(runtime, 'utf8')).apiUrl;
+  } catch {
+    throw new Error(`no running service: ${runtime} cannot be read. Run "npm start" first, or set PAYFOLD_URL.`);
+  }
+  const ready = await fetch(`${url}/readyz`).catch(() => null);
+  if (!ready?.ok) throw new Error(`the service at ${url} does not answer, or is not ready. Run "npm start" first, or set PAYFOLD_URL.`);
+  return url;
+};
+
 /** The values that the operator of Payfold gives to a partner. */
-const agreement = async (shop) => {
-  const {
-    PAYFOLD_URL: url = 'http://127.0.0.1:3000',
-    PAYFOLD_API_KEY: apiKey,
-    PAYFOLD_PORTAL: portalId,
-    PAYFOLD_SIGNING_SECRET: secret,
-  } = process.env;
+const agreement = async (shop, url) => {
+  const { PAYFOLD_API_KEY: apiKey, PAYFOLD_PORTAL: portalId, PAYFOLD_SIGNING_SECRET: secret } = process.env;
   if (apiKey && portalId && secret) return { url, apiKey, portalId, secret };
   process.stdout.write('making an account, a portal and a key …\n');
   const { accountId } = await payfold('accounts', 'create', '--name', 'Partner shop');
@@ -53,7 +65,13 @@ const seen = new Set();
 
 const main = async () => {
   const shop = `https://localhost:${port}`;
-  const { url, apiKey, portalId, secret } = await agreement(shop);
+  const service = await findService();
+  // Nothing is created if the port is taken.
+  const server = createServer(selfSigned('localhost'));
+  await new Promise((resolve, reject) => server.once('error', reject).listen(port, '127.0.0.1', resolve)).catch((error) => {
+    throw new Error(`the shop cannot listen on port ${port} (${error.code}). Set SHOP_PORT to another one.`);
+  });
+  const { url, apiKey, portalId, secret } = await agreement(shop, service);
   const request = {
     portal_id: portalId,
     amount_cents: '12500',
@@ -104,7 +122,7 @@ ${Object.entries(request)
     return page('Not paid', `<pre>${escape(JSON.stringify(said, null, 2))}</pre><p><a href="/">Back to the bill</a></p>`);
   };
 
-  const server = createServer(selfSigned('localhost'), async (asked, response) => {
+  server.on('request', async (asked, response) => {
     const address = `${shop}${asked.url}`;
     const send = (status, html) => response.writeHead(status, { 'content-type': 'text/html; charset=utf-8', 'cache-control': 'no-store' }).end(html);
     try {
@@ -118,10 +136,10 @@ ${Object.entries(request)
       send(400, page('Not verified', `<p class="bad">${escape(error.message)}</p>`));
     }
   });
-  server.listen(port, '127.0.0.1', () => process.stdout.write(`open ${shop}/ (its certificate is self-signed: your browser will warn)\n`));
+  process.stdout.write(`open ${shop}/ (its certificate is self-signed: your browser will warn)\n`);
 };
 
 main().catch((error) => {
   process.stderr.write(`${error.stderr || error.message}\n`);
-  process.exitCode = 1;
+  process.exit(1);
 });

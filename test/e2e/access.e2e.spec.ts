@@ -107,8 +107,8 @@ describe('credentials', () => {
     for (const answer of answers) expectRefused(answer, 401);
   });
 
-  test('/healthz, /readyz, /openapi.json and /docs need none (C65)', async () => {
-    for (const path of ['/healthz', '/readyz', '/openapi.json', '/docs'])
+  test('/healthz, /readyz, /openapi.json, /openapi-3.0.json and /docs need none (C65)', async () => {
+    for (const path of ['/healthz', '/readyz', '/openapi.json', '/openapi-3.0.json', '/docs'])
       expect([path, (await fetch(service.urls[0]! + path)).status]).toEqual([path, 200]);
     expect(await (await fetch(`${service.urls[0]}/readyz`)).json()).toEqual({
       ok: true,

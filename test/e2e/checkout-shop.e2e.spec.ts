@@ -19,7 +19,7 @@ beforeAll(async () => {
   dataDir = await DataDir.create();
   const [port, shopPort] = [await freePort(), await freePort()];
   service = await start('standalone', dataDir, { PORT: String(port) });
-  shop = launch([join(ROOT, SHOP)], dataDir, { PORT: String(shopPort), PAYFOLD_URL: service.url });
+  shop = launch([join(ROOT, SHOP)], dataDir, { SHOP_PORT: String(shopPort) });
   [, address = ''] = await shop.firstLine(/^open (https:\S+)/m);
   browser = await startBrowser();
 }, 600_000);
@@ -28,6 +28,19 @@ afterAll(async () => {
   await dataDir?.remove();
 });
 
+test.each<[string, () => Record<string, string>, RegExp]>([
+  ['no service runs', () => ({ DATA_DIR: join(dataDir.path, 'other') }), /^no running service: \S+ cannot be read\. Run "npm start" first.*\n$/],
+  [
+    'its port is taken',
+    () => ({ SHOP_PORT: new URL(address).port }),
+    /^the shop cannot listen on port \d+ \(EADDRINUSE\)\. Set SHOP_PORT to another one\.\n$/,
+  ],
+])('if %s, the shop fails in one line and creates nothing', async (_, env, line) => {
+  const second = launch([join(ROOT, SHOP)], dataDir, env());
+  const { code } = await second.exited;
+  expect([code, second.stdout(), second.stderr()]).toEqual([1, '', expect.stringMatching(line)]);
+});
+test('the first start prints the checkout secret of the sandbox portal', () => expect(service.stdout()).toMatch(/^ {2}Checkout {3}psec_test_\S+$/m));
 test('the README names the command', () => expect(readFileSync(join(ROOT, 'README.md'), 'utf8')).toContain(`node ${SHOP}`));
 
 test.each(['button', '#link'])('a payer pays by %s, and the shop verifies it; a changed address it refuses', async (way) => {

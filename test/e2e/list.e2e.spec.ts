@@ -272,6 +272,15 @@ describe('GET /payments', () => {
     'portalId=018f0000-0000-7000-8000-00000000dead&portalId=018f0000-0000-7000-8000-00000000dead',
   ])('%s → 400 (C44)', (query) => expectInvalid(query));
 
+  test('an unknown parameter does not hide other faults; an unescaped + gets a hint', async () => {
+    const { status, text } = await client.get(`${PAYMENTS}?referenceId=CASE-1&limit=0&from=2024-02-03T10:00:00+01:00`);
+    expect(status).toBe(400);
+    expect((JSON.parse(text) as { details: { errors: unknown[] } }).details.errors).toEqual([
+      { field: 'referenceId', message: 'is not a supported parameter' },
+      { field: 'from', message: 'must be RFC 3339 with offset, or YYYY-MM-DD; write + as %2B in a query' },
+      { field: 'limit', message: 'must be 1 to 100' },
+    ]);
+  });
   test('limit 1 to 100', async () => {
     expect((await client.list({ limit: 1 })).data.payments).toHaveLength(1);
     expect((await client.list({ limit: 100 })).data.payments).toHaveLength(100);

@@ -354,7 +354,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
       addresses: [{ address: good, accepted: true, entry: 'https://agency.example/pay', reason: null }],
     });
     const evil = 'https://agency.example.evil.com/pay';
-    const asked = await payfold(['portals', 'checkout', portalId, '--test-address', good, '--test-address', evil, '--json']);
+    const asked = await payfold(['portals', 'checkout', portalId, '--test-address', good, evil, '--json']);
     expect(asked.code).toBe(1);
     expect(valueOf(asked)).toMatchObject({
       addresses: [{ accepted: true }, { address: evil, accepted: false, reason: "is not on the portal's allow-list" }],

@@ -121,12 +121,15 @@ describe('paths and methods', () => {
     expect(answer.headers.allow).toBe(allow);
   });
 
-  test.each(['TRACE', 'PROPFIND', 'SEARCH'])('%s → 405', async (method) => {
+  test.each(['TRACE', 'PROPFIND', 'SEARCH', 'QUERY'])('%s → 405', async (method) => {
     const answer = await raw(head(method, PAYMENTS, ['content-length: 0', 'connection: close']));
     expectTransport(answer, 405);
     expect(answer.headers.allow).toBe('GET, HEAD, POST');
     // The answer does not repeat the data of the request.
     expect(answer.text).not.toContain(partner.apiKey);
+  });
+  test('QUERY of a path that does not exist → 404', async () => {
+    expectTransport(await raw(head('QUERY', `${PARTNER}/nothing`, ['content-length: 0', 'connection: close'])), 404);
   });
 
   test('HEAD answers as GET does, without a body', async () => {

@@ -21,7 +21,7 @@ import { Agent, type IncomingMessage, request as httpRequest } from 'node:http';
 import fc from 'fast-check';
 import type { PaymentView } from '#payments';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
-import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
+import { createOpenApiJudge, type OpenApiJudge, withKnownWords } from '../support/openapi.js';
 import { allowed, forbidden, type Resolve, resolverOf, type Schema } from './generate.js';
 
 interface Parameter {
@@ -132,7 +132,7 @@ const LIST_EVERY = 5;
 const PAGE = 25;
 
 export const fuzzApi = async (target: Target, options: FuzzOptions): Promise<FuzzReport> => {
-  const served = (await (await fetch(`${target.url}/openapi.json`)).json()) as Document;
+  const served = withKnownWords((await (await fetch(`${target.url}/openapi.json`)).json()) as Document);
   const document = options.planted ? harmed(served) : served;
   const fuzzer = new Fuzzer(target, options, document);
   await fuzzer.run();

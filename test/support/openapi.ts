@@ -44,7 +44,16 @@ const closed = (schema: unknown): unknown => {
   return copy.properties !== undefined && copy.additionalProperties === undefined ? { ...copy, additionalProperties: false } : copy;
 };
 
-export const createOpenApiJudge = (document: OpenApiDocument): OpenApiJudge => {
+/** Reads the known words of open strings (`x-extensible-enum`) as the only ones. So specs refuse a word that is not documented. */
+export const withKnownWords = <T>(document: T): T =>
+  JSON.parse(JSON.stringify(document), (_, value: unknown) => {
+    if (value === null || typeof value !== 'object' || !('x-extensible-enum' in value)) return value;
+    const { 'x-extensible-enum': words, ...schema } = value;
+    return { ...schema, enum: words };
+  }) as T;
+
+export const createOpenApiJudge = (served: OpenApiDocument): OpenApiJudge => {
+  const document = withKnownWords(served);
   const ajv = new Ajv2020({ allErrors: true, strict: false });
   formats.default(ajv);
   ajv.addSchema({ $id: 'openapi', components: closed(document.components) as Schema });

@@ -8,7 +8,6 @@ import { successAnswer } from '#platform';
 import { headerLines, parseStrictJson, receiveBody, receivedBody, refuseOtherContentTypes, sendAnswer } from '#platform/http';
 import { Answers } from './http.js';
 import { refuseAmount } from './requests.js';
-import { AccessTokenGrant } from './resources.js';
 
 @ApiTags('Authentication')
 @ApiSecurity('apiKey')
@@ -17,8 +16,12 @@ export class AuthController {
   constructor(@Inject(AUTHENTICATION) private readonly deps: AuthenticationDeps) {}
 
   @Post('token')
-  @ApiOperation({ summary: 'Exchange an API key for an access token', operationId: 'createAccessToken' })
-  @Answers({ result: AccessTokenGrant, errors: [] })
+  @ApiOperation({
+    summary: 'Exchange an API key for an access token',
+    description: 'The token is valid for one hour. An access token cannot obtain another one.',
+    operationId: 'createAccessToken',
+  })
+  @Answers({ result: 'AccessTokenEnvelope', errors: [] })
   async token(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const grant = await exchange(headerLines(request.raw.rawHeaders, 'authorization'), this.deps);
     await receiveBody(request, reply);

@@ -9,7 +9,6 @@ import { successAnswer } from '#platform';
 import { sendAnswer } from '#platform/http';
 import { Answers, CallerOf, Partner } from './http.js';
 import { QuoteQuery, quoteRequestOf } from './requests.js';
-import { FeeQuote } from './resources.js';
 
 @Partner()
 @ApiTags('Fees')
@@ -18,9 +17,13 @@ export class FeesController {
   constructor(@Inject(QueryBus) private readonly queries: QueryBus) {}
 
   @Get('quote')
-  @ApiOperation({ summary: 'Quote the service fee', operationId: 'quoteFee' })
+  @ApiOperation({
+    summary: 'Quote the service fee',
+    description: 'The fee that a charge of this amount has now. A quote reserves nothing.',
+    operationId: 'quoteFee',
+  })
   @ApiQuery({ type: QuoteQuery })
-  @Answers({ result: FeeQuote, errors: [429] })
+  @Answers({ result: 'FeeQuoteEnvelope', errors: [429] })
   async quote(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     sendAnswer(reply, successAnswer(await this.queries.execute(new QuoteFee(quoteRequestOf(caller.accountId, query)))));
   }

@@ -16,9 +16,20 @@ import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable, type Slot, type Slots } from '#platform';
-import { headerLines, idempotencyKeyOf, type JsonObject, parseStrictJson, receiveBody, receivedBody, refuseOtherContentTypes } from '#platform/http';
+import {
+  headerLines,
+  IDEMPOTENCY_KEY_PATTERN,
+  idempotencyKeyOf,
+  MAX_KEY_LENGTH,
+  type JsonObject,
+  parseStrictJson,
+  receiveBody,
+  receivedBody,
+  refuseOtherContentTypes,
+} from '#platform/http';
 import { LIST_SLOTS, SLOTS, takeSlot, type WithSlot } from '../slots.js';
-import { ErrorEnvelope } from './resources.js';
+import { FAILURES } from './examples.js';
+import { type ENVELOPES, ErrorEnvelope } from './resources.js';
 
 const LIST_ROUTE = '/api/partner/v1/payments';
 
@@ -118,24 +129,14 @@ export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, reques
 export const Partner = (): MethodDecorator & ClassDecorator =>
   applyDecorators(UseGuards(AuthGuard), ApiSecurity('apiKey'), ApiSecurity('accessToken'));
 
-const envelopeOf = (model: { name: string }) => ({
-  type: 'object' as const,
-  required: ['success', 'data'],
-  properties: {
-    success: { type: 'boolean' as const, enum: [true] },
-    data: { $ref: `#/components/schemas/${model.name}` },
-    message: { type: 'string' as const },
-  },
-});
-
 const header = (description: string, schema: object = { type: 'string' }) => ({ description, schema });
 const HEADERS = {
   'X-Request-Id': header('Names this request in our log; yours, where you sent one.'),
-  'WWW-Authenticate': header('The ways in.'),
+  'WWW-Authenticate': header('The schemes of credentials that are accepted.'),
   'Retry-After': header('Seconds to wait before the same request is sent again.', { type: 'integer', minimum: 1 }),
-  'Idempotent-Replayed': header('There where the answer is the one that an earlier request with this key got.', { type: 'string', enum: ['true'] }),
+  'Idempotent-Replayed': header('`true`. Sent if this is the answer of an earlier request with the same key. Otherwise absent.'),
   'Ledger-Position': header('End of the log when the request arrived.'),
-  'Ledger-Lag': header('`0`: everything that had happened when the request arrived is shown.', { type: 'string', enum: ['0', 'unknown'] }),
+  'Ledger-Lag': header('`0`: the page shows everything that had happened when the request arrived. `unknown`: something may be missing.'),
 } as const;
 type Header = keyof typeof HEADERS;
 
@@ -149,7 +150,7 @@ const headersOf = (status: number, keyed: boolean, more: readonly Header[] = [])
 };
 
 interface EndpointDocs {
-  readonly result?: { name: string };
+  readonly result?: keyof typeof ENVELOPES;
   /** Headers of a successful answer. */
   readonly headers?: readonly Header[];
   readonly errors: readonly number[];
@@ -168,14 +169,26 @@ export const Answers = ({ result, headers, errors, body, keyed = false }: Endpoi
       ? [
           ApiResponse({
             status: 200,
-            schema: envelopeOf(result),
+            description: 'Done.',
+            schema: { $ref: `#/components/schemas/${result}` },
             headers: headersOf(200, keyed, headers),
           }),
         ]
       : []),
-    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500, 503])]
-      .sort()
-      .map((status) => ApiResponse({ status, type: ErrorEnvelope, headers: headersOf(status, keyed) })),
+    ...[...new Set([...errors, 400, 401, 403, 408, 413, 431, 500, 503])].sort().map((status) => {
+      const { description, example } = FAILURES[status]!;
+      return ApiResponse({ status, description, example, type: ErrorEnvelope, headers: headersOf(status, keyed) });
+    }),
     ...(body ? [ApiBody({ type: body, required: !keyed || body.name === 'CreatePaymentRequest' })] : []),
-    ...(keyed ? [ApiHeader({ name: 'Idempotency-Key', required: false, schema: { type: 'string', minLength: 1, maxLength: 255 } })] : []),
+    ...(keyed
+      ? [
+          ApiHeader({
+            name: 'Idempotency-Key',
+            required: false,
+            description:
+              'Send one with every request, and the same one when you send the request again. Then it is executed once. Without a key, a create that is sent again charges again. Kept for 24 hours.',
+            schema: { type: 'string', minLength: 1, maxLength: MAX_KEY_LENGTH, pattern: IDEMPOTENCY_KEY_PATTERN },
+          }),
+        ]
+      : []),
   );

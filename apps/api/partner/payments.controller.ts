@@ -10,7 +10,6 @@ import { sendAnswer, validated } from '#platform/http';
 import { answerOf } from '../../answers.js';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
 import { chargeRequestOf, CreatePaymentRequest, ListQuery, listRequestOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
-import { Payment, PaymentPage, RefundResult, VoidResult } from './resources.js';
 
 @Partner()
 @ApiTags('Payments')
@@ -22,25 +21,34 @@ export class PaymentsController {
   ) {}
 
   @Post()
-  @ApiOperation({ summary: 'Create a payment', operationId: 'createPayment' })
-  @Answers({ result: Payment, errors: [402, 409, 422, 429, 501, 502, 503, 504], body: CreatePaymentRequest, keyed: true })
+  @ApiOperation({
+    summary: 'Create a payment',
+    description:
+      'Charges the card with the principal and the service fee. Send an `Idempotency-Key`, and set the timeout of your client to 40 s or more.',
+    operationId: 'createPayment',
+  })
+  @Answers({ result: 'PaymentEnvelope', errors: [402, 409, 422, 429, 501, 502, 503, 504], body: CreatePaymentRequest, keyed: true })
   async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest, @Res() reply: FastifyReply): Promise<void> {
     const charge = chargeRequestOf(caller.accountId, request.body);
     sendAnswer(reply, answerOf(await this.commands.execute(new ChargePayment(charge, receivedOf(request)))));
   }
 
   @Get(':id')
-  @ApiOperation({ summary: 'Read a payment', operationId: 'getPayment' })
-  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: Payment, errors: [404, 429, 503] })
+  @ApiOperation({ summary: 'Read a payment', description: 'The payment as it stands now.', operationId: 'getPayment' })
+  @ApiParam({ name: 'id', description: 'The `id` of the payment.', schema: { type: 'string', format: 'uuid' } })
+  @Answers({ result: 'PaymentEnvelope', errors: [404, 429, 503] })
   async find(@CallerOf() caller: Caller, @Param('id') id: string, @Res() reply: FastifyReply): Promise<void> {
     sendAnswer(reply, successAnswer(await this.queries.execute(new FindPayment(caller.accountId, id))));
   }
 
   @Get()
-  @ApiOperation({ summary: "List the account's payments, newest first", operationId: 'listPayments' })
+  @ApiOperation({
+    summary: "List the account's payments, newest first",
+    description: 'While `nextCursor` is not null, send it as `cursor` with the same filters.',
+    operationId: 'listPayments',
+  })
   @ApiQuery({ type: ListQuery })
-  @Answers({ result: PaymentPage, headers: ['Ledger-Position', 'Ledger-Lag'], errors: [429] })
+  @Answers({ result: 'PaymentPageEnvelope', headers: ['Ledger-Position', 'Ledger-Lag'], errors: [429] })
   async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
     const { page, ledger } = await this.queries.execute(new ListPayments(listRequestOf(caller.accountId, query)));
     void reply.header('ledger-position', ledger.position ?? '').header('ledger-lag', String(ledger.lag));
@@ -48,9 +56,14 @@ export class PaymentsController {
   }
 
   @Post(':id/refund')
-  @ApiOperation({ summary: 'Refund a payment in full or in part', operationId: 'refundPayment' })
-  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: RefundResult, errors: [404, 409, 422, 429, 502, 503, 504], body: RefundRequest, keyed: true })
+  @ApiOperation({
+    summary: 'Refund a payment in full or in part',
+    description:
+      'Returns principal; the service fee only with `feeType: include_fee` and everything that remains. Before settlement the gateway voids instead: `reversalType` says which.',
+    operationId: 'refundPayment',
+  })
+  @ApiParam({ name: 'id', description: 'The `id` of the payment.', schema: { type: 'string', format: 'uuid' } })
+  @Answers({ result: 'RefundEnvelope', errors: [404, 409, 422, 429, 502, 503, 504], body: RefundRequest, keyed: true })
   async refund(
     @CallerOf() caller: Caller,
     @Param('id') id: string,
@@ -71,9 +84,13 @@ export class PaymentsController {
   }
 
   @Post(':id/void')
-  @ApiOperation({ summary: 'Void a payment before its batch settles', operationId: 'voidPayment' })
-  @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
-  @Answers({ result: VoidResult, errors: [404, 409, 422, 429, 502, 503, 504], body: VoidRequest, keyed: true })
+  @ApiOperation({
+    summary: 'Void a payment before its batch settles',
+    description: 'Returns principal and service fee. Never refunds by itself.',
+    operationId: 'voidPayment',
+  })
+  @ApiParam({ name: 'id', description: 'The `id` of the payment.', schema: { type: 'string', format: 'uuid' } })
+  @Answers({ result: 'VoidEnvelope', errors: [404, 409, 422, 429, 502, 503, 504], body: VoidRequest, keyed: true })
   async void(
     @CallerOf() caller: Caller,
     @Param('id') id: string,

@@ -133,8 +133,8 @@ export class CreatePaymentRequest {
   @TextField({ optional: true, max: 255, free: true, description: 'Payment-level identifier, also used for case-specific restrictions.' })
   referenceId?: string;
   @CentsField({ description: 'Principal; must equal the sum of the line items.' }) amountCents!: number;
-  @EnumField({ optional: true, values: ['USD'], default: 'USD' }) currency?: string;
-  @EnumField({ optional: true, values: CAPTURES, default: 'sale', description: '`auth` is refused with 501.' }) capture?: string;
+  @EnumField({ optional: true, values: ['USD'], schema: 'Currency', description: 'Only `USD`, which is also the default.' }) currency?: string;
+  @EnumField({ optional: true, values: CAPTURES, description: '`sale` if it is left out. `auth` is refused with 501.' }) capture?: string;
   @EnumField({ optional: true, values: CAPTURES, deprecated: true, description: 'Alias of `capture`.' }) captureMode?: string;
   @NestedField(() => PaymentMethodRequest) paymentMethod!: PaymentMethodRequest;
   @NestedField(() => LineItemRequest, { array: { min: 1, max: 50 } }) lineItems!: LineItemRequest[];
@@ -214,7 +214,7 @@ export class VoidRequest {
 type Sent<Fields> = { readonly [Name in keyof Fields]: string | undefined };
 
 export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'> & ListFilters> {
-  @UuidField({ optional: true }) portalId: string | undefined;
+  @UuidField({ optional: true, description: 'Only payments of this portal.' }) portalId: string | undefined;
   @Field({
     optional: true,
     schema: { type: 'string', description: 'Inclusive; RFC 3339 with offset, or `YYYY-MM-DD` (00:00:00Z).' },
@@ -223,12 +223,13 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
   from: string | undefined;
   @Field({ optional: true, schema: { type: 'string', description: 'Exclusive; as `from`.' }, check: (value) => instantFault(value) })
   to: string | undefined;
-  @EnumField({ optional: true, values: PAYMENT_STATUSES }) status: PaymentStatus | undefined;
+  @EnumField({ optional: true, values: PAYMENT_STATUSES, schema: 'PaymentStatus', description: 'Only payments with this status.' }) status:
+    PaymentStatus | undefined;
   @TextField({ optional: true, min: 1, max: 1024, description: '`nextCursor` of the page before, with the same filters.' }) cursor:
     string | undefined;
   @Field({
     optional: true,
-    schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, default: DEFAULT_PAGE },
+    schema: { type: 'integer', minimum: 1, maximum: MAX_PAGE, description: `Payments of a page, ${DEFAULT_PAGE} if it is left out.` },
     check: (value) => (wholeNumber(value) <= MAX_PAGE ? null : `must be 1 to ${MAX_PAGE}`),
   })
   limit: string | undefined;
@@ -238,8 +239,13 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
-const instantFault = (value: unknown): string | null =>
-  typeof value === 'string' && instantOf(value) !== null ? null : 'must be RFC 3339 with offset, or YYYY-MM-DD';
+/** In a query, `+` means a space. So a time with an offset that was not escaped arrives with a space before the offset. */
+const UNESCAPED_PLUS = /T.* \d{2}:\d{2}$/i;
+const instantFault = (value: unknown): string | null => {
+  if (typeof value === 'string' && instantOf(value) !== null) return null;
+  const hint = typeof value === 'string' && UNESCAPED_PLUS.test(value) ? '; write + as %2B in a query' : '';
+  return `must be RFC 3339 with offset, or YYYY-MM-DD${hint}`;
+};
 
 /** The limits are the years 1 to 9999 in UTC. RFC 3339 can write these years, and the database can hold them. */
 const FIRST_INSTANT = Date.parse('0001-01-01T00:00:00Z');
@@ -258,9 +264,9 @@ export const instantOf = (text: string): number | null => {
 };
 
 export class QuoteQuery implements Sent<Omit<QuoteRequest, 'accountId'>> {
-  @UuidField() portalId!: string;
+  @UuidField({ description: 'Portal to charge.' }) portalId!: string;
   @Field({
-    schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS },
+    schema: { type: 'integer', format: 'int64', minimum: 1, maximum: MAX_AMOUNT_CENTS, description: 'Principal.' },
     check: (value) => (wholeNumber(value) <= MAX_AMOUNT_CENTS ? null : `must be 1 to ${MAX_AMOUNT_CENTS} cents`),
   })
   amountCents!: string;

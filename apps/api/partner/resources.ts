@@ -1,4 +1,9 @@
-/** Answers to partners, for the OpenAPI document. Each class implements the lib's type of the answer, so the compiler reports a missing field. */
+/**
+ * Answers to partners, for the OpenAPI document. Each class implements the lib's type of the answer, so the compiler reports a missing field.
+ *
+ * Words of answers are open strings with the known words listed (docs/decisions/0044). A generated client must not fail at a word that was added
+ * later: the card was charged already.
+ */
 import { ApiProperty, ApiPropertyOptional } from '@nestjs/swagger';
 import { STATUS_OF } from '#kernel';
 import type { TokenGrant } from '#accounts';
@@ -16,12 +21,40 @@ import {
 } from '#payments';
 
 const uuid = { type: 'string', format: 'uuid' } as const;
-const cents = { type: 'integer', minimum: 0 } as const;
+const cents = { type: 'integer', format: 'int64', minimum: 0 } as const;
 const dateTime = { type: 'string', format: 'date-time' } as const;
 const text = { type: 'string' } as const;
 /** A union of the schema and null. The decorator would read a list of types (`["string", "null"]`) as "array of". */
 const orNull = (schema: { type: string; [keyword: string]: unknown }) => ({ oneOf: [schema, { type: 'null' }] }) as object;
-const oneOf = (...values: string[]) => ({ type: 'string' as const, enum: values });
+
+const words = (description: string, known: readonly string[]) => ({
+  type: 'string' as const,
+  description: `${description} Known words: ${known.map((word) => `\`${word}\``).join(', ')}. Later releases may add others.`,
+  'x-extensible-enum': [...known],
+});
+
+/** The named vocabularies of answers. */
+export const WORDS = {
+  PaymentStatus: words('Where the payment stands.', PAYMENT_STATUSES),
+  SettlementStatus: words(
+    '`settled`: a void is no longer possible, refund instead. `rejected`: the money never came. `unsettled` promises no void.',
+    SETTLEMENT_STATUSES,
+  ),
+  Currency: words('ISO 4217.', ['USD']),
+  CaptureMode: words('Payments are immediate sales.', ['sale', 'auth']),
+  PaymentMethodType: words('Kind of the payment method.', ['card', 'card_token', 'vault']),
+  ReversalType: words('What the gateway did.', ['void', 'refund']),
+  ErrorCode: words('What went wrong. Decide by it, never by `message`.', Object.keys(STATUS_OF)),
+  DeclineCode: words('Why the card was declined.', DECLINE_CODES),
+  SuggestedAction: words('What to send next.', ['refund', 'retry_void']),
+  VelocityScope: words('What was tried too often.', ['case', 'card']),
+} as const;
+
+/** A property whose schema is a named vocabulary. */
+const word = (name: keyof typeof WORDS, description?: string) => ({
+  allOf: [{ $ref: `#/components/schemas/${name}` }],
+  ...(description && { description }),
+});
 
 class Address {
   @ApiPropertyOptional(text) line1?: string;
@@ -41,7 +74,7 @@ class PayerInfo implements Payer {
 }
 
 class PaymentMethod {
-  @ApiProperty(oneOf('card', 'card_token', 'vault')) type!: string;
+  @ApiProperty(word('PaymentMethodType')) type!: string;
   @ApiProperty(text) brand!: string;
   @ApiProperty(text) last4!: string;
 }
@@ -59,7 +92,7 @@ class LineItem implements LineItemView {
   @ApiProperty(uuid) id!: string;
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(cents) serviceFeeCents!: number;
-  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: PaymentView['status'];
+  @ApiProperty(word('PaymentStatus')) status!: PaymentView['status'];
   @ApiProperty(cents) refundedAmountCents!: number;
   @ApiProperty(cents) remainingRefundableAmountCents!: number;
   @ApiProperty(text) referenceId!: string;
@@ -68,25 +101,21 @@ class LineItem implements LineItemView {
 }
 
 class Settlement {
-  @ApiProperty({
-    ...oneOf(...SETTLEMENT_STATUSES),
-    description: '`settled`: a void is no longer possible, refund instead. `rejected`: the money never came. `unsettled` promises no void.',
-  })
-  status!: NonNullable<PaymentView['settlement']>['status'];
+  @ApiProperty(word('SettlementStatus')) status!: NonNullable<PaymentView['settlement']>['status'];
   @ApiProperty({ ...orNull(dateTime), description: 'When the batch of the first settled charge closed; null if none is settled.' })
   settledAt!: string | null;
 }
 
 export class Payment implements PaymentView {
   @ApiProperty(uuid) id!: string;
-  @ApiProperty(oneOf(...PAYMENT_STATUSES)) status!: PaymentView['status'];
-  @ApiProperty(oneOf('sale', 'auth')) captureMode!: 'sale';
-  @ApiProperty(oneOf('USD')) currency!: 'USD';
+  @ApiProperty(word('PaymentStatus')) status!: PaymentView['status'];
+  @ApiProperty(word('CaptureMode')) captureMode!: 'sale';
+  @ApiProperty(word('Currency')) currency!: 'USD';
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(cents) serviceFeeCents!: number;
   @ApiProperty(cents) totalChargedCents!: number;
-  @ApiProperty(cents) refundedAmountCents!: number;
-  @ApiProperty(cents) remainingRefundableAmountCents!: number;
+  @ApiProperty({ ...cents, description: 'Returned so far by refund or void, with the service fee.' }) refundedAmountCents!: number;
+  @ApiProperty({ ...cents, description: 'Cents that can still be refunded, with the service fee.' }) remainingRefundableAmountCents!: number;
   @ApiProperty(cents) authorizedAmountCents!: 0;
   @ApiProperty(cents) capturedAmountCents!: number;
   @ApiProperty(orNull(text)) confirmationNumber!: string | null;
@@ -111,13 +140,14 @@ export class PaymentPage implements PaymentPageView {
 
 export class RefundResult implements RefundView {
   @ApiProperty(uuid) id!: string;
-  @ApiProperty(oneOf('group')) target!: 'group';
-  @ApiProperty(oneOf('void', 'refund')) reversalType!: 'void' | 'refund';
+  @ApiProperty({ ...text, description: 'Always `group`: the refund is of the whole payment, not of one line item.' }) target!: 'group';
+  @ApiProperty(word('ReversalType')) reversalType!: 'void' | 'refund';
   @ApiProperty(cents) amountCents!: number;
-  @ApiProperty(oneOf('USD')) currency!: 'USD';
+  @ApiProperty(word('Currency')) currency!: 'USD';
   @ApiProperty(orNull(text)) reason!: string | null;
-  @ApiProperty(oneOf('succeeded')) status!: 'succeeded';
-  @ApiProperty(cents) remainingRefundableAmountCents!: number;
+  @ApiProperty({ ...text, description: 'Status of the refund, not of the payment: `succeeded`. A refund without success is an error.' })
+  status!: 'succeeded';
+  @ApiProperty({ ...cents, description: 'Cents that can still be refunded, with the service fee.' }) remainingRefundableAmountCents!: number;
   @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
   @ApiProperty(dateTime) createdAt!: string;
 }
@@ -130,9 +160,9 @@ class VoidedLineItem {
 export class VoidResult implements VoidView {
   @ApiProperty(uuid) id!: string;
   @ApiProperty(cents) amountCents!: number;
-  @ApiProperty(oneOf('USD')) currency!: 'USD';
+  @ApiProperty(word('Currency')) currency!: 'USD';
   @ApiProperty(orNull(text)) reason!: string | null;
-  @ApiProperty(oneOf('voided')) status!: 'voided';
+  @ApiProperty({ ...text, description: 'Status of the void: `voided`. A void without success is an error.' }) status!: 'voided';
   @ApiProperty({ type: VoidedLineItem, isArray: true }) voidedLineItems!: VoidedLineItem[];
   @ApiProperty(cents) voidedServiceFeeCents!: number;
   @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
@@ -144,13 +174,13 @@ export class FeeQuote implements FeeQuoteView {
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(cents) serviceFeeCents!: number;
   @ApiProperty(cents) totalChargedCents!: number;
-  @ApiProperty(oneOf('USD')) currency!: 'USD';
+  @ApiProperty(word('Currency')) currency!: 'USD';
 }
 
 export class AccessTokenGrant implements TokenGrant {
   @ApiProperty(text) accessToken!: string;
-  @ApiProperty(oneOf('Bearer')) tokenType!: 'Bearer';
-  @ApiProperty({ type: 'integer' }) expiresIn!: number;
+  @ApiProperty({ ...text, description: 'Always `Bearer`.' }) tokenType!: 'Bearer';
+  @ApiProperty({ type: 'integer', minimum: 1, description: 'Seconds.' }) expiresIn!: number;
   @ApiProperty(dateTime) expiresAt!: string;
 }
 
@@ -161,13 +191,13 @@ class FieldFault {
 
 /** The fields that come with each code: specification, Errors; C16, C53, C54, C62. */
 class ErrorDetails {
-  @ApiProperty(oneOf(...Object.keys(STATUS_OF))) code!: string;
+  @ApiProperty(word('ErrorCode')) code!: string;
   @ApiPropertyOptional({ ...uuid, description: 'The payment that was recorded, or that is to be checked.' }) id?: string;
-  @ApiPropertyOptional({ ...oneOf(...DECLINE_CODES), description: 'On `PAYMENT_DECLINED`.' }) declineCode?: string;
+  @ApiPropertyOptional(word('DeclineCode', 'On `PAYMENT_DECLINED`.')) declineCode?: string;
   @ApiPropertyOptional({ type: 'boolean', description: 'On `VOID_FAILED` and `PARTIAL_REFUND_PENDING`.' }) retryable?: boolean;
-  @ApiPropertyOptional({ ...oneOf('refund', 'retry_void'), description: 'As `retryable`.' }) suggestedAction?: string;
+  @ApiPropertyOptional(word('SuggestedAction', 'As `retryable`.')) suggestedAction?: string;
   @ApiPropertyOptional({ ...cents, description: 'On `PARTIAL_REFUND_PENDING`.' }) remainingRefundableAmountCents?: number;
-  @ApiPropertyOptional({ ...oneOf('case', 'card'), description: 'On `VELOCITY_LIMIT`.' }) scope?: string;
+  @ApiPropertyOptional(word('VelocityScope', 'On `VELOCITY_LIMIT`.')) scope?: string;
   @ApiPropertyOptional({ type: 'integer', minimum: 1, description: 'On `VELOCITY_LIMIT`.' }) windowSeconds?: number;
   @ApiPropertyOptional({ ...dateTime, description: 'On `VELOCITY_LIMIT`, and on `DECLINE_BLOCKED` and `PAYMENT_HELD` when known.' }) retryAt?: string;
   @ApiPropertyOptional({ type: FieldFault, isArray: true, description: 'On `VALIDATION_ERROR`, what is wrong with which field.' })
@@ -175,10 +205,29 @@ class ErrorDetails {
 }
 
 export class ErrorEnvelope {
-  @ApiProperty({ type: 'boolean', enum: [false] }) success!: boolean;
+  @ApiProperty({ type: 'boolean', description: '`false`.' }) success!: boolean;
   @ApiProperty(text) message!: string;
   @ApiPropertyOptional({ type: ErrorDetails, description: 'Absent on 401 and on 403 of authentication.' }) details?: ErrorDetails;
 }
+
+/** The envelope of each successful answer, by name. */
+const envelope = ({ name }: { name: string }) => ({
+  type: 'object' as const,
+  required: ['success', 'data'],
+  properties: {
+    success: { type: 'boolean' as const, description: '`true`.' },
+    data: { $ref: `#/components/schemas/${name}` },
+    message: { type: 'string' as const },
+  },
+});
+export const ENVELOPES = {
+  PaymentEnvelope: envelope(Payment),
+  PaymentPageEnvelope: envelope(PaymentPage),
+  RefundEnvelope: envelope(RefundResult),
+  VoidEnvelope: envelope(VoidResult),
+  FeeQuoteEnvelope: envelope(FeeQuote),
+  AccessTokenEnvelope: envelope(AccessTokenGrant),
+};
 
 /** Models that other models use. */
 export const RESOURCES = [PayerInfo, Settlement, Payment, PaymentPage, RefundResult, VoidResult, FeeQuote, AccessTokenGrant, ErrorEnvelope];

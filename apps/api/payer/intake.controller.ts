@@ -4,7 +4,7 @@
  */
 import { Controller, Get, Inject, Post, Req, Res, UseGuards } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
-import { ApiBody, ApiConsumes, ApiOperation, ApiQuery, ApiResponse, ApiTags } from '@nestjs/swagger';
+import { ApiBody, ApiOperation, ApiResponse, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { Capabilities, type IntakeKind, type IntakeOutcome } from '#checkout';
 import { StartCheckout } from '#checkout/module';
@@ -26,7 +26,8 @@ const Redirects = (what: string) =>
 
 const TooMany = ApiResponse({
   status: 429,
-  description: 'Too many intakes of this address (C65). A page.',
+  description: 'Too many intakes of this address, or too many requests of the owner of the portal are waiting. A page.',
+  content: { 'text/html': { schema: { type: 'string' } } },
   headers: { 'Retry-After': { description: 'Seconds.', schema: { type: 'integer' } } },
 });
 
@@ -46,12 +47,12 @@ export class IntakeController {
 
   @Post(INTAKE_PATH)
   @ApiOperation({
-    summary: 'Start a checkout from a form or a JSON body',
+    summary: 'Start a checkout from the partner’s server',
     operationId: 'startCheckout',
     description:
-      'A form comes with the payer’s browser. JSON comes from the partner’s server, which hands the `Location` to the payer. In a form `line_items` is JSON text. Needs no API key: the portal’s settings authorise it.',
+      'Do not follow the redirect: hand its `Location` to the payer. A browser may post the same fields as a form (docs/checkout.md). Needs no API key: the settings of the portal authorise it.',
   })
-  @ApiConsumes('application/x-www-form-urlencoded', 'application/json')
+  // Only JSON is documented. With two media types, generators of clients choose the form or fail.
   @ApiBody({ type: IntakeRequest })
   @Redirects('To the checkout page.')
   @TooMany
@@ -71,14 +72,6 @@ export class IntakeController {
     description:
       'The parameters of `POST /api/v1/payer/intake` as a query, with `exp`, `nonce` and `sig`. A link starts one checkout: opened again, it resumes that checkout, or shows that it is paid.',
   })
-  @ApiQuery({ name: 'portal_id', required: true, schema: { type: 'string', format: 'uuid' } })
-  @ApiQuery({ name: 'line_items', required: true, description: 'JSON text.', schema: { type: 'string' } })
-  @ApiQuery({ name: 'amount_cents', required: true, schema: { type: 'integer' } })
-  @ApiQuery({ name: 'return_url', required: true, schema: { type: 'string', format: 'uri' } })
-  @ApiQuery({ name: 'cancel_url', required: true, schema: { type: 'string', format: 'uri' } })
-  @ApiQuery({ name: 'exp', required: true, description: 'Unix seconds, at most 7 days ahead.', schema: { type: 'integer' } })
-  @ApiQuery({ name: 'nonce', required: true, schema: { type: 'string', minLength: 16, maxLength: 64 } })
-  @ApiQuery({ name: 'sig', required: true, description: 'Lower-case hex HMAC-SHA256.', schema: { type: 'string' } })
   @Redirects('To the checkout page, or to the page that says that it is paid.')
   @TooMany
   async link(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {

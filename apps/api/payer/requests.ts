@@ -48,7 +48,7 @@ export class IntakeRequest {
   @CentsField({ description: 'Principal; must equal the sum of the line items.' }) amount_cents!: number;
   @AddressField('Where Done leads; https, on the allow-list of the portal.') return_url!: string;
   @AddressField('Where a cancelled or refused checkout leads; https, on the allow-list of the portal.') cancel_url!: string;
-  @EnumField({ optional: true, values: ['USD'], default: 'USD' }) currency?: string;
+  @EnumField({ optional: true, values: ['USD'], schema: 'Currency', description: 'Only `USD`, which is also the default.' }) currency?: string;
   @TextField({ optional: true, min: 1, max: 255, free: true, description: 'Payment-level identifier, also used for case-specific restrictions.' })
   reference_id?: string;
   @PayerField(100) payer_first_name?: string;
@@ -74,7 +74,7 @@ export class IntakeRequest {
   locale?: string;
   @Field({
     optional: true,
-    schema: { type: 'integer', description: 'Unix seconds, at most 7 days ahead. Required for links.' },
+    schema: { type: 'integer', format: 'int64', description: 'Unix seconds, at most 7 days ahead. Required for links.' },
     check: (value) => ((typeof value === 'string' || typeof value === 'number') && /^\d{1,12}$/.test(String(value)) ? null : 'must be unix seconds'),
   })
   exp?: number | string;

@@ -1,5 +1,5 @@
 /** The only exception filter. It answers every error in the envelope of C1, without internal causes. */
-import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException } from '@nestjs/common';
+import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException, NotFoundException } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { AuthenticationError, ServiceError } from '#kernel';
 import type { Logger } from '../logging.js';
@@ -58,7 +58,9 @@ export class ErrorsFilter implements ExceptionFilter {
     const http = host.switchToHttp();
     const request = http.getRequest<FastifyRequest>();
     const reply = http.getResponse<FastifyReply>();
-    if (error instanceof HttpException && error.getStatus() === 404) {
+    // Fastify refuses QUERY without a content type before it looks for a route. No route has this method.
+    const noRoute = request.method === 'QUERY' || (error instanceof HttpException && error.getStatus() === 404);
+    if (noRoute) {
       const allowed = allowedMethods(this.routes, request.url.split('?')[0]!);
       if (allowed.length > 0) {
         void reply.header('allow', allowed.join(', '));
@@ -67,7 +69,7 @@ export class ErrorsFilter implements ExceptionFilter {
         return;
       }
     }
-    const answer = answerFor(error, this.log, String(request.id));
+    const answer = answerFor(noRoute ? new NotFoundException() : error, this.log, String(request.id));
     if (this.pages?.covers(request, answer.status)) return this.pages.send(request, reply, answer.status);
     if (answer.status === 401) void reply.header('www-authenticate', this.challenge);
     sendAnswer(reply, answer);

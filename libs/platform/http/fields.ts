@@ -56,7 +56,13 @@ export const Field =
 export const CentsField = (options: { optional?: boolean; description?: string } = {}) =>
   Field({
     ...options,
-    schema: { type: 'integer', minimum: 1, maximum: MAX_AMOUNT_CENTS, ...(options.description ? { description: options.description } : {}) },
+    schema: {
+      type: 'integer',
+      format: 'int64',
+      minimum: 1,
+      maximum: MAX_AMOUNT_CENTS,
+      ...(options.description ? { description: options.description } : {}),
+    },
     check: (value) => (isCents(value) ? null : `must be an integer of 1 to ${MAX_AMOUNT_CENTS} cents`),
   });
 
@@ -74,11 +80,11 @@ export const TextField = (options: { optional?: boolean; min?: number; max: numb
   });
 };
 
-/** One of the given words. */
+/** One of the given words. `schema`: the named schema of the OpenAPI document that lists them, if answers use the same words. */
 export const EnumField = (options: {
   optional?: boolean;
   values: readonly string[];
-  default?: string;
+  schema?: string;
   description?: string;
   deprecated?: boolean;
 }) => {
@@ -86,9 +92,7 @@ export const EnumField = (options: {
   return Field({
     ...(optional === undefined ? {} : { optional }),
     schema: {
-      type: 'string',
-      enum: [...values],
-      ...(options.default ? { default: options.default } : {}),
+      ...(options.schema ? { allOf: [{ $ref: `#/components/schemas/${options.schema}` }] } : { type: 'string', enum: [...values] }),
       ...(description ? { description } : {}),
       ...(deprecated ? { deprecated } : {}),
     },
@@ -123,10 +127,15 @@ export interface Fault {
 
 /**
  * Copies the declared fields of a parsed body into an instance of the class. Throws a VALIDATION_ERROR that names every fault. Ignores unknown fields
- * (C3). `further` checks rules across fields. It runs only if each field is valid.
+ * (C3). `further` checks rules across fields. It runs only if each field is valid. `known`: faults that were found before.
  */
-export const validated = <T extends object>(type: new () => T, body: Record<string, unknown>, further?: (value: T) => readonly Fault[]): T => {
-  const faults: Fault[] = [];
+export const validated = <T extends object>(
+  type: new () => T,
+  body: Record<string, unknown>,
+  further?: (value: T) => readonly Fault[],
+  known: readonly Fault[] = [],
+): T => {
+  const faults: Fault[] = [...known];
   const value = build(type, body, '', faults);
   if (faults.length === 0 && further) faults.push(...further(value));
   if (faults.length > 0) throw validationError(faults);
@@ -168,14 +177,14 @@ const PARAMETER_NAME = /^[A-Za-z]\w{0,63}$/;
 /** Validates a query. A field may be sent only once. Unknown fields are refused by name, or ignored with `ignoreUnknown` (C44, ASVS 15.3.7). */
 export const validatedQuery = <T extends object>(type: new () => T, query: Readonly<Record<string, unknown>>, { ignoreUnknown = false } = {}): T => {
   const names = allFields(type).map(({ name }) => name);
+  const faults: Fault[] = [];
+  const single: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(query)) {
-    if (!names.includes(name)) {
-      if (ignoreUnknown) continue;
-      throw validationError([
-        { field: PARAMETER_NAME.test(name) && !holdsCardNumber(name) ? name : 'query', message: 'is not a supported parameter' },
-      ]);
-    }
-    if (typeof value !== 'string') throw validationError([{ field: name, message: 'was sent more than once' }]);
+    if (names.includes(name)) {
+      if (typeof value === 'string') single[name] = value;
+      else throw validationError([...faults, { field: name, message: 'was sent more than once' }]);
+    } else if (!ignoreUnknown)
+      faults.push({ field: PARAMETER_NAME.test(name) && !holdsCardNumber(name) ? name : 'query', message: 'is not a supported parameter' });
   }
-  return validated(type, query);
+  return validated(type, single, undefined, faults);
 };

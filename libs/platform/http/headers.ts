@@ -3,6 +3,8 @@ import { ServiceError } from '#kernel';
 
 export const MAX_KEY_LENGTH = 255;
 const VISIBLE_ASCII = /^[\x20-\x7e]+$/;
+/** The documented form of a key. Spaces within a key are accepted too, but clients and proxies treat them differently. */
+export const IDEMPOTENCY_KEY_PATTERN = '^[!-~]+$';
 
 /** All values of a header, unchanged and in order. `rawHeaders` alternates names and values. */
 export const headerLines = (rawHeaders: readonly string[], name: string): string[] =>
