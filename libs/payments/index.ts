@@ -38,6 +38,7 @@ export {
   type Gateways,
   type Leg,
   type LookedUp,
+  type NamedTransaction,
   type Op,
   type Outcome,
   type PaymentGateway,

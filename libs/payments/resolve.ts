@@ -10,7 +10,7 @@
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
-import type { Leg, LookedUp } from './gateway/gateway.js';
+import type { Leg, LookedUp, NamedTransaction } from './gateway/gateway.js';
 import { type Awaiting, type Charge, isVisible, type LegTerms, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
@@ -100,6 +100,7 @@ const resolveOnce = async (
     throw new ServiceError('INVALID_STATE', 'The gateway shows the charge as made and undone; resolve it as voided.');
   const uncertain = found.filter(({ evidence: shown }) => shown.shows === 'cannot_tell').map(({ terms: { leg } }) => leg);
   refuseUncertain(uncertain, force);
+  const unchecked = await refuseOtherTransactions(ports, request, found, deadline);
   const charge = as === 'succeeded' ? chargeOf(found, request.transactions, ids.confirmationNumber()) : null;
 
   for (const { terms: leg, evidence: shown } of found)
@@ -110,7 +111,10 @@ const resolveOnce = async (
   if (forced)
     log.error({ paymentId, as, by, legs: [...uncertain, ...taken] }, 'an unknown payment is resolved by force, without word of the gateway');
 
-  const said = taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`);
+  const said = [
+    ...taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`),
+    ...unchecked.map((leg) => `${request.transactions[leg]} was not checked at the gateway`),
+  ];
   const command = { type: 'Resolve', at: at(), as, charge, evidence: [evidence, ...said].join('; '), by, forced } as const;
   const { payment } = await streams.execute(loaded, [command], origin, deadline);
   if (!isVisible(payment)) throw new Error('a resolved payment is visible');
@@ -126,6 +130,77 @@ const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, eviden
     );
   if (shows !== 'cannot_tell' && !AGREES[as].includes(shows))
     throw new ServiceError('INVALID_STATE', `The gateway shows the ${leg} leg as ${IN_WORDS[shows]}; the payment cannot be resolved as ${as}.`);
+};
+
+/**
+ * Refuses a named transaction that is not the one of its leg, also with `force` (C75). `force` covers only a gateway that cannot be asked. Returns the
+ * legs whose transaction it therefore could not check.
+ */
+const refuseOtherTransactions = async (
+  ports: PaymentPorts,
+  { as, transactions }: ResolveRequest,
+  found: readonly { terms: LegTerms; evidence: LegEvidence }[],
+  deadline: Deadline,
+): Promise<Leg[]> => {
+  const named = Object.entries(transactions) as [Leg, string][];
+  if (named.length > 0 && as === 'failed') throw new ServiceError('VALIDATION_ERROR', 'A payment that failed has no transaction; name none.');
+  const unchecked: Leg[] = [];
+  for (const [name, transactionId] of named) {
+    const leg = found.find(({ terms: { leg: one } }) => one === name);
+    if (!leg)
+      throw new ServiceError('VALIDATION_ERROR', `The payment has no ${name} leg; it has: ${found.map(({ terms }) => terms.leg).join(', ')}.`);
+    const refuse = (what: string) => new ServiceError('INVALID_STATE', `Transaction ${transactionId} ${what}; nothing was decided.`);
+    const { terms, evidence } = leg;
+    if (as === 'succeeded' && evidence.shows === 'charged' && evidence.transactionId !== transactionId)
+      throw refuse(`is not the charge of the ${name} leg, which is ${evidence.transactionId}`);
+    const known = await transactionOf(ports, terms, transactionId, deadline);
+    if (known === 'cannot_tell') unchecked.push(name);
+    else if (known === null) throw refuse('is unknown to the gateway');
+    else {
+      const op = as === 'succeeded' ? 'charge' : 'refund';
+      if (known.op !== op) throw refuse(`is a ${known.op}, not a ${op}`);
+      const amountCents = terms.principalCents + terms.feeCents;
+      if (known.amountCents !== amountCents) throw refuse(`has ${known.amountCents} cents, the ${name} leg has ${amountCents}`);
+      if (op === 'charge' && known.ref !== terms.references.charge)
+        throw refuse(`belongs to another payment or leg than the ${name} leg of this one`);
+      if (op === 'refund' && !(await returns(ports, terms, evidence, known.chargeTransactionId, deadline)))
+        throw refuse(`returns another charge than the ${name} leg of this payment`);
+      if (known.state === 'declined' || known.state === 'voided' || known.state === 'settlement_rejected')
+        throw refuse(`moved no money: the gateway shows it as ${known.state}`);
+    }
+  }
+  return unchecked;
+};
+
+/** True if this charge is the leg's. If the gateway could not tell about the leg by its reference, it is asked about the charge by its id. */
+const returns = async (
+  ports: PaymentPorts,
+  terms: LegTerms,
+  evidence: LegEvidence,
+  chargeTransactionId: string | null,
+  deadline: Deadline,
+): Promise<boolean> => {
+  if (chargeTransactionId === null) return false;
+  if (evidence.shows === 'charged') return evidence.transactionId === chargeTransactionId;
+  const charge = await transactionOf(ports, terms, chargeTransactionId, deadline);
+  return charge !== null && charge !== 'cannot_tell' && charge.ref === terms.references.charge;
+};
+
+const transactionOf = async (
+  { clock, gateways }: PaymentPorts,
+  { account }: LegTerms,
+  transactionId: string,
+  deadline: Deadline,
+): Promise<NamedTransaction | null | 'cannot_tell'> => {
+  const gateway = gateways.find(account);
+  if (!gateway?.transaction) return 'cannot_tell';
+  const ask = gateway.transaction.bind(gateway);
+  return bounded<NamedTransaction | null | 'cannot_tell'>(
+    clock,
+    Math.max(1, Math.min(GATEWAY_CALL_MS, deadline.leftMs)),
+    (signal) => ask(account, transactionId, signal).catch(() => 'cannot_tell' as const),
+    () => 'cannot_tell',
+  );
 };
 
 const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
