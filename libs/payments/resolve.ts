@@ -11,7 +11,7 @@ import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
 import type { Leg, LookedUp, NamedTransaction } from './gateway/gateway.js';
-import { type Awaiting, type Charge, isVisible, type LegTerms, statusOf } from './payment.js';
+import { type Awaiting, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
@@ -66,12 +66,20 @@ export interface SettledCharges {
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
 }
 
-/** Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. */
-export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
+/**
+ * Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. `returned`: legs whose whole money we
+ * have refunded, as our own log says.
+ */
+export const resolvePayment = async (
+  ports: PaymentPorts,
+  settled: SettledCharges,
+  request: ResolveRequest,
+  returned: ReadonlySet<Leg> = new Set(),
+): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
   const origin = staff(request.by, ports.ids.uuid());
   await settled.caughtUp();
-  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), origin));
+  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), returned, origin));
 };
 
 /** `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. */
@@ -79,6 +87,7 @@ const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
   settled: ResolveRequest['transactions'],
+  refunded: ReadonlySet<Leg>,
   origin: Origin,
 ): Promise<PaymentView> => {
   const { clock, streams, ids, log } = ports;
@@ -89,12 +98,17 @@ const resolveOnce = async (
   if (!isVisible(loaded.payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown')
     throw new ServiceError('INVALID_STATE', `The payment is ${statusOf(loaded.payment)}: only one with an unknown outcome can be resolved.`);
+  refuseReturned(loaded.payment, as);
   loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
   const { terms } = loaded.payment as Awaiting;
 
   const returned = (leg: Leg) => as === 'voided' && force && request.transactions[leg] !== undefined;
   const found: { terms: LegTerms; evidence: LegEvidence }[] = [];
-  for (const leg of terms.legs) found.push({ terms: leg, evidence: evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]) });
+  for (const leg of terms.legs)
+    found.push({
+      terms: leg,
+      evidence: refunded.has(leg.leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]),
+    });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
     throw new ServiceError('INVALID_STATE', 'The gateway shows the charge as made and undone; resolve it as voided.');

@@ -172,6 +172,8 @@ export interface RefundCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   readonly amountCents: Cents;
+  /** The card's last four digits, for a gateway that asks for them. */
+  readonly last4?: string;
 }
 
 export interface ReferenceCall {
