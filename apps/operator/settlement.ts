@@ -1,11 +1,26 @@
 /** `payfold settlement`: batches of the processor, and exceptions of their lines. */
-import { type Command, Option } from 'commander';
+import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal } from '#kernel';
 import { collect } from '#platform';
-import type { BatchSummary, ExceptionChange, Resolution } from '#settlement';
+import type { BatchSummary, ExceptionChange, Resolution, SendRequest } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
-import { anyText, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import { anyText, fields, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+
+interface ResolveOptions {
+  readonly as: Resolution;
+  readonly portal?: string | null;
+  readonly feeCents?: number;
+  readonly send?: boolean;
+  readonly last4?: string;
+  readonly reason: string;
+  readonly by: string;
+}
+
+const lastFour = (text: string): string => {
+  if (!/^\d{4}$/.test(text)) throw new InvalidArgumentError('It must be four digits.');
+  return text;
+};
 
 /** Matching the lines of a large batch takes minutes. */
 const CLOSE_MS = 15 * 60_000;
@@ -135,7 +150,30 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     const { staff } = await import('#payments');
     await all.commands.execute(new ChangeException(exceptionId, change, staff(change.by, context.ids.uuid())));
     await all.openExceptions();
-    return { json: { exceptionId, status: STATUS_AFTER[change.type] }, text: `${exceptionId} is ${STATUS_AFTER[change.type]}` };
+    const booksOnly =
+      change.type === 'Resolve' && change.resolution === 'refund' ? '\nOnly the books were changed. No money was sent to the card.' : '';
+    return { json: { exceptionId, status: STATUS_AFTER[change.type] }, text: `${exceptionId} is ${STATUS_AFTER[change.type]}${booksOnly}` };
+  };
+
+  const sent = async (context: Context, request: SendRequest) => {
+    const all = await context.services({ withGateway: true });
+    // The refund could not be recorded.
+    all.ownLog.refuse();
+    await all.settlement.register.caughtUp();
+    await all.openExceptions();
+    const { SendRefund } = await import('#settlement/module');
+    const { staff } = await import('#payments');
+    const done = await all.commands.execute(new SendRefund(request, staff(request.by, context.ids.uuid())));
+    await all.openExceptions();
+    return {
+      json: done,
+      text: fields([
+        ['exception', `${done.exceptionId} is ${done.status}`],
+        ['refunded', decimal(done.amountCents)],
+        ['transaction', done.transactionId],
+        ['payment', done.paymentId ?? ''],
+      ]),
+    };
   };
 
   exceptions
@@ -161,23 +199,26 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .addOption(
       new Option(
         '--as <resolution>',
-        'settles: a payment that stands as unsettled; refund: back to the cardholder; adopt: an agency’s money; no_posting',
+        'settles: a payment that stands as unsettled; refund: back to the cardholder (books only, unless --send); adopt: an agency’s money; no_posting',
       )
         .choices(['settles', 'refund', 'adopt', 'no_posting'])
         .makeOptionMandatory(),
     )
     .option('--portal <portal>', 'whose money it is (adopt)', uuid)
+    .option('--send', 'refund only: sends the money back through the gateway now; without it, refund changes the books only')
+    .option('--last4 <digits>', 'last four digits of the card, where the gateway asks for them (--send)', lastFour)
     .option('--fee-cents <cents>', 'of it, the service fee (adopt)', wholeNumber)
     .requiredOption('--reason <reason>', 'why; the evidence')
     .requiredOption('--by <name>', 'who decides', personName)
     .action(
-      action(
-        (
-          context,
-          id: string,
-          { as, portal = null, feeCents = 0, reason, by }: { as: Resolution; portal?: string | null; feeCents?: number; reason: string; by: string },
-        ) => changed(context, id, { type: 'Resolve', resolution: as, portalId: portal, feeCents, reason, by }),
-      ),
+      action(async (context, id: string, { as, portal = null, feeCents = 0, send = false, last4, reason, by }: ResolveOptions) => {
+        if (send && as !== 'refund') throw new UsageError('--send belongs to --as refund');
+        if (last4 !== undefined && !send) throw new UsageError('--last4 belongs to --send');
+        if (send && (portal !== null || feeCents !== 0)) throw new UsageError('--portal and --fee-cents belong to --as adopt');
+        return send
+          ? sent(context, { exceptionId: id, reason, by, last4: last4 ?? null })
+          : changed(context, id, { type: 'Resolve', resolution: as, portalId: portal, feeCents, reason, by });
+      }),
     );
 };
 

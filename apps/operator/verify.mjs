@@ -199,9 +199,10 @@ const whole = (path) => {
 export const EVENTS = {
   PaymentInitiated: 2, PaymentCreated: 1, PaymentDeclined: 1, PaymentFailed: 1, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
   ReconciliationStarted: 1, VoidRequested: 2, RefundRequested: 2, PaymentVoided: 1, PaymentRefunded: 1, FeeRefunded: 1, ReversalEnded: 1,
-  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 1, PaymentResolved: 1,
+  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 1, PaymentResolved: 1, ReturnRequested: 1,
   SettlementLinesRecorded: 1, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 1, BatchFunded: 1,
   SettlementFileImported: 1, ExceptionOpened: 1, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
+  ExceptionRefundRequested: 1, ExceptionRefundEnded: 1,
   ManualAdjustment: 1, PeriodClosed: 1, TrialBalanceRecorded: 1, PostingRuleChanged: 1,
   AgencyRemitted: 1, AgencyRemittanceReversed: 1,
 }; // prettier-ignore

@@ -4,7 +4,7 @@
  */
 import type { AskedBy, Leg } from './processor.js';
 
-export const CALLS = ['charge', 'void', 'refund', 'finalize', 'lookup', 'batches'] as const;
+export const CALLS = ['charge', 'void', 'refund', 'finalize', 'lookup', 'transaction', 'batches'] as const;
 export type Call = (typeof CALLS)[number];
 
 /**

@@ -131,6 +131,17 @@ export type ProcessorRecord = OperationRecord | TombstoneRecord | BatchRecord | 
 
 export type ChargeState = 'approved' | 'voided' | 'settling' | 'settled' | 'settlement_rejected';
 
+/** A charge or a refund, as a merchant sees it under the processor's own id. */
+export interface Transaction {
+  readonly transactionId: string;
+  readonly ref: string;
+  readonly op: 'charge' | 'refund';
+  readonly state: ChargeState;
+  readonly amountCents: number;
+  /** The charge that a refund returns. null: a charge. */
+  readonly chargeTransactionId: string | null;
+}
+
 /** An operation or tombstone with its later state. */
 interface Entry {
   /** Counts all operations and tombstones, from 0. */
@@ -400,6 +411,24 @@ export class Processor {
     const batchId = this.batchIdOf(entry);
     const state = isCharge(entry) ? this.stateOf(entry) : batchId ? 'settled' : 'approved';
     return { found: true, state, transactionId, amountCents, ...(batchId && { batchId }), ...(authCode && { authCode }) };
+  }
+
+  /** An approved charge or refund by the processor's own id. null: this account has none. */
+  transaction(merchantAccount: string, transactionId: string): Transaction | null {
+    const number = this.rows.get<number>(txnKey(merchantAccount, transactionId));
+    const entry = number === undefined ? undefined : this.entry(merchantAccount, number);
+    if (!entry || !isOperation(entry) || entry.record.result.kind !== 'approved') return null;
+    const { ref, asked, result } = entry.record;
+    if (asked.op === 'void') return null;
+    const refundState = this.batchIdOf(entry) ? 'settled' : 'approved';
+    return {
+      transactionId,
+      ref,
+      op: asked.op,
+      state: isCharge(entry) ? this.stateOf(entry) : refundState,
+      amountCents: result.amountCents,
+      chargeTransactionId: asked.op === 'charge' ? null : asked.chargeTransactionId,
+    };
   }
 
   /** Closes the open batch of a merchant account. null: the open batch is empty. */

@@ -12,6 +12,7 @@
  * | `POST /v1/charges`, `/v1/voids`, `/v1/refunds` | `{ref, op, outcome}`: 200 approved, 402 declined, 422 rejected, 502 not processed |
  * | `POST /v1/references/{ref}/finalize` `{op}` | `{ref, finalized: executed \| never \| cannot_tell, status?, outcome?}` |
  * | `GET /v1/references/{ref}?op=` | `{ref, found: true \| false \| "cannot_tell", …}` |
+ * | `GET /v1/transactions/{id}` | a charge or refund by the processor's own id: `{found: true, ref, op, …}` or `{found: false}` |
  * | `POST /v1/batches/close` | closes the open batch: `{batch}` or `{batch: null}` |
  * | `GET /v1/batches?after=` · `GET /v1/batches/{id}?from=` | closed batches, oldest first · the lines of one; in pages |
  * | `GET /v1/disputes` | disputes |
@@ -454,6 +455,12 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }));
   };
 
+  const transaction: Handler = ({ merchantAccount, parameters: [transactionId = ''], response }) =>
+    perform(response, { call: 'transaction', merchantAccount }, 0, () => {
+      const found = processor.transaction(merchantAccount, transactionId);
+      return { status: 200, body: found ? { found: true, ...found } : { found: false } };
+    });
+
   const batches = (execute: (request: Request) => unknown): Handler => {
     return (request) =>
       perform(request.response, { call: 'batches', merchantAccount: request.merchantAccount }, 0, async () => ({
@@ -495,6 +502,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     ['POST', /^\/v1\/refunds$/, reverse('refund')],
     ['POST', /^\/v1\/references\/([0-9A-Za-z_-]{1,64})\/finalize$/, finalize],
     ['GET', /^\/v1\/references\/([0-9A-Za-z_-]{1,64})$/, lookup],
+    ['GET', /^\/v1\/transactions\/([0-9A-Za-z_-]{1,64})$/, transaction],
     ['POST', /^\/v1\/batches\/close$/, closeBatch],
     ['GET', /^\/v1\/batches$/, listBatches],
     ['GET', /^\/v1\/batches\/([0-9A-Za-z_-]{1,64})$/, batchLines],

@@ -8,7 +8,7 @@ import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger } from '#platform';
-import { recordSettlements } from '#settlement';
+import { recordSettlements, recoverRefunds } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
 
@@ -61,6 +61,7 @@ export const startWorker = (services: Services): Worker => {
       everyMs: SETTLEMENT_EVERY_MS,
       run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
     },
+    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => recoverRefunds(settlement, pool, stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     {
       name: 'checkout finisher',

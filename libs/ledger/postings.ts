@@ -346,6 +346,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
     case 'ReconciliationStarted':
     case 'VoidRequested':
     case 'RefundRequested':
+    case 'ReturnRequested':
     case 'ReversalEnded':
     case 'ReversalAcknowledged':
       return same;

@@ -23,7 +23,7 @@ export {
 } from './commands.js';
 export { openCursor } from './cursor.js';
 export { serviceFee } from './fee.js';
-export { REQUEST_DEADLINE_MS } from './gateway/call.js';
+export { callGateway, REQUEST_DEADLINE_MS } from './gateway/call.js';
 export { type GatewayCall, GatewayCalls } from './gateway/calls.js';
 export { awayAtGateway, GATEWAY_SLOTS, type GatewaySlotLimits, GatewaySlots } from './gateway/slots.js';
 export {
@@ -38,6 +38,7 @@ export {
   type Gateways,
   type Leg,
   type LookedUp,
+  type NamedTransaction,
   type Op,
   type Outcome,
   type PaymentGateway,
@@ -138,12 +139,13 @@ export {
   postgresRecoveryWork,
   purgeTries,
   type Recovery,
+  RECOVERY_STARTS_AFTER_MS,
   recoveryMigration,
   type RecoveryWork,
   type Resolution,
 } from './recovery.js';
 export { resolvePayment, type ResolveRequest } from './resolve.js';
-export { reverse, type ReverseRequest } from './reverse.js';
+export { finalizeReference, reverse, type ReverseRequest } from './reverse.js';
 export {
   ACKNOWLEDGED_TASKS,
   type AcknowledgedTask,

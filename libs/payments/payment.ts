@@ -55,6 +55,8 @@ export type PaymentEvent =
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
     >
   | Fact<'PaymentDisputed', Dispute>
+  /** Staff send settled money of an unknown payment back to the card, for this settlement exception. From now on the payment cannot succeed. */
+  | Fact<'ReturnRequested', { readonly exceptionId: string }>
   | Fact<
       'PaymentResolved',
       {
@@ -244,8 +246,11 @@ export type Payment =
   | (Known & { readonly phase: 'voided' })
   | Charged;
 
-/** `fenced`: recovery owns the attempt. A late outcome of the request then conflicts and is refused. */
-export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean };
+/**
+ * `fenced`: recovery owns the attempt. A late outcome of the request then conflicts and is refused. `returns`: the settlement exceptions whose refund
+ * staff have begun to send. Absent: none.
+ */
+export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean; readonly returns?: readonly string[] };
 
 export type Charged = Known & {
   readonly phase: 'charged';
@@ -340,6 +345,11 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
         }));
       }
       return { ...awaiting(payment, event), phase: 'unknown', fenced: true, updatedAt: at };
+    case 'ReturnRequested': {
+      const before = awaiting(payment, event);
+      if (before.phase !== 'unknown' || !before.fenced) throw impossible(payment, event);
+      return { ...before, updatedAt: at, returns: [...(before.returns ?? []), event.data.exceptionId] };
+    }
     case 'PaymentResolved': {
       const before = awaiting(payment, event);
       if (before.phase !== 'unknown') throw impossible(payment, event);
@@ -710,6 +720,7 @@ export type PaymentCommand =
       readonly feeCents: Cents;
     }
   | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string; readonly closedAt: string }
+  | { readonly type: 'RequestReturn'; readonly at: string; readonly exceptionId: string }
   | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
   /** `status` and `stage` null: unchanged. */
   | {
@@ -785,6 +796,8 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
       return startReconciliation(payment, command);
     case 'RecordChargeFindings':
       return recordChargeFindings(payment, command);
+    case 'RequestReturn':
+      return requestReturn(payment, command);
     case 'RequestVoid':
       return requestVoid(payment, command);
     case 'RequestRefund':
@@ -1050,9 +1063,33 @@ const disputable = (payment: Payment): Charged => {
   return payment;
 };
 
+/** Announces that staff send money of an unknown payment back. Also fences the attempt, since from now on it must not succeed. */
+const requestReturn = (payment: Payment, { at, exceptionId }: Ask<'RequestReturn'>): PaymentEvent[] => {
+  if (payment.phase !== 'unknown')
+    throw new ServiceError(
+      'INVALID_STATE',
+      isVisible(payment)
+        ? `The payment is ${statusOf(payment)}: a refund is sent only for one with an unknown outcome.`
+        : 'There is no such payment.',
+    );
+  if (payment.returns?.includes(exceptionId)) return [];
+  const fence = startReconciliation(payment, { type: 'StartReconciliation', at, attemptId: payment.attemptId });
+  return [...fence, { type: 'ReturnRequested', at, data: { exceptionId } }];
+};
+
+/** Throws if staff send the payment's money back: then it must not succeed. */
+export const refuseReturned = (payment: Awaiting, as: 'succeeded' | 'voided' | 'failed'): void => {
+  if (as === 'succeeded' && payment.returns)
+    throw new ServiceError(
+      'INVALID_STATE',
+      `A refund of this payment was begun for exception ${payment.returns.join(', ')}; it cannot be resolved as succeeded any more.`,
+    );
+};
+
 /** A person decides an outcome that recovery must not decide (C29, C69). */
 const resolve = (payment: Payment, { at, as, charge, evidence, by, forced }: Ask<'Resolve'>): PaymentEvent[] => {
   if (payment.phase !== 'unknown') throw new ServiceError('INVALID_STATE', 'Only a payment with an unknown outcome can be resolved.');
+  refuseReturned(payment, as);
   if (as === 'succeeded' && !charge) throw new ServiceError('INVALID_STATE', 'Resolving as succeeded needs the transactions of the charge.');
   return [{ type: 'PaymentResolved', at, data: { as, charge: as === 'succeeded' ? charge : null, evidence, by, forced } }];
 };

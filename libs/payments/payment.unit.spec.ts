@@ -254,6 +254,45 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
       view.lineItems.map(({ status, refundedAmountCents, remainingRefundableAmountCents: left }) => [status, refundedAmountCents, left]),
     ).toEqual(Array(3).fill(['voided', 0, 0]));
   });
+  test('money that staff send back: announced once for each exception, only while unknown; from then on no success (C75)', () => {
+    const request = { type: 'RequestReturn', at: LATER, exceptionId: 'exception-1' } as const;
+    const announced = (exceptionId = 'exception-1'): PaymentEvent => ({ type: 'ReturnRequested', at: AT, data: { exceptionId } });
+    given(...open)
+      .when(request)
+      .then(announced());
+    given(initiated(), unknown).when(request).then(fenced(), announced());
+    given(...open, announced())
+      .when(request)
+      .thenNothing();
+    given(...open, announced())
+      .when({ ...request, exceptionId: 'exception-2' })
+      .then(announced('exception-2'));
+    given(...charged())
+      .when(request)
+      .thenRefused('INVALID_STATE', /The payment is succeeded/);
+    given(initiated())
+      .when(request)
+      .thenRefused('INVALID_STATE', /The payment is pending/);
+    given()
+      .when(request)
+      .thenRefused('INVALID_STATE', /no such payment/);
+    const resolve = {
+      type: 'Resolve',
+      at: LATER,
+      as: 'succeeded',
+      charge: chargeOf(separate),
+      evidence: 'ticket 7',
+      by: 'op',
+      forced: true,
+    } as const;
+    given(...open, announced())
+      .when(resolve)
+      .thenRefused('INVALID_STATE', /begun for exception exception-1; it cannot be resolved as succeeded any more/);
+    given(...open, announced())
+      .when({ ...resolve, as: 'voided' })
+      .then({ type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'ticket 7', by: 'op', forced: true } });
+    expect(() => visible(initiated(), announced())).toThrow('impossible history');
+  });
   test('only a person resolves otherwise, and only an unknown outcome (C29, C69)', () => {
     const resolve = { type: 'Resolve', at: LATER, as: 'voided', charge: null, evidence: 'ticket 7', by: 'op', forced: false } as const;
     const resolved = (as: 'succeeded' | 'voided' | 'failed', charge: ReturnType<typeof chargeOf> | null): PaymentEvent => ({

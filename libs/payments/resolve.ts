@@ -10,8 +10,8 @@
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
-import type { Leg, LookedUp } from './gateway/gateway.js';
-import { type Awaiting, type Charge, isVisible, type LegTerms, statusOf } from './payment.js';
+import type { Leg, LookedUp, NamedTransaction } from './gateway/gateway.js';
+import { type Awaiting, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
@@ -66,12 +66,20 @@ export interface SettledCharges {
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
 }
 
-/** Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. */
-export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
+/**
+ * Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. `returned`: legs whose whole money we
+ * have refunded, as our own log says.
+ */
+export const resolvePayment = async (
+  ports: PaymentPorts,
+  settled: SettledCharges,
+  request: ResolveRequest,
+  returned: ReadonlySet<Leg> = new Set(),
+): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
   const origin = staff(request.by, ports.ids.uuid());
   await settled.caughtUp();
-  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), origin));
+  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), returned, origin));
 };
 
 /** `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. */
@@ -79,6 +87,7 @@ const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
   settled: ResolveRequest['transactions'],
+  refunded: ReadonlySet<Leg>,
   origin: Origin,
 ): Promise<PaymentView> => {
   const { clock, streams, ids, log } = ports;
@@ -89,17 +98,23 @@ const resolveOnce = async (
   if (!isVisible(loaded.payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown')
     throw new ServiceError('INVALID_STATE', `The payment is ${statusOf(loaded.payment)}: only one with an unknown outcome can be resolved.`);
+  refuseReturned(loaded.payment, as);
   loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
   const { terms } = loaded.payment as Awaiting;
 
   const returned = (leg: Leg) => as === 'voided' && force && request.transactions[leg] !== undefined;
   const found: { terms: LegTerms; evidence: LegEvidence }[] = [];
-  for (const leg of terms.legs) found.push({ terms: leg, evidence: evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]) });
+  for (const leg of terms.legs)
+    found.push({
+      terms: leg,
+      evidence: refunded.has(leg.leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]),
+    });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
     throw new ServiceError('INVALID_STATE', 'The gateway shows the charge as made and undone; resolve it as voided.');
   const uncertain = found.filter(({ evidence: shown }) => shown.shows === 'cannot_tell').map(({ terms: { leg } }) => leg);
   refuseUncertain(uncertain, force);
+  const unchecked = await refuseOtherTransactions(ports, request, found, deadline);
   const charge = as === 'succeeded' ? chargeOf(found, request.transactions, ids.confirmationNumber()) : null;
 
   for (const { terms: leg, evidence: shown } of found)
@@ -110,7 +125,10 @@ const resolveOnce = async (
   if (forced)
     log.error({ paymentId, as, by, legs: [...uncertain, ...taken] }, 'an unknown payment is resolved by force, without word of the gateway');
 
-  const said = taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`);
+  const said = [
+    ...taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`),
+    ...unchecked.map((leg) => `${request.transactions[leg]} was not checked at the gateway`),
+  ];
   const command = { type: 'Resolve', at: at(), as, charge, evidence: [evidence, ...said].join('; '), by, forced } as const;
   const { payment } = await streams.execute(loaded, [command], origin, deadline);
   if (!isVisible(payment)) throw new Error('a resolved payment is visible');
@@ -126,6 +144,77 @@ const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, eviden
     );
   if (shows !== 'cannot_tell' && !AGREES[as].includes(shows))
     throw new ServiceError('INVALID_STATE', `The gateway shows the ${leg} leg as ${IN_WORDS[shows]}; the payment cannot be resolved as ${as}.`);
+};
+
+/**
+ * Refuses a named transaction that is not the one of its leg, also with `force` (C75). `force` covers only a gateway that cannot be asked. Returns the
+ * legs whose transaction it therefore could not check.
+ */
+const refuseOtherTransactions = async (
+  ports: PaymentPorts,
+  { as, transactions }: ResolveRequest,
+  found: readonly { terms: LegTerms; evidence: LegEvidence }[],
+  deadline: Deadline,
+): Promise<Leg[]> => {
+  const named = Object.entries(transactions) as [Leg, string][];
+  if (named.length > 0 && as === 'failed') throw new ServiceError('VALIDATION_ERROR', 'A payment that failed has no transaction; name none.');
+  const unchecked: Leg[] = [];
+  for (const [name, transactionId] of named) {
+    const leg = found.find(({ terms: { leg: one } }) => one === name);
+    if (!leg)
+      throw new ServiceError('VALIDATION_ERROR', `The payment has no ${name} leg; it has: ${found.map(({ terms }) => terms.leg).join(', ')}.`);
+    const refuse = (what: string) => new ServiceError('INVALID_STATE', `Transaction ${transactionId} ${what}; nothing was decided.`);
+    const { terms, evidence } = leg;
+    if (as === 'succeeded' && evidence.shows === 'charged' && evidence.transactionId !== transactionId)
+      throw refuse(`is not the charge of the ${name} leg, which is ${evidence.transactionId}`);
+    const known = await transactionOf(ports, terms, transactionId, deadline);
+    if (known === 'cannot_tell') unchecked.push(name);
+    else if (known === null) throw refuse('is unknown to the gateway');
+    else {
+      const op = as === 'succeeded' ? 'charge' : 'refund';
+      if (known.op !== op) throw refuse(`is a ${known.op}, not a ${op}`);
+      const amountCents = terms.principalCents + terms.feeCents;
+      if (known.amountCents !== amountCents) throw refuse(`has ${known.amountCents} cents, the ${name} leg has ${amountCents}`);
+      if (op === 'charge' && known.ref !== terms.references.charge)
+        throw refuse(`belongs to another payment or leg than the ${name} leg of this one`);
+      if (op === 'refund' && !(await returns(ports, terms, evidence, known.chargeTransactionId, deadline)))
+        throw refuse(`returns another charge than the ${name} leg of this payment`);
+      if (known.state === 'declined' || known.state === 'voided' || known.state === 'settlement_rejected')
+        throw refuse(`moved no money: the gateway shows it as ${known.state}`);
+    }
+  }
+  return unchecked;
+};
+
+/** True if this charge is the leg's. If the gateway could not tell about the leg by its reference, it is asked about the charge by its id. */
+const returns = async (
+  ports: PaymentPorts,
+  terms: LegTerms,
+  evidence: LegEvidence,
+  chargeTransactionId: string | null,
+  deadline: Deadline,
+): Promise<boolean> => {
+  if (chargeTransactionId === null) return false;
+  if (evidence.shows === 'charged') return evidence.transactionId === chargeTransactionId;
+  const charge = await transactionOf(ports, terms, chargeTransactionId, deadline);
+  return charge !== null && charge !== 'cannot_tell' && charge.ref === terms.references.charge;
+};
+
+const transactionOf = async (
+  { clock, gateways }: PaymentPorts,
+  { account }: LegTerms,
+  transactionId: string,
+  deadline: Deadline,
+): Promise<NamedTransaction | null | 'cannot_tell'> => {
+  const gateway = gateways.find(account);
+  if (!gateway?.transaction) return 'cannot_tell';
+  const ask = gateway.transaction.bind(gateway);
+  return bounded<NamedTransaction | null | 'cannot_tell'>(
+    clock,
+    Math.max(1, Math.min(GATEWAY_CALL_MS, deadline.leftMs)),
+    (signal) => ask(account, transactionId, signal).catch(() => 'cannot_tell' as const),
+    () => 'cannot_tell',
+  );
 };
 
 const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {

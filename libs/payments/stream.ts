@@ -36,6 +36,7 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   SettlementRejected: [],
   SettlementWithdrawn: [],
   PaymentDisputed: [],
+  ReturnRequested: [],
   PaymentResolved: [],
 });
 

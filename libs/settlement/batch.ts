@@ -6,6 +6,7 @@
  */
 import { type Cents, sumCents } from '#kernel';
 import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
+import type { SettlementCase } from './exception.js';
 
 /**
  * The result of matching a line. All results except `MATCHED` make an exception.
@@ -276,6 +277,24 @@ const judgeRefund = (
   // The processor rejected a refund that was made here. A person must return the money in another way.
   if (!line.accepted) return judged('STATUS_MISMATCH', -cents(returned));
   const expected = -cents(returned);
+  return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
+};
+
+/** Judges a line of a refund that staff sent for an exception. `refund`: as the exception's stream has it. */
+export const judgeSentRefund = (
+  line: SettlementRecord,
+  batch: Omit<BatchName, 'gateway'>,
+  found: Omit<Registered, 'paymentId'>,
+  refund: SettlementCase['refund'],
+  now: number,
+): Judgement => {
+  if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
+  if (line.type !== 'refund' || (found.settledBatchId !== null && found.settledBatchId !== batch.batchId)) return judged('DUPLICATE_AT_GATEWAY');
+  if (refund?.attemptId !== found.attemptId) return judged('STATUS_MISMATCH', 0);
+  if (refund.transactionId === null) return now - Date.parse(refund.requestedAt) < WAIT_FOR_REVERSAL_MS ? 'wait' : judged('STATUS_MISMATCH', 0);
+  if (refund.transactionId !== line.transactionId) return judged('STATUS_MISMATCH', 0);
+  const expected = -refund.amountCents;
+  if (!line.accepted) return judged('STATUS_MISMATCH', expected);
   return line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected);
 };
 

@@ -15,6 +15,8 @@ export const exceptionEvents = defineEvents<ExceptionEvent>({
   ExceptionOpened: [],
   ExceptionAssigned: [],
   ExceptionExplained: [],
+  ExceptionRefundRequested: [],
+  ExceptionRefundEnded: [],
   ExceptionSuperseded: [],
   ExceptionResolved: [],
 });

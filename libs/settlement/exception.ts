@@ -5,7 +5,7 @@
  * money belongs (R16). If the difference no longer exists, the exception is superseded automatically.
  */
 import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
-import type { Leg } from '#payments';
+import type { GatewayAccount, Leg, Ref } from '#payments';
 
 /**
  * All results of a line except `MATCHED`, and kinds that follow from time limits or sums.
@@ -58,10 +58,33 @@ export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const
  */
 export type Resolution = (typeof RESOLUTIONS)[number];
 
+/** The intent to send the money of a sale back to the card. */
+export interface ExceptionRefund {
+  readonly attemptId: string;
+  /** Our reference of the refund, of its own. */
+  readonly ref: Ref;
+  readonly account: GatewayAccount;
+  /** The payment's leg. If no payment belongs to the exception: `combined`. */
+  readonly leg: Leg;
+  /** The sale whose money goes back. */
+  readonly chargeTransactionId: string;
+  readonly amountCents: Cents;
+  readonly last4: string | null;
+  readonly paymentId: string | null;
+  readonly reason: string;
+  readonly by: string;
+}
+
 export type ExceptionEvent =
   | Fact<'ExceptionOpened', OpenedException>
   | Fact<'ExceptionAssigned', { readonly to: string; readonly by: string }>
   | Fact<'ExceptionExplained', { readonly reason: string; readonly by: string }>
+  | Fact<'ExceptionRefundRequested', ExceptionRefund>
+  /** `transactionId` null: no money went back. The exception is then as before the intent. */
+  | Fact<
+      'ExceptionRefundEnded',
+      { readonly attemptId: string; readonly outcome: 'refunded' | 'refused' | 'never_executed'; readonly transactionId: string | null }
+    >
   /** The cause is gone: a corrected file removed or changed the line, or the missing transaction has settled. */
   | Fact<'ExceptionSuperseded', { readonly reason: string; readonly by: string }>
   | Fact<
@@ -87,6 +110,8 @@ export const isEnded = (status: ExceptionStatus): boolean => status === 'resolve
 export interface SettlementCase {
   readonly opened: OpenedException;
   readonly status: ExceptionStatus;
+  /** The refund that was sent. null: none, or the last one returned no money. `transactionId` null: its outcome is not recorded yet. */
+  readonly refund: (ExceptionRefund & { readonly requestedAt: string; readonly transactionId: string | null }) | null;
 }
 
 export type ExceptionCommand =
@@ -94,6 +119,15 @@ export type ExceptionCommand =
   | { readonly type: 'Assign'; readonly at: string; readonly to: string; readonly by: string }
   | { readonly type: 'Explain'; readonly at: string; readonly reason: string; readonly by: string }
   | { readonly type: 'Supersede'; readonly at: string; readonly reason: string; readonly by: string }
+  | { readonly type: 'RequestRefund'; readonly at: string; readonly by: string; readonly refund: ExceptionRefund }
+  | {
+      readonly type: 'EndRefund';
+      readonly at: string;
+      readonly by: string;
+      readonly attemptId: string;
+      readonly outcome: 'refunded' | 'refused' | 'never_executed';
+      readonly transactionId: string | null;
+    }
   | {
       readonly type: 'Resolve';
       readonly at: string;
@@ -107,7 +141,7 @@ export type ExceptionCommand =
 const evolve = (state: SettlementCase | null, event: ExceptionEvent): SettlementCase => {
   if (event.type === 'ExceptionOpened') {
     if (state) throw new Error('impossible history: an exception opened twice');
-    return { opened: event.data, status: 'opened' };
+    return { opened: event.data, status: 'opened', refund: null };
   }
   if (!state || isEnded(state.status)) throw new Error(`impossible history: ${event.type} of an exception that is not open`);
   switch (event.type) {
@@ -115,6 +149,15 @@ const evolve = (state: SettlementCase | null, event: ExceptionEvent): Settlement
       return { ...state, status: 'assigned' };
     case 'ExceptionExplained':
       return { ...state, status: 'explained' };
+    case 'ExceptionRefundRequested':
+      if (state.refund) throw new Error('impossible history: two refunds of one exception');
+      return { ...state, refund: { ...event.data, requestedAt: event.at, transactionId: null } };
+    case 'ExceptionRefundEnded': {
+      const { attemptId, transactionId } = event.data;
+      if (state.refund?.attemptId !== attemptId || state.refund.transactionId !== null)
+        throw new Error('impossible history: the end of a refund that is not under way');
+      return { ...state, refund: transactionId === null ? null : { ...state.refund, transactionId } };
+    }
     case 'ExceptionSuperseded':
       return { ...state, status: 'superseded' };
     case 'ExceptionResolved':
@@ -128,16 +171,28 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
   if (command.type === 'Open') return state ? [] : [{ type: 'ExceptionOpened', at: command.at, data: command.opened }];
   if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such exception.', {}, { status: 404 });
   const { at, by } = command;
-  if (command.type === 'Supersede') return isEnded(state.status) ? [] : [{ type: 'ExceptionSuperseded', at, data: { reason: command.reason, by } }];
+  // The money of a refund may be on its way, so only the outcome of the refund ends the exception.
+  if (command.type === 'Supersede')
+    return isEnded(state.status) || state.refund ? [] : [{ type: 'ExceptionSuperseded', at, data: { reason: command.reason, by } }];
   if (isEnded(state.status)) throw new ServiceError('INVALID_STATE', `The exception is ${state.status}.`);
   switch (command.type) {
     case 'Assign':
       return [{ type: 'ExceptionAssigned', at, data: { to: command.to, by } }];
     case 'Explain':
       return [{ type: 'ExceptionExplained', at, data: { reason: command.reason, by } }];
+    case 'RequestRefund':
+      if (state.refund) throw underWay();
+      if (state.opened.suspenseCents <= 0) throw new ServiceError('INVALID_STATE', 'A refund is sent only for a sale whose money lies in suspense.');
+      return [{ type: 'ExceptionRefundRequested', at, data: command.refund }];
+    case 'EndRefund': {
+      const { attemptId, outcome, transactionId } = command;
+      if (state.refund?.attemptId !== attemptId || state.refund.transactionId !== null) return [];
+      return [{ type: 'ExceptionRefundEnded', at, data: { attemptId, outcome, transactionId } }];
+    }
     case 'Resolve': {
       const { resolution, reason, portalId, feeCents } = command;
       const { merchantAccount, suspenseCents, paymentId } = state.opened;
+      if (state.refund && (resolution !== 'refund' || state.refund.transactionId === null)) throw underWay();
       if (resolution !== 'no_posting' && suspenseCents === 0)
         throw new ServiceError('INVALID_STATE', 'Nothing of this exception lies in suspense: resolve it with no_posting, or adjust the books.');
       if (resolution === 'adopt' && portalId === null) throw new ServiceError('VALIDATION_ERROR', 'Money is adopted for an agency: name its portal.');
@@ -155,5 +210,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
       return unreachable(command);
   }
 };
+
+const underWay = () => new ServiceError('INVALID_STATE', 'A refund of this exception was sent. The exception ends when the outcome is recorded.');
 
 export const settlementException: Decider<SettlementCase | null, ExceptionCommand, ExceptionEvent> = { initial: null, decide, evolve };

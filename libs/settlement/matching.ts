@@ -6,7 +6,7 @@
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
-import { change, type EventStore, load, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
+import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
 import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
@@ -21,6 +21,7 @@ import {
   isEnded,
   type OpenedException,
   type Resolution,
+  type SettlementCase,
 } from './exception.js';
 import { EXCEPTION_STREAM, exceptionEvents, type SettlementFileImported, settlementFileEvents } from './events.js';
 import { type FileBatch, fileBatches, RefusedFile } from './file.js';
@@ -313,7 +314,7 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
       line: null,
       transactionId: row.transaction_id!,
       ref: row.ref!,
-      paymentId: row.payment_id!,
+      paymentId: row.payment_id ?? null,
       leg: row.leg as Leg,
       grossCents: null,
       expectedCents: row.op === 'charge' ? expectedCents : -expectedCents,
@@ -401,15 +402,15 @@ const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, excep
     );
 };
 
-const changeCase = async (
+export const changeCase = async (
   { store, payments: { clock, ids } }: SettlementPorts,
   exceptionId: string,
   command: ExceptionCommand,
   origin: Origin,
   eventId?: string,
-): Promise<void> => {
+): Promise<Loaded<SettlementCase | null>> => {
   const busy = () => new ServiceError('INVALID_STATE', 'The exception is being changed by somebody else; try again.');
-  await change({ store, clock, ids }, EXCEPTION_STREAM, exceptionId, command, origin, busy, eventId === undefined ? {} : { eventId });
+  return change({ store, clock, ids }, EXCEPTION_STREAM, exceptionId, command, origin, busy, eventId === undefined ? {} : { eventId });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -418,14 +419,14 @@ const changeCase = async (
 const TABLE = `
   create table settlement_case (
     exception_id uuid primary key, kind text not null, status text not null, gateway text not null, merchant_account text not null, batch_id text, line int,
-    transaction_id text, ref text, payment_id uuid, leg text, gross_cents bigint, expected_cents bigint, suspense_cents bigint not null, assigned_to text,
+    transaction_id text, ref text, payment_id uuid, leg text, gross_cents bigint, expected_cents bigint, suspense_cents bigint not null, sending boolean not null default false, assigned_to text,
     reason text, resolution text, changed_by text, opened_at timestamptz not null, changed_at timestamptz not null)`;
 const INDEXES = `create index settlement_case_status on settlement_case (status, opened_at); create index settlement_case_ref on settlement_case (ref);
-  create index settlement_case_batch on settlement_case (batch_id, line)`;
+  create index settlement_case_batch on settlement_case (batch_id, line); create index settlement_case_sending on settlement_case (changed_at) where sending`;
 
 export const exceptionModel: ReadModel = {
   name: 'exceptions',
-  shape: 1,
+  shape: 2,
   streamPrefixes: ['exception-'],
   tables: ['settlement_case'],
   createTables: TABLE,
@@ -470,6 +471,12 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
       );
       continue;
     }
+    if (event.type === 'ExceptionRefundRequested' || event.type === 'ExceptionRefundEnded') {
+      // A refund that went back waits for the resolution, which ends the exception.
+      const sending = event.type === 'ExceptionRefundRequested' || event.data.transactionId !== null;
+      await client.query('update settlement_case set sending = $2, changed_at = $3 where exception_id = $1', [exceptionId, sending, event.at]);
+      continue;
+    }
     const status = STATUS_AFTER[event.type];
     const { by } = event.data;
     const to = event.type === 'ExceptionAssigned' ? event.data.to : null;
@@ -477,7 +484,7 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
     const resolution = event.type === 'ExceptionResolved' ? event.data.resolution : null;
     await client.query(
       `update settlement_case set status = $2, assigned_to = coalesce($3, assigned_to), reason = coalesce($4, reason), resolution = coalesce($5, resolution),
-         changed_by = $6, changed_at = $7 where exception_id = $1`,
+         changed_by = $6, changed_at = $7, sending = sending and $2 <> 'resolved' where exception_id = $1`,
       [exceptionId, status, to, reason, resolution, by, event.at],
     );
   }

@@ -21,13 +21,14 @@ import {
   type SettlementRecord,
   UnknownCursor,
 } from '#payments';
-import { BATCH_STREAM } from './events.js';
+import { BATCH_STREAM, EXCEPTION_STREAM } from './events.js';
 import type { Register, RegisteredTransaction } from './register.js';
 import {
   type BatchName,
   batchStreamId,
   isSettledSale,
   judgeLine,
+  judgeSentRefund,
   type LineCorrection,
   linesOf,
   nameOfLine,
@@ -345,7 +346,7 @@ const standAsRecorded = async (
   const settled = new Map(linesOf(batch).flatMap((line) => (isSettledSale(line) ? [[line.transactionId, line] as const] : [])));
   for (const { paymentId, leg, op, transactionId } of await ports.register.transactions(account.gateway, sales, [])) {
     const line = transactionId === null ? undefined : settled.get(transactionId);
-    if (op === 'charge') await tellPayment(ports, account, { batchId, closedAt }, paymentId, leg, line ?? null);
+    if (op === 'charge' && paymentId !== null) await tellPayment(ports, account, { batchId, closedAt }, paymentId, leg, line ?? null);
   }
 };
 
@@ -509,6 +510,7 @@ const matchLines = async (
   const seen = new Set<string>();
   const results = new Map<number, RecordedLine>();
   const byPayment = new Map<string, FoundLine[]>();
+  const sent: { number: number; line: SettlementRecord; transaction: RegisteredTransaction; exceptionId: string }[] = [];
   for (const { number, line } of lines) {
     const transaction = found(line);
     const name = nameOfLine(line);
@@ -517,9 +519,23 @@ const matchLines = async (
     // The processor's own fees belong to no payment.
     if (!transaction && !repeated && line.type === 'fee') results.set(number, toRecorded(number, line, 'MATCHED', null, null));
     else if (!transaction || repeated) {
-      const origin = transaction ? { paymentId: transaction.paymentId, leg: transaction.leg } : null;
+      const origin = transaction && transaction.paymentId !== null ? { paymentId: transaction.paymentId, leg: transaction.leg } : null;
       results.set(number, toRecorded(number, line, repeated ? 'DUPLICATE_AT_GATEWAY' : 'MISSING_HERE', origin, null));
-    } else byPayment.set(transaction.paymentId, [...(byPayment.get(transaction.paymentId) ?? []), { number, line, transaction }]);
+    } else if (transaction.exceptionId !== null) sent.push({ number, line, transaction, exceptionId: transaction.exceptionId });
+    else {
+      const paymentId = transaction.paymentId!;
+      byPayment.set(paymentId, [...(byPayment.get(paymentId) ?? []), { number, line, transaction: { ...transaction, paymentId } }]);
+    }
+  }
+  for (const { number, line, transaction, exceptionId } of sent) {
+    const { paymentId, leg } = transaction;
+    const refund = (await load(ports.store, EXCEPTION_STREAM, exceptionId)).state?.refund ?? null;
+    const name = { merchantAccount: account.merchantAccount, batchId: batch.batchId };
+    const judgement = judgeSentRefund(line, name, transaction, refund, ports.payments.clock.now());
+    if (judgement === 'wait')
+      throw new NotYet(`a refund of exception ${exceptionId} is being sent; batch ${batch.batchId} goes on when that has ended`);
+    const origin = paymentId === null ? null : { paymentId, leg };
+    results.set(number, toRecorded(number, line, judgement.result, origin, judgement.expectedCents));
   }
   const queue = [...byPayment];
   const loaded = await ports.payments.streams.loadAll([...byPayment.keys()]);
@@ -539,7 +555,7 @@ const matchLines = async (
 interface FoundLine {
   readonly number: number;
   readonly line: SettlementRecord;
-  readonly transaction: RegisteredTransaction;
+  readonly transaction: RegisteredTransaction & { readonly paymentId: string };
 }
 
 const toRecorded = (

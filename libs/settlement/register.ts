@@ -16,9 +16,9 @@ const TABLES = `
     gateway text not null, merchant_account text not null, credentials_ref text not null, environment text not null,
     primary key (gateway, merchant_account));
   create table gateway_transaction (
-    amount_cents bigint not null, voided_cents bigint not null default 0, moved_at timestamptz, payment_id uuid not null, attempt_id uuid not null,
+    amount_cents bigint not null, voided_cents bigint not null default 0, moved_at timestamptz, payment_id uuid, attempt_id uuid not null,
     ref text not null, gateway text not null, merchant_account text not null, leg text not null, op text not null, transaction_id text,
-    settled_batch_id text, rejected boolean not null default false);
+    settled_batch_id text, exception_id uuid, rejected boolean not null default false);
   create table dispute (
     dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null, reason text not null,
     disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
@@ -43,6 +43,7 @@ const INDEXES = `
     where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents;
   create index gateway_transaction_moved on gateway_transaction (moved_at) where moved_at is not null;
   create index gateway_transaction_settled on gateway_transaction (settled_batch_id) where settled_batch_id is not null;
+  create index gateway_transaction_sent on gateway_transaction (exception_id) where exception_id is not null;
   create index gateway_transaction_payment on gateway_transaction (payment_id);
   create index settlement_batch_listed on settlement_batch (gateway, merchant_account, listed_position) where listed_position is not null;
   create index settlement_batch_closed on settlement_batch (closed_at, gateway, merchant_account, batch_id);
@@ -192,6 +193,8 @@ const isExceptionEvent = (event: SettlementEvent | ExceptionEvent): event is Exc
 
 /** Notes what became of an exception, if a line made it. An exception of a missing transaction has no row here. */
 const writeProgress = async (client: Queryable, { stream }: Recorded, event: ExceptionEvent): Promise<void> => {
+  if (event.type === 'ExceptionRefundRequested' || event.type === 'ExceptionRefundEnded')
+    return writeSentRefund(client, stream.slice('exception-'.length), event);
   const isEnd = event.type === 'ExceptionResolved' || event.type === 'ExceptionSuperseded';
   if (event.type !== 'ExceptionOpened' && !isEnd) return;
   const resolvedCents = event.type === 'ExceptionResolved' ? event.data.suspenseCents : 0;
@@ -200,6 +203,28 @@ const writeProgress = async (client: Queryable, { stream }: Recorded, event: Exc
     text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3 where exception_id = $1',
     values: [stream.slice('exception-'.length), isEnd, resolvedCents],
   });
+};
+
+/** A refund that staff send for an exception is a transaction of ours, so its own line in a batch finds it. */
+const writeSentRefund = async (
+  client: Queryable,
+  exceptionId: string,
+  event: Extract<ExceptionEvent, { type: 'ExceptionRefundRequested' | 'ExceptionRefundEnded' }>,
+): Promise<void> => {
+  if (event.type === 'ExceptionRefundRequested') {
+    const { ref, account, paymentId, leg, attemptId, amountCents } = event.data;
+    await client.query(
+      `insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, exception_id)
+       values ($1, $2, $3, $4, $5, 'refund', $6, $7, $8) on conflict (ref) do nothing`,
+      [ref, account.gateway, account.merchantAccount, paymentId, leg, attemptId, amountCents, exceptionId],
+    );
+  } else if (event.data.transactionId !== null)
+    await client.query('update gateway_transaction set transaction_id = $3, moved_at = $4 where exception_id = $1 and attempt_id = $2', [
+      exceptionId,
+      event.data.attemptId,
+      event.data.transactionId,
+      event.at,
+    ]);
 };
 
 const writeTransactions = async (client: Queryable, rows: readonly TransactionRow[]): Promise<void> => {
@@ -511,12 +536,15 @@ const writeMismatch = async (
 export interface RegisteredTransaction {
   readonly ref: string;
   readonly transactionId: string | null;
-  readonly paymentId: string;
+  /** null: a refund of money that belongs to no payment. */
+  readonly paymentId: string | null;
   readonly leg: Leg;
   readonly op: 'charge' | 'refund';
   readonly attemptId: string;
   readonly merchantAccount: string;
   readonly settledBatchId: string | null;
+  /** The exception for which staff sent this refund. null: the payment's own transaction. */
+  readonly exceptionId: string | null;
 }
 
 export interface RegisteredDispute extends Dispute {
@@ -562,19 +590,20 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
     },
     transactions: async (gateway, transactionIds, refs) => {
       const { rows } = await pool.query<Record<string, string>>(
-        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id from gateway_transaction
+        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id, exception_id from gateway_transaction
          where gateway = $1 and (ref = any($3::text[]) or transaction_id = any($2::text[]))`,
         [gateway, transactionIds, refs],
       );
       return rows.map((row) => ({
         ref: row.ref!,
         transactionId: row.transaction_id ?? null,
-        paymentId: row.payment_id!,
+        paymentId: row.payment_id ?? null,
         leg: row.leg as Leg,
         op: row.op as 'charge' | 'refund',
         attemptId: row.attempt_id!,
         merchantAccount: row.merchant_account!,
         settledBatchId: row.settled_batch_id ?? null,
+        exceptionId: row.exception_id ?? null,
       }));
     },
     lastListed: async ({ gateway, merchantAccount }) => {

@@ -26,6 +26,7 @@ import {
   openExceptions,
 } from './matching.js';
 import { type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
+import { sendRefund, type SendRequest, type SentRefund } from './send.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
 
 /** Time limit for the register to reach the log's head. At the first start after an upgrade, it may have to read the whole log. */
@@ -64,6 +65,16 @@ export class UpdateDispute extends Command<Dispute & { readonly paymentId: strin
   constructor(
     readonly disputeId: string,
     readonly change: DisputeChange,
+    readonly origin: Origin,
+  ) {
+    super();
+  }
+}
+
+/** Sends the refund of a settled sale through the gateway, and resolves its exception. */
+export class SendRefund extends Command<SentRefund> {
+  constructor(
+    readonly request: SendRequest,
     readonly origin: Origin,
   ) {
     super();
@@ -114,6 +125,7 @@ const HANDLERS = [
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),
   ),
+  commandHandler(SendRefund, SETTLEMENT_PORTS, (ports: SettlementPorts, { request, origin }) => sendRefund(ports, request, origin)),
   commandHandler(ChangeException, SETTLEMENT_PORTS, (ports: SettlementPorts, { exceptionId, change, origin }) =>
     changeException(ports, exceptionId, change, origin),
   ),

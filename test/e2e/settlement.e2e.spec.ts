@@ -618,6 +618,67 @@ describe('resolving what recovery must not (C29, C69)', () => {
     expect(answer.status).toBe(504);
     return answer.details!.id as string;
   };
+  /** The charge as the processor has it. */
+  const chargeAtBank = async (id: string) => {
+    const { payment } = await service.services.payments.ports.streams.load(id);
+    if (payment.phase === 'none' || payment.phase === 'abandoned') throw new Error('no payment');
+    const [leg] = payment.terms.legs;
+    const charge = (await service.simulator.truth()).find(({ ref }) => ref === leg!.references.charge);
+    return { ...charge!, account: leg!.account, leg: leg!.leg };
+  };
+  /** A refund that a person makes at the processor, without Payfold. Resolves to its transaction id. */
+  const returnByHand = async (id: string, amountCents?: number): Promise<string> => {
+    const { account, leg, transactionId, ...charge } = await chargeAtBank(id);
+    const ref = `hand${service.services.ids.uuid().replaceAll('-', '').slice(0, 16)}`;
+    const call = { ref, leg, account, chargeTransactionId: transactionId!, amountCents: amountCents ?? charge.amountCents! };
+    const outcome = await service.services.payments.ports.gateways.find(account)!.refund(call, AbortSignal.timeout(20_000));
+    if (outcome.kind !== 'approved') throw new Error(JSON.stringify(outcome));
+    return outcome.txn.transactionId;
+  };
+  describe('a transaction that staff name is looked up at the gateway (C75), also with --force', () => {
+    test('for succeeded: unknown, of another payment, of another amount, or no charge is refused; the right one is taken', async () => {
+      const id = await unknown(CARD.unresolvable, combined);
+      const other = await client.create(paymentOf(combined, { number: CARD.approved }));
+      const dearer = await client.create(paymentOf(combined, { number: CARD.settlesAtOnce, lines: [20_000] }));
+      const refund = await returnByHand(dearer.data.id, 10_300);
+      const named = (combined: string) => refused(resolve(id, { force: true, transactions: { combined } }));
+      expect((await named('ch_nobody_knows'))?.message).toContain('is unknown to the gateway');
+      expect((await named((await chargeAtBank(other.data.id)).transactionId!))?.message).toContain('belongs to another payment');
+      expect((await named((await chargeAtBank(dearer.data.id)).transactionId!))?.message).toMatch(/has \d+ cents, the combined leg has 10300/);
+      expect((await named(refund))?.message).toContain('is a refund, not a charge');
+      expect(await refused(resolve(id, { force: true, transactions: { fee: 'ch_x' } }))).toMatchObject({ code: 'VALIDATION_ERROR' });
+      expect(await client.status(id)).toBe('unknown');
+      const { transactionId } = await chargeAtBank(id);
+      expect(await resolve(id, { force: true, transactions: { combined: transactionId! } })).toMatchObject({ gateway: { transactionId } });
+    });
+    test('for voided: a return of another charge, of another amount, or a charge is refused; the right one is taken', async () => {
+      const id = await unknown(CARD.unreadable, combined);
+      const other = await client.create(paymentOf(combined, { number: CARD.settlesAtOnce }));
+      await service.simulator.closeBatches();
+      await service.recover(id);
+      const named = (combined: string) => refused(resolve(id, { as: 'voided', force: true, transactions: { combined } }));
+      expect((await named('rf_nobody_knows'))?.message).toContain('is unknown to the gateway');
+      expect((await named(await returnByHand(other.data.id)))?.message).toContain('returns another charge');
+      expect((await named((await chargeAtBank(id)).transactionId!))?.message).toContain('is a charge, not a refund');
+      expect((await named(await returnByHand(id, 300)))?.message).toContain('has 300 cents');
+      expect(await client.status(id)).toBe('unknown');
+      await record();
+    });
+    test('a gateway that cannot be asked: only by force, and the event says that nobody checked', async () => {
+      const id = await unknown(CARD.unresolvable, combined);
+      const { transactionId } = await chargeAtBank(id);
+      await service.bank.stop();
+      try {
+        expect(await refused(resolve(id, { transactions: { combined: transactionId! } }))).toMatchObject({ code: 'INVALID_STATE' });
+        await resolve(id, { force: true, transactions: { combined: transactionId! } });
+      } finally {
+        await service.bank.start();
+      }
+      expect((await service.services.payments.ports.streams.events(id)).at(-1)).toMatchObject({
+        data: { forced: true, evidence: expect.stringContaining(`${transactionId} was not checked at the gateway`) },
+      });
+    });
+  });
   test('as succeeded where the gateway shows the charge: charged, refundable, and recovery leaves it alone', async () => {
     const id = await unknown(CARD.unreadable, combined);
     expect(await resolve(id)).toMatchObject({ status: 'succeeded', capturedAmountCents: 10_300, confirmationNumber: expect.any(String) });
@@ -654,13 +715,13 @@ describe('resolving what recovery must not (C29, C69)', () => {
     expect(await tasksOf(id)).toEqual(['charge_cannot_be_undone']);
     for (const as of ['succeeded', 'voided', 'failed'] as const)
       expect(await refused(resolve(id, { as, force: true }))).toMatchObject({ code: 'INVALID_STATE' });
-    const transactions = { principal: 'rf_by_hand' };
+    const transactions = { principal: await returnByHand(id) };
     expect(await refused(resolve(id, { as: 'voided', transactions }))).toMatchObject({ code: 'INVALID_STATE' });
     expect(await resolve(id, { as: 'voided', force: true, transactions })).toMatchObject({ status: 'voided', capturedAmountCents: 0 });
     const last = (await service.services.payments.ports.streams.events(id)).at(-1)!;
     expect(last).toMatchObject({
       type: 'PaymentResolved',
-      data: { forced: true, evidence: expect.stringContaining('principal returned by rf_by_hand') },
+      data: { forced: true, evidence: expect.stringContaining(`principal returned by ${transactions.principal}`) },
     });
     await record();
   });
@@ -678,9 +739,10 @@ describe('resolving what recovery must not (C29, C69)', () => {
     const id = await unknown(CARD.unresolvable, combined);
     expect((await refused(resolve(id)))?.message).toMatch(/cannot tell about the combined leg.*--force/);
     expect(await refused(resolve(id, { force: true }))).toMatchObject({ code: 'VALIDATION_ERROR' });
-    expect(await resolve(id, { force: true, transactions: { combined: 'ch_from_statement' } })).toMatchObject({
+    const { transactionId } = await chargeAtBank(id);
+    expect(await resolve(id, { force: true, transactions: { combined: transactionId! } })).toMatchObject({
       status: 'succeeded',
-      gateway: { transactionId: 'ch_from_statement' },
+      gateway: { transactionId },
     });
     expect(service.logLines().some(({ level, paymentId, msg }) => level >= 50 && paymentId === id && msg.includes('by force'))).toBe(true);
   });

@@ -28,9 +28,13 @@ beforeAll(async () => {
 }, COMMAND_MS);
 afterAll(() => dataDir.remove());
 
-const payfold = (...args: string[]): Promise<{ code: number; value: Record<string, unknown>; stderr: string }> =>
+const payfold = (...args: string[]) => payfoldIn({}, ...args);
+const payfoldIn = (
+  more: Readonly<Record<string, string>>,
+  ...args: string[]
+): Promise<{ code: number; value: Record<string, unknown>; stderr: string }> =>
   new Promise((done) => {
-    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
+    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data, ...more };
     const child = execFile(process.execPath, [LAUNCHER, ...args, '--json'], { env, cwd: tmpdir(), timeout: COMMAND_MS }, (error, stdout, stderr) =>
       done({ code: error ? Number(error.code ?? 99) : 0, value: JSON.parse(stdout || '{}') as Record<string, unknown>, stderr }),
     );
@@ -196,6 +200,55 @@ describe('beside the running service', () => {
       acknowledged: null,
     });
   });
+  test('a sale that settled while unknown goes back to the card: each step has its command, and a command that is killed is ended by the worker', async () => {
+    const settledWhileUnknown = async () => {
+      const id = (await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }))).body.details!.id!;
+      await payfold('settlement', 'close');
+      const rows = (await done('settlement', 'exceptions')) as unknown as { exceptionId: string; paymentId: string; suspenseCents: number }[];
+      return { id, exceptionId: rows.find(({ paymentId }) => paymentId === id)!.exceptionId };
+    };
+    const resolve = ['settlement', 'exceptions', 'resolve'];
+    const back = ['--as', 'refund', '--send', '--reason', 'not ours to keep', ...BY];
+    const first = await settledWhileUnknown();
+    for (const args of [
+      ['--as', 'adopt', '--send'],
+      ['--as', 'refund', '--last4', '1234'],
+      ['--as', 'refund', '--send', '--last4', '12'],
+    ])
+      expect((await payfold(...resolve, first.exceptionId, ...args, '--reason', 'x', ...BY)).code).toBe(2);
+    expect(await done(...resolve, first.exceptionId, ...back, '--last4', '5145')).toEqual({
+      exceptionId: first.exceptionId,
+      status: 'resolved',
+      transactionId: expect.stringMatching(/^rf_/),
+      amountCents: 10_000,
+      paymentId: first.id,
+    });
+    expect(await read(first.id)).toMatchObject({ status: 'voided' });
+
+    const second = await settledWhileUnknown();
+    const killed = await payfoldIn({ FAILPOINT: 'refund.principal:after' }, ...resolve, second.exceptionId, ...back);
+    expect(killed).toMatchObject({ code: 99, value: {} });
+    expect((await payfold(...resolve, second.exceptionId, ...back)).value).toMatchObject({
+      message: 'A refund of this exception was sent. The exception ends when the outcome is recorded.',
+    });
+    const succeeded = ['--as', 'succeeded', '--evidence', 'statement', '--force'];
+    expect((await payfold('payments', 'resolve', second.id, ...succeeded, ...BY)).value).toMatchObject({ details: { code: 'INVALID_STATE' } });
+    await eventually(async () => (await read(second.id)).status === 'voided', { timeoutMs: 120_000, everyMs: 1_000 });
+    await done('settlement', 'close');
+    expect(
+      ((await done('settlement', 'exceptions')) as unknown as { paymentId: string }[]).filter(({ paymentId }) => paymentId === second.id),
+    ).toEqual([]);
+
+    const third = await settledWhileUnknown();
+    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
+    const { stdout } = await promisify(execFile)(
+      process.execPath,
+      [LAUNCHER, ...resolve, third.exceptionId, '--as', 'refund', '--reason', 'returned at the bank', ...BY],
+      { env },
+    );
+    expect(stdout).toContain('Only the books were changed. No money was sent to the card.');
+    expect(await read(third.id)).toMatchObject({ status: 'unknown' });
+  }, 240_000);
   test('a rejected settlement: the payment shows it, the task names the batch, and an acknowledgement ends it', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.settlementRejected }));
     const { id } = answer.body.data as { id: string };

@@ -511,6 +511,7 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
       attemptId,
       merchantAccount: account.merchantAccount,
       settledBatchId: null,
+      exceptionId: null,
     });
     gatewayOf.set(ref, account.gateway);
   };

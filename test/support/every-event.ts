@@ -5,7 +5,7 @@ import { Deadline, type ServiceError, timestamp } from '#kernel';
 import { adjustBooks, closePeriod, journalModel, remit, reverseRemittance } from '#ledger';
 import { acknowledgeStaffTask, resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
-import { changeException, paymentRegisterModel, recordSettlements } from '#settlement';
+import { changeException, paymentRegisterModel, recordSettlements, sendRefund } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
 import { dispute } from './books.js';
 import { CARD_FORM, checkoutPortal, formText, INTAKE, intakeOf, LINES, Payer, type Portal, SHOP, signedFields } from './checkout.js';
@@ -154,6 +154,13 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await simulator.closeBatches();
     await record();
     await dispute(service, disputed, 4_000, 'debited', 'lost');
+    // A batch settles a payment whose outcome is unknown. Staff send its money back.
+    const unknown = (await partner.client.create(paymentOf(portal, { number: CARD.unresolvable }))).details?.id as string;
+    await simulator.closeBatches();
+    await record();
+    const settled = (await desk.exceptions()).find(({ paymentId }) => paymentId === unknown)!;
+    const back = { exceptionId: settled.exceptionId, reason: 'settled, but unknown here', by: BY, last4: null };
+    await sendRefund(services.settlement, back, staff(BY, services.ids.uuid()));
     // Move to a day on which the processor has funded these batches.
     service.clock.advance(5 * DAY_MS);
     await record();

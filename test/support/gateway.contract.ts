@@ -250,6 +250,41 @@ export const gatewayContract = (name: string, start: () => Promise<GatewayUnderT
       });
     });
 
+    describe('a transaction by its own id', () => {
+      test('shows a charge and its refund with our references, amount, state and charge', async () => {
+        if (!gateway.transaction) return;
+        const named = (transactionId: string) => gateway.transaction!(account, transactionId, soon());
+        const { ref, transactionId } = await approvedCharge(1_000);
+        const charged = { transactionId, ref, op: 'charge', state: 'approved', amountCents: 1_000, chargeTransactionId: null };
+        expect(await named(transactionId)).toEqual(charged);
+        await under.closeBatch();
+        expect(await named(transactionId)).toEqual({ ...charged, state: 'settled' });
+        const refundRef = drawRef();
+        const refunded = await refund(transactionId, 400, refundRef);
+        if (refunded.kind !== 'approved') throw new Error('not refunded');
+        const returned = {
+          transactionId: refunded.txn.transactionId,
+          ref: refundRef,
+          op: 'refund',
+          amountCents: 400,
+          chargeTransactionId: transactionId,
+        };
+        expect(await named(refunded.txn.transactionId)).toMatchObject(returned);
+        const voided = await approvedCharge(1_000);
+        expect((await voidIt(voided.transactionId)).kind).toBe('approved');
+        expect(await named(voided.transactionId)).toMatchObject({ ref: voided.ref, op: 'charge', state: 'voided' });
+      });
+
+      test('knows nothing of an id that was never given, or of another account, and throws if it cannot ask', async () => {
+        if (!gateway.transaction) return;
+        expect(await gateway.transaction(account, 'nosuchtransaction', soon())).toBeNull();
+        expect(await gateway.transaction(account, 'no id / of any gateway', soon())).toBeNull();
+        const { transactionId } = await approvedCharge(1_000);
+        expect(await gateway.transaction({ ...account, merchantAccount: 'another' }, transactionId, soon())).toBeNull();
+        await expect(gateway.transaction(account, transactionId, AbortSignal.abort())).rejects.toThrow();
+      });
+    });
+
     describe('settlements', () => {
       test('name our references, sales and refunds, oldest batch first, after the cursor', async () => {
         await under.closeBatch();

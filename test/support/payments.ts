@@ -118,6 +118,9 @@ const watchedGateway = (gateway: PaymentGateway, steps: Interposed): PaymentGate
   refund: (call, signal) => steps.around([`refund.${call.leg}`], () => gateway.refund(call, signal)),
   finalize: (call, signal) => steps.around([`finalize.${call.op}`, 'finalize'], () => gateway.finalize(call, signal)),
   lookup: (call, signal) => gateway.lookup(call, signal),
+  ...(gateway.transaction && {
+    transaction: (account, transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(account, transactionId, signal)),
+  }),
   settlements: (account, cursor, signal) => gateway.settlements(account, cursor, signal),
 });
 

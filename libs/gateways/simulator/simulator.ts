@@ -28,6 +28,7 @@ import {
   type GatewayAccount,
   type GatewayCapabilities,
   type LookedUp,
+  type NamedTransaction,
   type Outcome,
   type PaymentGateway,
   type PaymentInstrument,
@@ -280,6 +281,25 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
       const whole = answer.ref === ref && found === true && isOneOf(state, STATES) && isTransaction(transactionId) && isCents(amountCents);
       if (!whole) throw new GatewayUnreachable('the simulator answered a look-up with something else');
       return { found, state, transactionId, amountCents, ...(isTransaction(batchId) && { batchId }), ...(isTransaction(authCode) && { authCode }) };
+    },
+
+    async transaction(account, transactionId, signal): Promise<NamedTransaction | null> {
+      // No id of this gateway: it cannot be sent, and nothing has it.
+      if (!isTransaction(transactionId)) return null;
+      const { found, ...answer } = await ask(account, 'GET', `/v1/transactions/${transactionId}`, null, signal);
+      if (found === false) return null;
+      const { ref, op, state, amountCents, chargeTransactionId } = answer;
+      const whole =
+        found === true &&
+        answer.transactionId === transactionId &&
+        isTransaction(ref) &&
+        isOneOf(op, ['charge', 'refund'] as const) &&
+        isOneOf(state, STATES) &&
+        isCents(amountCents) &&
+        (chargeTransactionId === null || isTransaction(chargeTransactionId)) &&
+        (op === 'charge') === (chargeTransactionId === null);
+      if (!whole) throw new GatewayUnreachable('the simulator answered the look-up of a transaction with something else');
+      return { transactionId, ref, op, state, amountCents, chargeTransactionId };
     },
 
     async *settlements(account, cursor, signal): AsyncIterable<SettlementRecord> {

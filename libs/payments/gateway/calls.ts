@@ -1,11 +1,11 @@
 /** Observes the calls of gateways, for metrics. An observer gets the outcome and the duration of a call, but no data of the payment. */
 import type { Clock } from '#kernel';
-import { type PaymentGateway, UnknownCursor } from './gateway.js';
+import { type GatewayAccount, type PaymentGateway, UnknownCursor } from './gateway.js';
 
 export interface GatewayCall {
-  readonly operation: 'charge' | 'void' | 'refund' | 'finalize' | 'lookup' | 'settlements';
+  readonly operation: 'charge' | 'void' | 'refund' | 'finalize' | 'lookup' | 'transaction' | 'settlements';
   /**
-   * The kind of the result, such as `approved`, `unknown` or `cannot_tell`. For a look-up `found` or `not_found`, for settlements `listed`.
+   * The kind of the result, such as `approved`, `unknown` or `cannot_tell`. For a look-up and a transaction `found` or `not_found`, for settlements `listed`.
    * `failed`: the gateway could not be asked.
    */
   readonly outcome: string;
@@ -43,6 +43,10 @@ export class GatewayCalls {
       finalize: (call, signal) => timed('finalize', gateway.finalize(call, signal), ({ kind }) => kind),
       lookup: (call, signal) =>
         timed('lookup', gateway.lookup(call, signal), ({ found }) => (found === true ? 'found' : found === false ? 'not_found' : found)),
+      ...(gateway.transaction && {
+        transaction: (account: GatewayAccount, transactionId: string, signal: AbortSignal) =>
+          timed('transaction', gateway.transaction!(account, transactionId, signal), (found) => (found ? 'found' : 'not_found')),
+      }),
       settlements: async function* (account, cursor, signal) {
         const records = gateway.settlements(account, cursor, signal)[Symbol.asyncIterator]();
         let [outcome, ms] = ['listed', 0];

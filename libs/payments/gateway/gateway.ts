@@ -107,6 +107,18 @@ export type LookedUp =
       readonly authCode?: string;
     };
 
+/** A transaction as the gateway keeps it under its own id. Voids are not transactions of their own. */
+export interface NamedTransaction {
+  readonly transactionId: string;
+  /** Our reference. null: it was made at the gateway's own page. */
+  readonly ref: Ref | null;
+  readonly op: 'charge' | 'refund';
+  readonly state: 'approved' | 'declined' | 'voided' | 'settling' | 'settled' | 'settlement_rejected';
+  readonly amountCents: Cents;
+  /** The charge that a refund returns. null: a charge, or the gateway does not name it. */
+  readonly chargeTransactionId: string | null;
+}
+
 export interface SettlementRecord {
   readonly batchId: string;
   /** RFC 3339. */
@@ -160,6 +172,8 @@ export interface RefundCall {
   readonly account: GatewayAccount;
   readonly chargeTransactionId: string;
   readonly amountCents: Cents;
+  /** The card's last four digits, for a gateway that asks for them. */
+  readonly last4?: string;
 }
 
 export interface ReferenceCall {
@@ -188,6 +202,11 @@ export interface PaymentGateway {
   finalize(call: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>>;
   /** Asks for the state of a transaction. Throws if the gateway cannot be asked. */
   lookup(call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }>;
+  /**
+   * Asks for a transaction by the gateway's own id. null: the account has no such transaction. Throws if the gateway cannot be asked. Absent: the
+   * gateway has no such question.
+   */
+  transaction?(account: GatewayAccount, transactionId: string, signal: AbortSignal): Promise<NamedTransaction | null>;
   /**
    * The lines of closed batches after `cursor` (a batch id; null: from the first batch), oldest first. Throws {@link UnknownCursor} before the first
    * line if the gateway does not know the cursor. Throws another error if the gateway cannot be asked.

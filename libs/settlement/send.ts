@@ -1,0 +1,259 @@
+/**
+ * Sends the money of a settled sale back to the card, for a settlement exception (C75).
+ *
+ * The order is: the payment's stream, if one belongs to it, says that it must not succeed any more; its reversal is finalised; the intent stands in
+ * the exception's stream; the gateway is called once, under a reference of its own; the outcome is recorded; the payment is voided; the exception is
+ * resolved. {@link recoverRefunds} goes on from any of these places, and never sends.
+ */
+import { load, type Origin, StoreIncident } from '#eventstore';
+import { ageMs, Deadline, ServiceError, timestamp } from '#kernel';
+import {
+  callGateway,
+  cents,
+  finalizeReference,
+  type GatewayAccount,
+  gatewayRef,
+  type Leg,
+  type Outcome,
+  type PaymentGateway,
+  RECOVERY_STARTS_AFTER_MS,
+  refuseStaffText,
+  REQUEST_DEADLINE_MS,
+  resolvePayment,
+  retryingConflicts,
+  type ReversalTxn,
+} from '#payments';
+import type { Queryable } from '#platform';
+import { linesOf } from './batch.js';
+import { EXCEPTION_STREAM } from './events.js';
+import { type ExceptionRefund, type OpenedException, settlementException } from './exception.js';
+import { changeCase } from './matching.js';
+import { batchOf, type SettlementPorts } from './record.js';
+
+export interface SendRequest {
+  readonly exceptionId: string;
+  readonly reason: string;
+  readonly by: string;
+  /** The card's last four digits. null: those of the payment, if one belongs to the exception. */
+  readonly last4: string | null;
+}
+
+export interface SentRefund {
+  readonly exceptionId: string;
+  readonly status: 'resolved';
+  readonly transactionId: string;
+  readonly amountCents: number;
+  readonly paymentId: string | null;
+}
+
+/**
+ * Sends the refund. Throws INVALID_STATE if nothing was returned, and PAYMENT_TIMEOUT if the outcome is unknown: then a worker finds it and ends the
+ * exception.
+ */
+export const sendRefund = async (ports: SettlementPorts, request: SendRequest, origin: Origin): Promise<SentRefund> => {
+  const { payments, store } = ports;
+  const { clock, ids, slots } = payments;
+  const { exceptionId, reason, by, last4 } = request;
+  refuseStaffText('reason', reason);
+  const at = () => timestamp(clock.now());
+  const deadline = new Deadline(clock, REQUEST_DEADLINE_MS);
+  const { state } = await load(store, EXCEPTION_STREAM, exceptionId);
+  if (!state) throw new ServiceError('VALIDATION_ERROR', 'There is no such exception.', {}, { status: 404 });
+  const { opened } = state;
+  const { paymentId } = opened;
+  const leg = opened.leg ?? 'combined';
+  const attemptId = ids.uuid();
+  const refund = async (account: GatewayAccount): Promise<ExceptionRefund> => ({
+    attemptId,
+    ref: gatewayRef(attemptId, leg, 'refund'),
+    account,
+    leg,
+    chargeTransactionId: await acceptedSale(ports, opened),
+    amountCents: opened.suspenseCents,
+    last4: last4 ?? (await last4Of(ports, paymentId)),
+    paymentId,
+    reason,
+    by,
+  });
+  const { account, gateway } = await gatewayOf(ports, opened);
+  const command = { type: 'RequestRefund', at: at(), by, refund: await refund(account) } as const;
+  // Refuse before the payment is touched. The append of the intent decides again.
+  settlementException.decide(state, command);
+  if (paymentId !== null) await requestReturn(ports, exceptionId, paymentId, leg, origin, deadline);
+
+  const outcome = await slots.inHouse(account.gateway, opened.merchantAccount, deadline, async () => {
+    const intent = await changeCase(ports, exceptionId, { ...command, at: at() }, origin);
+    return callGateway(payments, deadline, intent.position, (signal) => gateway.refund(refundCall(command.refund), signal)).catch(
+      (error: unknown): Outcome<ReversalTxn> => {
+        if (!(error instanceof StoreIncident)) throw error;
+        return { kind: 'unknown', cause: 'disconnected' };
+      },
+    );
+  });
+  if (outcome === null)
+    throw new ServiceError('PAYMENT_GATEWAY_ERROR', 'There was no connection to the gateway in time; nothing was sent. Try again.');
+  const ended = endOf(outcome);
+  if (ended) await changeCase(ports, exceptionId, { type: 'EndRefund', at: at(), by, attemptId, ...ended }, origin);
+  // The call was perhaps never sent. If the gateway promises that, the exception is free again at once.
+  else await findOutcome(ports, exceptionId, command.refund, origin, deadline).catch(() => undefined);
+  const found = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.refund;
+  if (found?.attemptId !== attemptId)
+    throw new ServiceError(
+      'INVALID_STATE',
+      `The gateway did not refund (${outcome.kind === 'rejected' ? outcome.why : outcome.kind}); nothing was returned, and the exception stays open.`,
+    );
+  if (found.transactionId === null)
+    throw new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the refund is unknown. A worker finds it and ends the exception; do not send another.');
+  await complete(ports, exceptionId, origin);
+  return { exceptionId, status: 'resolved', transactionId: found.transactionId, amountCents: found.amountCents, paymentId };
+};
+
+const refundCall = ({ ref, leg, account, chargeTransactionId, amountCents, last4 }: ExceptionRefund) => ({
+  ref,
+  leg,
+  account,
+  chargeTransactionId,
+  amountCents,
+  ...(last4 !== null && { last4 }),
+});
+
+/** The transaction of the exception's line, which must be a sale that the processor accepted. */
+const acceptedSale = async ({ store }: SettlementPorts, { gateway, merchantAccount, batchId, line, transactionId }: OpenedException) => {
+  const lines = batchId === null ? [] : linesOf(await batchOf(store, { gateway, merchantAccount, batchId }));
+  const sale = lines.find((one) => one.number === line && one.transactionId === transactionId);
+  if (!sale || sale.type !== 'sale' || !sale.accepted)
+    throw new ServiceError('INVALID_STATE', 'A refund is sent only for a sale that the processor has accepted in a batch.');
+  return sale.transactionId;
+};
+
+const gatewayOf = async (
+  { register, payments }: SettlementPorts,
+  opened: OpenedException,
+): Promise<{ account: GatewayAccount; gateway: PaymentGateway }> => {
+  const account = (await register.accounts()).find((one) => one.gateway === opened.gateway && one.merchantAccount === opened.merchantAccount);
+  const gateway = account && payments.gateways.find(account);
+  if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account of this exception is not configured any more.');
+  return { account, gateway };
+};
+
+const last4Of = async ({ payments }: SettlementPorts, paymentId: string | null): Promise<string | null> => {
+  const payment = paymentId === null ? null : (await payments.streams.load(paymentId)).payment;
+  return payment && 'terms' in payment ? payment.terms.paymentMethod.last4 : null;
+};
+
+/**
+ * Says in the payment's stream that its money goes back. After that the payment cannot be resolved as succeeded. Then finalises the reversal of the
+ * leg, so that recovery can never void the same charge.
+ */
+const requestReturn = async (
+  { payments }: SettlementPorts,
+  exceptionId: string,
+  paymentId: string,
+  name: Leg,
+  origin: Origin,
+  deadline: Deadline,
+): Promise<void> => {
+  const { streams, clock, gateways } = payments;
+  const { payment } = await retryingConflicts(async () => {
+    const loaded = await streams.load(paymentId);
+    return streams.execute(loaded, [{ type: 'RequestReturn', at: timestamp(clock.now()), exceptionId }], origin, deadline);
+  });
+  const leg = 'terms' in payment ? payment.terms.legs.find((one) => one.leg === name) : undefined;
+  const gateway = leg && gateways.find(leg.account);
+  if (!leg || !gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account that charged this payment is not configured any more.');
+  const call = { ref: leg.references.reversal, account: leg.account, op: 'reversal' } as const;
+  const found = await finalizeReference(payments, gateway, call, deadline);
+  if (found.kind === 'cannot_tell')
+    throw new ServiceError('INVALID_STATE', 'The gateway cannot tell whether the charge was undone; nothing was sent. Try again.');
+  if (found.kind === 'executed' && (found.result.kind === 'approved' || found.result.kind === 'unknown'))
+    throw new ServiceError('INVALID_STATE', 'The gateway shows the charge as undone; nothing was sent.');
+};
+
+type Ended = { readonly outcome: 'refunded' | 'refused' | 'never_executed'; readonly transactionId: string | null };
+
+/** The end of an attempt with this outcome. null: the reference may still be executed, or was finalised by another process. */
+const endOf = (outcome: Outcome<ReversalTxn>): Ended | null => {
+  if (outcome.kind === 'approved') return { outcome: 'refunded', transactionId: outcome.txn.transactionId };
+  if (outcome.kind === 'unknown' || (outcome.kind === 'rejected' && outcome.why === 'finalised')) return null;
+  return outcome.kind === 'not_processed' && !outcome.answered ? null : { outcome: 'refused', transactionId: null };
+};
+
+/** Asks the gateway about the reference, and records what became of it. If the gateway cannot tell, the attempt stays open. */
+const findOutcome = async (
+  ports: SettlementPorts,
+  exceptionId: string,
+  { account, ref, attemptId, by }: ExceptionRefund,
+  origin: Origin,
+  deadline: Deadline,
+): Promise<void> => {
+  const gateway = ports.payments.gateways.find(account);
+  if (!gateway) return;
+  const found = await finalizeReference(ports.payments, gateway, { ref, account, op: 'refund' }, deadline);
+  if (found.kind === 'cannot_tell') return;
+  const ended = found.kind === 'never' ? ({ outcome: 'never_executed', transactionId: null } as const) : endOf(found.result);
+  if (ended) await changeCase(ports, exceptionId, { type: 'EndRefund', at: timestamp(ports.payments.clock.now()), by, attemptId, ...ended }, origin);
+};
+
+/** After the money went back: voids the payment, then resolves the exception. Safe to repeat. */
+const complete = async (ports: SettlementPorts, exceptionId: string, origin: Origin): Promise<void> => {
+  const { store, payments } = ports;
+  const { state } = await load(store, EXCEPTION_STREAM, exceptionId);
+  if (!state?.refund || state.refund.transactionId === null || state.status === 'resolved') return;
+  const { paymentId, reason, by, transactionId } = state.refund;
+  if (paymentId !== null) await voidPayment(ports, paymentId, `refunded by ${transactionId} for exception ${exceptionId}`, by);
+  const resolve = { type: 'Resolve', at: timestamp(payments.clock.now()), resolution: 'refund', reason, by, portalId: null, feeCents: 0 } as const;
+  await changeCase(ports, exceptionId, resolve, origin).catch((error: unknown) => {
+    // Another process has resolved it meanwhile.
+    if (!(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+  });
+};
+
+/** Voids the payment if every leg is undone. If another leg still stands, the payment stays unknown, with its task for staff. */
+const voidPayment = async ({ payments, store, register }: SettlementPorts, paymentId: string, evidence: string, by: string): Promise<void> => {
+  const { payment } = await payments.streams.load(paymentId);
+  if (payment.phase !== 'unknown') return;
+  const returned = new Set<Leg>();
+  for (const exceptionId of payment.returns ?? []) {
+    const refund = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.refund;
+    const leg = payment.terms.legs.find((one) => one.leg === refund?.leg);
+    if (refund && refund.transactionId !== null && leg && refund.amountCents === cents(leg)) returned.add(leg.leg);
+  }
+  try {
+    await resolvePayment(payments, register, { paymentId, as: 'voided', evidence, by, force: false, transactions: {} }, returned);
+  } catch (error) {
+    if (!(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+    payments.log.error(
+      { paymentId, err: error },
+      'money of an unknown payment went back, but another part of it is not undone; staff decide about it',
+    );
+  }
+};
+
+/** Refunds that a round ends. */
+const RECOVERED_PER_ROUND = 50;
+/** Time limit for one refund. */
+const RECOVERY_MS = 40_000;
+
+/** Ends refunds whose command died or got no answer. Sends nothing. Returns the number of exceptions that were looked at. */
+export const recoverRefunds = async (ports: SettlementPorts, db: Queryable, stop?: AbortSignal): Promise<number> => {
+  const { payments, store } = ports;
+  const { clock, ids, log } = payments;
+  const { rows } = await db.query<{ exception_id: string }>(
+    'select exception_id from settlement_case where sending order by changed_at, exception_id limit $1',
+    [RECOVERED_PER_ROUND],
+  );
+  for (const { exception_id: exceptionId } of rows) {
+    if (stop?.aborted) break;
+    const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
+    try {
+      const refund = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.refund;
+      // A younger refund may still be running.
+      if (!refund || ageMs(clock, refund.requestedAt) < RECOVERY_STARTS_AFTER_MS) continue;
+      if (refund.transactionId === null) await findOutcome(ports, exceptionId, refund, origin, new Deadline(clock, RECOVERY_MS));
+      await complete(ports, exceptionId, origin);
+    } catch (error) {
+      log.warn({ exceptionId, err: error }, 'recovery could not end the refund of an exception');
+    }
+  }
+  return rows.length;
+};
