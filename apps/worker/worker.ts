@@ -6,7 +6,7 @@ import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
-import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
+import { atStableTime, purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger } from '#platform';
 import { recordSettlements, recoverRefunds } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
@@ -48,7 +48,7 @@ export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>,
 };
 
 export const startWorker = (services: Services): Worker => {
-  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, settlement, webhooks } = services;
+  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, sandboxTime, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
   // Every loop adds a listener to this signal.
@@ -59,7 +59,11 @@ export const startWorker = (services: Services): Worker => {
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
-      run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
+      run: async () => {
+        // The batches and the exceptions of one round must be read at one time. Otherwise charges of before a move look as if no batch held them.
+        if (sandboxTime?.isOpen === false) return;
+        await atStableTime(payments.ports, () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)));
+      },
     },
     { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => recoverRefunds(settlement, pool, stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
@@ -73,7 +77,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
-    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.now(), stop.signal) },
+    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.realNow(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
     {
       name: 'unused read models',
@@ -95,7 +99,8 @@ export const startWorker = (services: Services): Worker => {
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
       await playRound(loop, ownLog, log);
-      await clock.sleep(loop.everyMs, stop.signal);
+      // After a move of the time, every loop looks at once for what is due now.
+      await clock.sleep(loop.everyMs, sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.moved]) : stop.signal);
     }
   });
   return {

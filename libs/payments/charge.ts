@@ -5,7 +5,7 @@
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
-import { brandOf, crockford, type Logger, type Slot, type Waiting } from '#platform';
+import { brandOf, crockford, type Logger, type SandboxTime, type Slot, type Waiting } from '#platform';
 import { createHash } from 'node:crypto';
 import { feeByLine, serviceFee } from './fee.js';
 import { callGateway, holdingKey } from './gateway/call.js';
@@ -41,6 +41,8 @@ import type { Velocity } from './velocity.js';
 /** The ports of every payment command. The simulation passes its own. */
 export interface PaymentPorts {
   readonly clock: Clock;
+  /** Absent: nobody moves the time, as in production. */
+  readonly sandboxTime?: Pick<SandboxTime, 'run'>;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
   /** Says whether the log is ours and whole. */

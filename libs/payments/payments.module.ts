@@ -121,6 +121,7 @@ export class PaymentsModule {
           const velocityPool = context.pool({ name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
           return {
             clock,
+            ...(context.sandboxTime && { sandboxTime: context.sandboxTime }),
             ids,
             log,
             ownLog,
