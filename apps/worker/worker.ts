@@ -51,8 +51,19 @@ export const startWorker = (services: Services): Worker => {
   const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, sandboxTime, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
-  // Every loop adds a listener to this signal.
+  // Rounds of several loops add listeners to this signal.
   setMaxListeners(0, stop.signal);
+  /** Ends the pauses of all loops. */
+  let wake = new AbortController();
+  const wakeLoops = () => {
+    wake.abort('woken');
+    wake = new AbortController();
+    // Every loop adds a listener to this signal.
+    setMaxListeners(0, wake.signal);
+  };
+  wakeLoops();
+  // After a move of the time, every loop looks at once for what is due now.
+  sandboxTime?.watch(wakeLoops);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     // Open exceptions even if recording failed. Some batches may have been recorded before the failure.
@@ -99,13 +110,13 @@ export const startWorker = (services: Services): Worker => {
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
       await playRound(loop, ownLog, log);
-      // After a move of the time, every loop looks at once for what is due now.
-      await clock.sleep(loop.everyMs, sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.moved]) : stop.signal);
+      if (!stop.signal.aborted) await clock.sleep(loop.everyMs, wake.signal);
     }
   });
   return {
     stop: async () => {
       stop.abort();
+      wakeLoops();
       await Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
     },
   };

@@ -104,7 +104,13 @@ interface Reply {
   readonly data: { readonly id: string; readonly status: string; readonly createdAt: string; readonly settlement?: { readonly status: string; readonly settledAt: string | null } }; // prettier-ignore
 }
 
-const send = async (method: string, path: string, body?: object, { key, instance = 0, authorization = `ApiKey ${apiKey}` }: { key?: string; instance?: number; authorization?: string } = {}): Promise<Reply> => { // prettier-ignore
+const send = async (
+  method: string,
+  path: string,
+  body?: object,
+  { key, instance = 0, authorization = `ApiKey ${apiKey}` }: { key?: string; instance?: number; authorization?: string } = {},
+): Promise<Reply> => {
+  // prettier-ignore
   const answer = await fetch(`${apis[instance]!.url}${PARTNER}/${path}`, {
     method,
     headers: { authorization, 'content-type': 'application/json', ...(key !== undefined && { 'idempotency-key': key }) },
@@ -170,6 +176,20 @@ test('a month passes: a key of before replays and charges nothing again, tokens 
     expect(next.data.createdAt > to).toBe(true);
   }
   expect((await charges()).at(-1)!.at > to).toBe(true);
+});
+
+test('a refund without a key that nobody was told of is repeated, not made again, also when business days have passed (C18)', async () => {
+  const { data } = await create(newKey());
+  await bank.arm({ match: { call: 'void' }, answer: 'cut' });
+  const refund = () => send('POST', `payments/${data.id}/refund`, { amountCents: 700 });
+  expect((await refund()).status).toBe(504);
+  await advance(await inDays(3 / 1_440));
+  const ended = () => sql.query(`select from es.events where stream_id = $1 and type = 'ReversalEnded'`, [`payment-${data.id}`]);
+  await eventually(async () => (await ended()).rowCount === 1, { timeoutMs: 20_000 });
+  await advance(await inDays(2));
+  const before = (await bank.truth()).length;
+  expect(await refund()).toMatchObject({ status: 200, data: { amountCents: 700 } });
+  expect((await bank.truth()).length).toBe(before);
 });
 
 test('a retry of a webhook and an open attempt come due, and the attempts of recovery go on', async () => {

@@ -30,8 +30,8 @@ afterEach(async () => {
 });
 
 /** A process of the sandbox, with a connection of its own. */
-const startProcess = async (name = 'process'): Promise<SandboxTime> => {
-  const own = createPool(database.url, { name, max: 1 });
+const startProcess = async (name = 'process', over = (pool: Pool) => pool): Promise<SandboxTime> => {
+  const own = over(createPool(database.url, { name, max: 1 }));
   const time = new SandboxTime(null);
   cleanUps.push(
     () => own.end(),
@@ -102,14 +102,15 @@ test('a move waits for the work under way, lets none begin meanwhile, and then l
   await eventually(() => all.every((time) => time.isOpen && aheadDays(time) === 30), { timeoutMs: HEARD_MS });
 });
 
-test('each move has a signal of its own, which wakes what waits for time to pass', async () => {
+test('a watcher is called after each move, at the new time', async () => {
   const time = await startProcess();
+  const seen: number[] = [];
+  time.watch(() => seen.push(aheadDays(time)));
   for (const days of [1, 2]) {
-    const { moved } = time;
     await advance(days);
-    await eventually(() => moved.aborted, { timeoutMs: HEARD_MS });
-    expect(time.moved.aborted).toBe(false);
+    await eventually(() => seen.at(-1) === days, { timeoutMs: HEARD_MS });
   }
+  expect(seen).toEqual([1, 2]);
 });
 
 describe('nothing is moved', () => {
@@ -184,10 +185,17 @@ describe('somebody dies', () => {
 });
 
 test('a process whose connection breaks lets no work begin until it has the time again', async () => {
-  const time = await startProcess('cut');
+  let isReachable = true;
+  const time = await startProcess('cut', (own) => {
+    const connect = own.connect.bind(own);
+    return Object.assign(own, { connect: () => (isReachable ? connect() : Promise.reject(new Error('away'))) });
+  });
+  isReachable = false;
   await killConnections('cut');
   await eventually(() => !time.isOpen, { timeoutMs: HEARD_MS });
   await advance(30);
+  expect([await begins(time), aheadDays(time)]).toEqual([false, 0]);
+  isReachable = true;
   await eventually(() => time.isOpen, { timeoutMs: HEARD_MS });
   expect(aheadDays(time)).toBe(30);
   // The new connection holds one share: the next move gets it.

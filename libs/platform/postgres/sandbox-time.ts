@@ -71,7 +71,7 @@ export class SandboxTime {
   /** The connection that holds the share. */
   private client: Client | null = null;
   private wake = new AbortController();
-  private nextMove = new AbortController();
+  private readonly watchers = new Set<() => void>();
   private readonly stopped = new AbortController();
   private following: Promise<void> = Promise.resolve();
 
@@ -88,9 +88,9 @@ export class SandboxTime {
     return this.open;
   }
 
-  /** Aborts when the time moves. Each move has a signal of its own. */
-  get moved(): AbortSignal {
-    return this.nextMove.signal;
+  /** `watcher` is called after each move. */
+  watch(watcher: () => void): void {
+    this.watchers.add(watcher);
   }
 
   /** Runs work that may move money. If it may not begin now, throws `refused()`. */
@@ -180,8 +180,7 @@ export class SandboxTime {
       this.shares = this.open = true;
       if (!this.clock.moveTo(aheadMs)) return;
       this.log?.info({ aheadMs, now: timestamp(this.clock.now()) }, 'the time of the sandbox was moved ahead');
-      this.nextMove.abort('moved');
-      this.nextMove = new AbortController();
+      for (const watcher of this.watchers) watcher();
     }
   }
 }
