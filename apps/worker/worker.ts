@@ -8,7 +8,7 @@ import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger } from '#platform';
-import { recordSettlements, recoverRefunds } from '#settlement';
+import { recordSettlements, createRefundRecovery } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
 
@@ -53,6 +53,7 @@ export const startWorker = (services: Services): Worker => {
   const stop = new AbortController();
   // Every loop adds a listener to this signal.
   setMaxListeners(0, stop.signal);
+  const refunds = createRefundRecovery(settlement, pool);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     // Open exceptions even if recording failed. Some batches may have been recorded before the failure.
@@ -61,7 +62,7 @@ export const startWorker = (services: Services): Worker => {
       everyMs: SETTLEMENT_EVERY_MS,
       run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
     },
-    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => recoverRefunds(settlement, pool, stop.signal) },
+    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     {
       name: 'checkout finisher',

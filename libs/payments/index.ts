@@ -140,11 +140,12 @@ export {
   purgeTries,
   type Recovery,
   RECOVERY_STARTS_AFTER_MS,
+  RECOVERY_SCHEDULE_MS,
   recoveryMigration,
   type RecoveryWork,
   type Resolution,
 } from './recovery.js';
-export { resolvePayment, type ResolveRequest } from './resolve.js';
+export { GatewayCannotTell, resolvePayment, type ResolveRequest, transactionOf } from './resolve.js';
 export { finalizeReference, reverse, type ReverseRequest } from './reverse.js';
 export {
   ACKNOWLEDGED_TASKS,

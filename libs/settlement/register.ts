@@ -34,7 +34,7 @@ const TABLES = `
     kind text not null, type text not null, transaction_id text not null, ref text, payment_id uuid, leg text, gross_cents bigint not null,
     expected_cents bigint, suspense_cents bigint not null, recorded_at timestamptz not null, position text collate "C" not null,
     superseded boolean not null default false, opened boolean not null default false, ended boolean not null default false,
-    resolved_cents bigint not null default 0)`;
+    resolved_cents bigint not null default 0, settles boolean not null default false)`;
 // The worker looks every 20 s for what it must open or supersede. The last three indexes hold only that, so an idle round reads nothing.
 const INDEXES = `
   alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
@@ -55,14 +55,17 @@ const INDEXES = `
   create index settlement_exception_batch on settlement_exception (batch_id, line);
   create index settlement_exception_unopened on settlement_exception (recorded_at) where not opened and not superseded;
   create index settlement_exception_ending on settlement_exception (exception_id) where superseded and opened and not ended;
-  create index settlement_exception_corrected on settlement_exception (exception_id) where superseded and resolved_cents <> 0`;
+  create index settlement_exception_corrected on settlement_exception (exception_id) where superseded and resolved_cents <> 0;
+  create index settlement_exception_settles on settlement_exception (payment_id) where settles;
+  create index settlement_exception_short on settlement_exception (exception_id)
+    where kind = 'AMOUNT_MISMATCH' and type = 'sale' and not superseded and expected_cents > gross_cents`;
 
 /** The register collects events for this long before it writes. Call `caughtUp` for the newest state. */
 const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 5,
+  shape: 6,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
@@ -198,10 +201,11 @@ const writeProgress = async (client: Queryable, { stream }: Recorded, event: Exc
   const isEnd = event.type === 'ExceptionResolved' || event.type === 'ExceptionSuperseded';
   if (event.type !== 'ExceptionOpened' && !isEnd) return;
   const resolvedCents = event.type === 'ExceptionResolved' ? event.data.suspenseCents : 0;
+  const settles = event.type === 'ExceptionResolved' && event.data.resolution === 'settles';
   await client.query({
     name: 'register-exception-progress',
-    text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3 where exception_id = $1',
-    values: [stream.slice('exception-'.length), isEnd, resolvedCents],
+    text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3, settles = $4 where exception_id = $1',
+    values: [stream.slice('exception-'.length), isEnd, resolvedCents, settles],
   });
 };
 
@@ -574,6 +578,10 @@ export interface Register {
   fundable(today: string): Promise<RegisteredBatch[]>;
   /** For each leg: the transaction of a settled sale that does not fit the payment's state. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
+  /** For each leg: the cents that went back by refunds for exceptions. */
+  sentBack(paymentId: string): Promise<Readonly<Partial<Record<Leg, Cents>>>>;
+  /** An accepted line of this refund that did not match, because the refund had no outcome yet. null: there is none. */
+  settledRefund(account: GatewayAccount, ref: string): Promise<{ readonly transactionId: string } | null>;
   /** All disputes: open ones first, each group by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
@@ -649,6 +657,22 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         [paymentId],
       );
       return Object.fromEntries(rows.map((row) => [row.leg, row.transaction_id]));
+    },
+    sentBack: async (paymentId) => {
+      const { rows } = await pool.query<{ leg: Leg; cents: string }>(
+        `select leg, sum(amount_cents)::bigint as cents from gateway_transaction
+         where payment_id = $1 and exception_id is not null and op = 'refund' and moved_at is not null group by leg`,
+        [paymentId],
+      );
+      return Object.fromEntries(rows.map((row) => [row.leg, Number(row.cents)]));
+    },
+    settledRefund: async ({ gateway, merchantAccount }, ref) => {
+      const { rows } = await pool.query<{ transaction_id: string }>(
+        `select transaction_id from settlement_exception
+         where gateway = $1 and merchant_account = $2 and ref = $3 and type = 'refund' and suspense_cents < 0 and not superseded`,
+        [gateway, merchantAccount, ref],
+      );
+      return rows[0] ? { transactionId: rows[0].transaction_id } : null;
     },
     disputes: async () => {
       const rows = everyRow<StoredDispute>(async (after, limit) => {

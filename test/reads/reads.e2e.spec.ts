@@ -8,7 +8,7 @@ import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntake
 import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
 import { PAYMENT_STATUSES, purgeKeys, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
-import { recordSettlements, recoverRefunds } from '#settlement';
+import { createRefundRecovery, recordSettlements } from '#settlement';
 import { listDeliveries, purgeAttempts, purgeDelivered } from '#webhooks';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { createMetrics } from '../../apps/metrics.js';
@@ -278,7 +278,7 @@ test('each loop of the worker, when nothing is due', () =>
     await payments.recovery.round(stop);
     await recordSettlements(settlement, stop);
     await openExceptions(stop);
-    await recoverRefunds(settlement, pool, stop);
+    await createRefundRecovery(settlement, pool).round(stop);
     await sweepKeys(payments);
     await finishSessions(checkout, postgresUnfinishedRows(pool), { stop });
     await purgeKeys(payments, stop);

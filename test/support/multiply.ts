@@ -85,15 +85,15 @@ const STATEMENTS = [
      from settlement_batch b, generate_series(date_trunc('day', $until - $span), $until - $unsettled, interval '1 day') as d
      where b.batch_id in (select min(batch_id) from settlement_batch group by gateway, merchant_account)`,
   `create temp table excepted as
-     select gen_random_uuid() as exception_id, g.*, row_number() over () as line from made m join gateway_transaction g on g.payment_id = m.payment_id
+     select gen_random_uuid() as made_id, g.*, row_number() over () as line from made m join gateway_transaction g on g.payment_id = m.payment_id
      where m.n % $rarer = 0 and g.settled_batch_id is not null`,
   `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
        expected_cents, suspense_cents, recorded_at, position)
-     select exception_id, gateway, merchant_account, settled_batch_id, line, 'LATE', 'sale', transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
+     select made_id, gateway, merchant_account, settled_batch_id, line, 'LATE', 'sale', transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
        moved_at, '00000000000000000000:' || lpad(line::text, 20, '0') from excepted`,
   `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, batch_id, line, transaction_id, ref, payment_id, leg, gross_cents,
        expected_cents, suspense_cents, opened_at, changed_at)
-     select exception_id, 'LATE', 'resolved', gateway, merchant_account, settled_batch_id, line, transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
+     select made_id, 'LATE', 'resolved', gateway, merchant_account, settled_batch_id, line, transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
        moved_at, moved_at from excepted`,
   `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
      select gen_random_uuid(), payment_id, case when n % (3 * $rarer) = 0 then 'in_dispute' else 'recovered' end, 'chargeback', '10.4', 'fraud', 100,
