@@ -77,7 +77,7 @@ const Answers =
         type: 'object',
         required: ['success', 'data'],
         properties: {
-          success: { type: 'boolean', enum: [true] },
+          success: { type: 'boolean' },
           data: { type: 'object', required: Object.keys(fields), properties: fields },
         },
       },

@@ -95,7 +95,7 @@ test('an adopted line of a batch without funding is owed, but not funded', async
 test('more than the funded part is refused with the figures; the funded part is paid from the bank, and then nothing is left', async () => {
   const before = await bank();
   expect(await refusal(paying(8_501))).toBe(
-    '8501 cents are more than the funded part: 11750 payable, of it 9150 settled, of it 8500 funded. To pay in advance, say so.',
+    '8501 cents are more than the funded part: 11750 payable, of it 9150 settled, of it 8500 funded. Only an advance (--advance) may pay more.',
   );
   expect(await paying(500)).toMatchObject({ cents: 500, payableCents: 11_750, settledCents: 9_150, fundedCents: 8_500 });
   expect(await standing()).toEqual({ payableCents: 11_250, settledCents: 8_650, fundedCents: 8_000 });
