@@ -6,7 +6,7 @@
  * takes a transaction away from a payment, its id still finds the payment that it was recorded for.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
-import { cardInText, hashedUuid, type Queryable } from '#platform';
+import { hashedUuid, type Queryable } from '#platform';
 import { type PaymentEvent, paymentEvents, paymentIdOf, type VisiblePayment, statusOf } from '#payments';
 import { exceptionEvents, isSettledLine, isSettlementStream, type RecordedLine, settlementEvents } from '#settlement';
 import { foldPage, type ListThenQuery, LOOK_AT, type PaymentThen } from './replay.js';
@@ -18,8 +18,7 @@ export type FindParameter = (typeof FIND_PARAMETERS)[number];
 export type FindBy = Partial<Readonly<Record<FindParameter, string>>>;
 
 const MAX_TEXT = 255;
-const text = (value: string): string | null =>
-  value.length < 1 || value.length > MAX_TEXT ? `must have 1 to ${MAX_TEXT} characters` : cardInText(value);
+const text = (value: string): string | null => (value.length < 1 || value.length > MAX_TEXT ? `must have 1 to ${MAX_TEXT} characters` : null);
 const ofForm =
   (form: RegExp, message: string) =>
   (value: string): string | null =>
