@@ -11,6 +11,7 @@ import {
   driftMigration,
   driftPassMigration,
   logSealMigration,
+  paymentFindModel,
   type ProvePorts,
   sealedEnd,
   signedEnd,
@@ -88,6 +89,7 @@ export const READ_MODELS: readonly ReadModel[] = [
   paymentRegisterModel,
   exceptionModel,
   journalModel,
+  paymentFindModel,
 ];
 
 /** The root module of a process, with all modules of the service. Each HTTP listener is a separate Nest application. */

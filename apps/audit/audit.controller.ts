@@ -22,9 +22,14 @@ import {
   authenticateAudit,
   driftFound,
   exportReport,
+  FIND_PARAMETERS,
+  findFaults,
+  findPayments,
   isReport,
   listAsOf,
+  nameHashOf,
   paymentAsOf,
+  paymentFindModel,
   REPORTS,
   reportOf,
   timeline,
@@ -176,7 +181,19 @@ export class AuditController {
   }
 
   @Get('payments')
-  @ApiOperation({ summary: 'Payments of all accounts, now or as they were, newest first', operationId: 'auditPayments' })
+  @ApiOperation({
+    summary: 'Payments of all accounts, now or as they were, newest first',
+    description:
+      'Finds by one of `lineReference`, `referenceId`, `confirmationNumber`, `transactionId`, or `last4` with `amountCents`, if one is given. ' +
+      'A value must match exactly. The other filters count too.',
+    operationId: 'auditPayments',
+  })
+  @Text('lineReference', 'Reference of a line item')
+  @Text('referenceId', 'Reference of the payment')
+  @Text('confirmationNumber')
+  @Text('transactionId', 'The processor’s id of a charge, void or refund of the payment, or of a settlement line')
+  @Text('last4', 'Last four digits of the card, with `amountCents`')
+  @Text('amountCents', 'With `last4`: the principal, or the total charged')
   @AsOf()
   @Text('accountId')
   @Text('portalId')
@@ -187,7 +204,7 @@ export class AuditController {
   @Text('limit')
   @Answers({ payments: LIST, nextCursor: { type: ['string', 'null'] } })
   async payments(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
-    const { asOf, accountId, portalId, from, to, status, cursor, limit } = known(
+    const { asOf, accountId, portalId, from, to, status, cursor, limit, ...by } = known(
       query,
       'asOf',
       'accountId',
@@ -197,24 +214,36 @@ export class AuditController {
       'status',
       'cursor',
       'limit',
+      ...FIND_PARAMETERS,
     );
     if (status !== undefined && !PAYMENT_STATUSES.includes(status as PaymentStatus))
       throw fault('status', `must be one of ${PAYMENT_STATUSES.join(', ')}`);
-    await this.standing(reply, paymentListModel);
-    const { payments, next } = await listAsOf(
-      { store: this.services.store, db: this.services.pool },
-      {
-        asOf: time('asOf', asOf),
-        accountId: uuid('accountId', accountId),
-        portalId: uuid('portalId', portalId),
-        from: time('from', from),
-        to: time('to', to),
-        status: (status as PaymentStatus | undefined) ?? null,
-        after: cursor === undefined ? null : openCursor(cursor),
-        limit: count(limit),
-      },
-    );
-    sendAnswer(reply, successAnswer({ payments, nextCursor: next && Buffer.from(`${next.createdAt} ${next.id}`).toString('base64url') }));
+    const faults = findFaults(by);
+    if (faults.length > 0) throw validationError(faults);
+    const nameHash = nameHashOf(by);
+    const filters = {
+      asOf: time('asOf', asOf),
+      accountId: uuid('accountId', accountId),
+      portalId: uuid('portalId', portalId),
+      from: time('from', from),
+      to: time('to', to),
+      status: (status as PaymentStatus | undefined) ?? null,
+      limit: count(limit),
+    };
+    const { store, pool: db, ownLog } = this.services;
+    if (nameHash === null) {
+      const after = cursor === undefined ? null : openCursor(cursor);
+      await this.standing(reply, paymentListModel);
+      const { payments, next } = await listAsOf({ store, db }, { ...filters, after });
+      return sendAnswer(reply, successAnswer({ payments, nextCursor: next && Buffer.from(`${next.createdAt} ${next.id}`).toString('base64url') }));
+    }
+    // The cursor of a find is the id of the last payment of the page before.
+    const after = cursor === undefined ? null : findCursor(cursor);
+    await this.standing(reply, paymentFindModel);
+    const { payments, next } = await findPayments({ store, db }, { ...filters, nameHash, after });
+    // In an incident of the event store, a payment that is not found may be lost (C76).
+    if (payments.length === 0 && ownLog.incident !== null) throw storeIncident();
+    sendAnswer(reply, successAnswer({ payments, nextCursor: next }));
   }
 
   @Get('ledger/balances')
@@ -357,6 +386,11 @@ export class AuditController {
     return position;
   }
 }
+
+const findCursor = (cursor: string): string => {
+  if (!isUuid(cursor)) throw fault('cursor', 'is not one of this list');
+  return cursor.toLowerCase();
+};
 
 const openCursor = (cursor: string): { createdAt: string; id: string } => {
   const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];

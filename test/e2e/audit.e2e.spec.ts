@@ -22,7 +22,7 @@ import {
   signLog,
   writePack,
 } from '#audit';
-import { paymentListModel, resolvePayment } from '#payments';
+import { paymentListModel, type PaymentView, resolvePayment } from '#payments';
 import { closeIncident, type Position } from '#eventstore';
 import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
@@ -104,6 +104,7 @@ const PATHS = () => [
   `/audit/v1/payments/${day.payments[0]!.id}`,
   `/audit/v1/payments/${day.payments[0]!.id}/timeline`,
   '/audit/v1/payments',
+  '/audit/v1/payments?referenceId=nobody',
   '/audit/v1/ledger/balances',
   '/audit/v1/ledger/journal',
   '/audit/v1/drift',
@@ -196,15 +197,85 @@ describe('reading', () => {
       { type: 'PaymentCreated', rules: ['R1', 'R2'] },
     ]);
   });
+  describe('finding', () => {
+    const find = async (query: Readonly<Record<string, string>>) => {
+      const { status, headers, data, text } = await get(`/audit/v1/payments?${new URLSearchParams(query).toString()}`);
+      expect([query, status, status === 200 ? '' : text]).toEqual([query, 200, '']);
+      const { payments, nextCursor } = data as unknown as { payments: (PaymentView & { accountId: string })[]; nextCursor: string | null };
+      return { headers, payments, nextCursor, ids: payments.map(({ id }) => id) };
+    };
+    test('each name answers the payment as the list shows it, and says how far the log was read', async () => {
+      const [one] = day.payments;
+      const { data } = await day.partner.client.find(one!.id);
+      const { headers, payments } = await find({ confirmationNumber: one!.confirmationNumber! });
+      expect(payments).toEqual([{ ...data, accountId: day.partner.accountId }]);
+      expect([headers.get('ledger-position'), headers.get('ledger-lag')]).toEqual([await service.services.store.head(), '0']);
+      expect((await find({ confirmationNumber: one!.confirmationNumber!.toLowerCase() })).ids).toEqual([one!.id]);
+      expect(await find({ lineReference: 'INV-9' })).toMatchObject({ payments: [], nextCursor: null });
+    });
+    test('the processor’s transactions: charge and fee, void, refund, and those of a decline', async () => {
+      const { pool } = service.services;
+      const events = await pool.query<{ payment: string; transaction: string }>(
+        `select distinct substr(stream_id, 9) as payment, t #>> '{}' as transaction
+         from es.events, jsonb_path_query(data::jsonb, 'strict $.**.transactionId') t
+         where stream_id like 'payment-%' and jsonb_typeof(t) = 'string'
+         union select l ->> 'paymentId', l ->> 'transactionId' from es.events, jsonb_path_query(data::jsonb, '$.lines[*]') l
+         where stream_id like 'settlement-%' and l ->> 'paymentId' is not null`,
+      );
+      expect(new Set(events.rows.map(({ transaction }) => transaction.slice(0, 3)))).toEqual(new Set(['ch_', 'vd_', 'rf_']));
+      expect(events.rows.length).toBeGreaterThan(20);
+      for (const { payment, transaction } of events.rows)
+        expect([transaction, (await find({ transactionId: transaction })).ids]).toEqual([transaction, [payment]]);
+    });
+    test('references, and a card with the principal or the total, with the other filters, page by page', async () => {
+      const all = (await day.partner.client.list({ limit: 100 })).data.payments;
+      const lines = all.filter(({ lineItems }) => lineItems.length > 1).map(({ id }) => id);
+      expect((await find({ lineReference: 'INV-2' })).ids).toEqual(lines);
+      const seen: string[] = [];
+      for (let cursor: string | null = ''; cursor !== null;) {
+        const page = await find({ lineReference: 'INV-1', limit: '5', ...(cursor && { cursor }) });
+        seen.push(...page.ids);
+        cursor = page.nextCursor;
+      }
+      expect([...seen].sort()).toEqual(all.map(({ id }) => id).sort());
+      const ofPortal = all.filter(({ portalId, status }) => portalId === day.combined && status === 'succeeded').map(({ id }) => id);
+      expect((await find({ lineReference: 'INV-1', portalId: day.combined, status: 'succeeded' })).ids.sort()).toEqual(ofPortal.sort());
+      const [{ id, amountCents, totalChargedCents, paymentMethod }] = all.filter((one) => one.amountCents === 20_000) as [PaymentView];
+      for (const cents of [amountCents, totalChargedCents])
+        expect((await find({ last4: paymentMethod.last4, amountCents: String(cents) })).ids).toEqual([id]);
+      expect((await find({ last4: '0000', amountCents: '20000' })).ids).toEqual([]);
+      expect((await find({ lineReference: 'INV-1', asOf: '2020-01-01' })).ids).toEqual([]);
+    });
+    test.each([
+      ['lineReference=', 'lineReference must have 1 to 255 characters'],
+      ['last4=4242', 'amountCents is required: a card is found by both, last4 and amountCents'],
+      ['amountCents=1', 'last4 is required: a card is found by both, last4 and amountCents'],
+      ['last4=4242424242424242&amountCents=1', 'last4 must be the last four digits of the card'],
+      ['last4=4242&amountCents=1.5', 'amountCents must be whole cents, 1 or more'],
+      ['confirmationNumber=1', 'confirmationNumber must look like ABCD-EFGH-JK'],
+      ['lineReference=A&referenceId=A', 'referenceId is one too many: find by one at a time'],
+      ['lineReference=A&lineReference=B', 'lineReference must be given once'],
+      ['lineReference=A&cursor=x', 'cursor is not one of this list'],
+      ['reference=A', 'reference is no parameter here'],
+    ])('?%s is refused: %s', async (query, message) => {
+      const { status, text } = await get(`/audit/v1/payments?${query}`);
+      expect([status, JSON.parse(text)]).toMatchObject([400, { success: false, message: `${message}.`, details: { code: 'VALIDATION_ERROR' } }]);
+      expect(text).not.toContain('4242424242424242');
+    });
+  });
   test('in an incident of the event store, a payment that is not found is 503, never 404', async () => {
     const { pool, ownLog } = service.services;
     const absent = '018f0000-0000-7000-8000-000000000001';
     await pool.query(`insert into store_incident (kind, message, found_by) values ('lost_events', 'it does not hold an event', 'another process')`);
     await eventually(() => ownLog.incident !== null);
-    const found = [await get(`/audit/v1/payments/${absent}`), await get(`/audit/v1/payments/${absent}/timeline`)];
+    const found = [
+      await get(`/audit/v1/payments/${absent}`),
+      await get(`/audit/v1/payments/${absent}/timeline`),
+      await get('/audit/v1/payments?referenceId=absent'),
+    ];
     await closeIncident(pool, [], { by: 'Dana', reason: 'spec' });
     await eventually(() => ownLog.incident === null);
-    expect(found.map(({ status }) => status)).toEqual([503, 503]);
+    expect(found.map(({ status }) => status)).toEqual([503, 503, 503]);
     expect((await get(`/audit/v1/payments/${absent}`)).status).toBe(404);
   });
   test('journal and list page to their end; the pages together are the whole', async () => {
