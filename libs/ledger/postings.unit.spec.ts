@@ -140,7 +140,7 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
         type: 'RecordChargeOutcome',
         at: AT,
         attemptId: 'a0',
-        outcome: { kind: 'declined', leg: terms.legs[0]!.leg, code: 'generic_decline', transactionId: null, raw: null },
+        outcome: { kind: 'declined', leg: terms.legs[0]!.leg, code: 'generic_decline', transactionId: null, raw: null, avs: null, cvv: null },
       });
       break;
     default:

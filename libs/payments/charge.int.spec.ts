@@ -84,17 +84,18 @@ describe('approved', () => {
 
 describe('definite outcomes (C43, C54)', () => {
   test.each([
-    [CARDS.declined, 'generic_decline'],
-    [CARDS.insufficientFunds, 'insufficient_funds'],
-    ['4000000000006975', 'card_limit_exceeded'],
-    ['4000000000000069', 'expired_card'],
-    ['4000000000000127', 'cvv_mismatch'],
-    ['4000007770004619', 'postal_code_mismatch'],
-  ])('declined %s → failed, 402 %s', async (card, declineCode) => {
+    [CARDS.declined, 'generic_decline', 'not_checked', 'match'],
+    [CARDS.insufficientFunds, 'insufficient_funds', 'not_checked', 'match'],
+    ['4000000000006975', 'card_limit_exceeded', 'not_checked', 'match'],
+    ['4000000000000069', 'expired_card', 'not_checked', 'match'],
+    [CARDS.cvvMismatch, 'cvv_mismatch', 'not_checked', 'no_match'],
+    ['4000007770004619', 'postal_code_mismatch', 'no_match', 'match'],
+  ])('declined %s → failed, 402 %s; the event has what the gateway said of AVS (%s) and CVV (%s)', async (card, declineCode, avs, cvv) => {
     const { paymentId, refusal } = await failing({ card });
     expect(refusal).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402, details: { id: paymentId, declineCode } });
     expect(await house.view(paymentId)).toMatchObject({ status: 'failed', capturedAmountCents: 0, confirmationNumber: null });
     expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentDeclined']);
+    expect((await house.events(paymentId)).at(-1)).toMatchObject({ v: 2, data: { declineCode, avs, cvv } });
     expect(await house.balance()).toBe(0);
   });
   test.each([

@@ -25,6 +25,7 @@ import type {
 } from './gateway/gateway.js';
 import {
   type ChargeOutcome,
+  checksOf,
   type Intent,
   isVisible,
   type LegTerms,
@@ -353,8 +354,7 @@ const moveMoney = async (
       leg: leg.leg,
       transactionId: txn.transactionId,
       authCode: txn.authCode,
-      avs: txn.avs ?? null,
-      cvv: txn.cvv ?? null,
+      ...checksOf(txn),
     })),
   };
 };
@@ -364,8 +364,10 @@ const definiteFailure = (
   outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'unknown' }>,
 ): Extract<ChargeOutcome, { kind: 'declined' | 'failed' }> => {
   switch (outcome.kind) {
-    case 'declined':
-      return { kind: 'declined', leg, code: outcome.decline.code, transactionId: outcome.transactionId ?? null, raw: outcome.decline.raw ?? null };
+    case 'declined': {
+      const { decline, transactionId = null } = outcome;
+      return { kind: 'declined', leg, code: decline.code, transactionId, raw: decline.raw ?? null, ...checksOf(decline) };
+    }
     case 'rejected':
       return { kind: 'failed', reason: `rejected by the gateway: ${outcome.why}` };
     case 'not_processed':

@@ -103,6 +103,7 @@ export {
 } from './list.js';
 export {
   cents,
+  type Charge,
   type Charged,
   type ChargedLeg,
   type Dispute,

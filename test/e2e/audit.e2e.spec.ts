@@ -266,6 +266,21 @@ describe('reports', () => {
     ]);
     expect((await report('staff-actions')).objects.map(({ actor, event }) => `${actor} ${event}`)).toContain('Dana RefundRequested');
   });
+  test('transactions name the card, and of a charge the authorization code and the checks; a refund names the card of its charge', async () => {
+    const { objects } = await report('transactions');
+    const of = (id: string, operation: string) => objects.filter((row) => row.payment_id === id && row.operation === operation);
+    for (const { id, gateway, paymentMethod } of day.payments) {
+      const { brand, last4 } = paymentMethod;
+      const charges = of(id, 'charge');
+      expect(charges.length).toBeGreaterThan(0);
+      for (const row of charges)
+        expect([row, row.auth_code !== null && row.auth_code !== '']).toMatchObject([{ brand, last4, avs: 'not_checked', cvv: 'match' }, true]);
+      expect(charges.find(({ leg }) => leg !== 'fee')).toMatchObject({ auth_code: gateway.authCode });
+      for (const row of of(id, 'refund')) expect(row).toMatchObject({ brand, last4, auth_code: null, avs: null, cvv: null });
+    }
+    expect(objects.filter(({ operation }) => operation === 'refund').length).toBeGreaterThan(0);
+    expect(new Set(objects.map(({ last4 }) => last4)).size).toBeGreaterThan(1);
+  });
   test('goes on after a break', async () => {
     const { store, pool } = service.services;
     const whole = await report('payments');

@@ -117,7 +117,7 @@ export const charged = (terms: PaymentTerms = separate): PaymentEvent[] => [init
 export const declined: PaymentEvent = {
   type: 'PaymentDeclined',
   at: AT,
-  data: { attemptId: ATTEMPT, leg: 'principal', declineCode: 'insufficient_funds', transactionId: 'ch_x', raw: null },
+  data: { attemptId: ATTEMPT, leg: 'principal', declineCode: 'insufficient_funds', transactionId: 'ch_x', raw: null, avs: 'match', cvv: 'no_match' },
 };
 export const failed: PaymentEvent = { type: 'PaymentFailed', at: AT, data: { attemptId: ATTEMPT, reason: 'not processed' } };
 export const unknown: PaymentEvent = { type: 'PaymentOutcomeUnknown', at: AT, data: { attemptId: ATTEMPT, leg: 'principal', cause: 'timeout' } };

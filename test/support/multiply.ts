@@ -73,10 +73,11 @@ const STATEMENTS = [
      select m.payment_id, m.account_id, m.portal_id, m.created_at, m.status, l.revision, l.state
      from made m join payment_list l on l.payment_id = m.template_id order by m.n`,
   `insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, settled_batch_id,
-       moved_at, voided_cents, rejected)
+       moved_at, voided_cents, rejected, auth_code, brand, last4, avs, cvv)
      select g.ref || '-' || m.n, g.gateway, g.merchant_account, m.payment_id, g.leg, g.op, g.attempt_id, g.amount_cents, g.transaction_id || '-' || m.n,
        case when g.moved_at is not null and m.created_at < $until - $unsettled then coalesce(g.settled_batch_id, 'bat') || '-' || m.created_at::date end,
-       case when g.moved_at is not null then m.created_at + interval '1 second' end, g.voided_cents, g.rejected
+       case when g.moved_at is not null then m.created_at + interval '1 second' end, g.voided_cents, g.rejected,
+       g.auth_code, g.brand, g.last4, g.avs, g.cvv
      from made m join gateway_transaction g on g.payment_id = m.template_id order by m.n`,
   `insert into settlement_batch (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, listed_position,
        funded, recorded_at, funded_at, funded_cents)

@@ -128,6 +128,7 @@ export const CARDS = {
   approved: '4242424242424242',
   declined: '4000000000000002',
   insufficientFunds: '4000000000009995',
+  cvvMismatch: '4000000000000127',
   gatewayError: '4000007770005020',
   unreadable: '4000007770005046',
   cannotTell: '4000007770005145',
