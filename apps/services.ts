@@ -44,6 +44,7 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  refusalMigration,
   staffWorkModel,
   velocityMigration,
 } from '#payments';
@@ -66,6 +67,7 @@ export const MIGRATIONS: readonly Migration[] = [
   keysFromLogMigration,
   claimsMigration,
   velocityMigration,
+  refusalMigration,
   recoveryMigration,
   checkoutIntakeMigration,
   ...webhookMigrations,

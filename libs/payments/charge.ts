@@ -37,7 +37,8 @@ import {
 } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { INTENT, type LoadedPayment, type PaymentStreams } from './stream.js';
-import type { Velocity } from './velocity.js';
+import type { Refusals } from './refusals.js';
+import type { Velocity, VelocitySubject } from './velocity.js';
 
 /** The ports of every payment command. The simulation passes its own. */
 export interface PaymentPorts {
@@ -52,6 +53,7 @@ export interface PaymentPorts {
   readonly during?: Waiting;
   readonly directory: Directory;
   readonly velocity: Velocity;
+  readonly refusals: Refusals;
   readonly log: Logger;
 }
 
@@ -95,10 +97,8 @@ export const charge = async (
   const { clock, directory, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
   const terms = await directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
-  const { gateway, plan } = refuseOrPlan(ports, request, attempt, terms);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
-  const { limits } = terms.portal!;
-  await velocity.admit(subject, limits, attempt.attemptId);
+  const { gateway, plan, limits } = await admitted(ports, request, attempt, terms, subject);
   const slot =
     attempt.slot ??
     (await reserved(ports, request.accountId, terms, origin, deadline).catch(async (error: unknown) => {
@@ -149,6 +149,25 @@ export const charge = async (
         ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
       );
   return chargeAnswer(attempt.paymentId, loaded.payment);
+};
+
+/** The checks E8 to E11, and the plan. Counts the attempt, or notes its refusal. Throws the refusal. */
+const admitted = async (
+  ports: PaymentPorts,
+  request: ChargeRequest,
+  attempt: ChargeAttempt,
+  terms: ChargeTerms,
+  subject: VelocitySubject,
+): Promise<ReturnType<typeof refuseOrPlan> & { limits: Portal['limits'] }> => {
+  try {
+    const planned = refuseOrPlan(ports, request, attempt, terms);
+    const { limits } = terms.portal!;
+    await ports.velocity.admit(subject, limits, attempt.attemptId);
+    return { ...planned, limits };
+  } catch (error) {
+    if (error instanceof ServiceError) ports.refusals.note(subject, error.code);
+    throw error;
+  }
 };
 
 /** Reserves a slot at the gateway of the portal. Throws RATE_LIMITED (E11). */

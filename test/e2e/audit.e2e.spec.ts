@@ -108,6 +108,7 @@ const PATHS = () => [
   '/audit/v1/ledger/journal',
   '/audit/v1/drift',
   '/audit/v1/exceptions',
+  '/audit/v1/refusals',
   '/audit/v1/batches',
   '/audit/v1/exports/payments',
 ];
@@ -231,6 +232,58 @@ describe('reading', () => {
     expect(payments.map(({ id }) => id)).toEqual((await day.partner.client.list({ limit: 100 })).data.payments.map(({ id }) => id));
     expect((await get('/audit/v1/ledger/balances')).data).toMatchObject({ sumCents: 0 });
   });
+});
+
+describe('refused attempts', () => {
+  interface Refusal {
+    readonly refusedAt: string;
+    readonly code: string;
+    readonly referenceId: string | null;
+    readonly cardHash: string | null;
+    readonly attempts: number;
+  }
+  const page = async (query: string) =>
+    (await get(`/audit/v1/refusals?${query}`)).data as unknown as { refusals: Refusal[]; nextCursor: string | null };
+  const WRITTEN = { timeoutMs: 10_000 };
+
+  test('a blocked case and a rule leave rows, by portal, reference and time, page by page; a replay leaves none', async () => {
+    const { client } = day.partner;
+    const portal = await service.portal(day.partner);
+    const pay = (referenceId: string, sent?: { key: string }) => client.create(paymentOf(portal, { referenceId }), sent);
+    expect((await pay('CASE-1', { key: 'refusals' })).status).toBe(200);
+    const from = new Date(service.clock.now()).toISOString();
+    await service.administer(service.admin.restrictCase({ portalId: portal, referenceId: 'CASE-1', kind: 'block', until: null, reason: null }));
+    await service.administer(service.admin.setRules(portal, { brands: ['amex'] }));
+    expect((await pay('CASE-1', { key: 'refusals' })).status).toBe(200);
+    expect([(await pay('CASE-1')).code, (await pay('CASE-2')).code, (await pay('CASE-2')).code]).toEqual([
+      'PAYMENT_BLOCKED',
+      'PAYMENT_NOT_ALLOWED',
+      'PAYMENT_NOT_ALLOWED',
+    ]);
+    await eventually(async () => (await page(`portalId=${portal}`)).refusals.length >= 3, WRITTEN);
+    const { refusals, nextCursor } = await page(`portalId=${portal}`);
+    expect([refusals.map(({ code, referenceId, attempts }) => [code, referenceId, attempts]), nextCursor]).toEqual([
+      [
+        ['PAYMENT_NOT_ALLOWED', 'CASE-2', 1],
+        ['PAYMENT_NOT_ALLOWED', 'CASE-2', 1],
+        ['PAYMENT_BLOCKED', 'CASE-1', 1],
+      ],
+      null,
+    ]);
+    expect(new Set(refusals.map(({ cardHash }) => cardHash)).size).toBe(1);
+    const first = await page(`portalId=${portal}&limit=2`);
+    const rest = await page(`portalId=${portal}&limit=2&cursor=${first.nextCursor}`);
+    expect([...first.refusals, ...rest.refusals]).toEqual(refusals);
+    expect((await page(`portalId=${portal}&referenceId=CASE-1&from=${from}`)).refusals).toEqual(refusals.slice(2));
+    expect((await page(`portalId=${portal}&to=${from}`)).refusals).toEqual([]);
+    await caughtUp();
+  });
+  test.each(['limit=0', 'portalId=1', 'referenceId=', 'referenceId=%00', `referenceId=${'x'.repeat(256)}`, 'cursor=x', 'from=yesterday', 'code=X'])(
+    '?%s is refused',
+    async (query) => {
+      expect((await get(`/audit/v1/refusals?${query}`)).status).toBe(400);
+    },
+  );
 });
 
 describe('reports', () => {

@@ -126,6 +126,8 @@ const STATEMENTS = [
        created_at, $until + interval '1 day' from made where n % $rare = 0`,
   `insert into velocity_entry (portal_id, scope, subject, kid, kind, entry_id, at, expires_at)
      select portal_id, 'case', sha256(n::text::bytea), 'k', 'attempt', gen_random_uuid(), created_at, $until + interval '1 day' from made where n % $rare = 0`,
+  `insert into refused_attempt (refused_at, id, portal_id, code, reference_id, card_hash)
+     select created_at, gen_random_uuid(), portal_id, 'VELOCITY_LIMIT', 'CASE-' || n % 10000, sha256(n::text::bytea) from made where n % $rare = 0`,
   `insert into webhook_endpoint (id, account_id, url, status, created_at, registered_at_position)
      select endpoint_id, account_id, 'https://hooks.example/' || n, 'enabled', $until - $span, '' from account`,
   `insert into webhook_endpoint_secret (id, endpoint_id, kid, ciphertext, hint, state, created_at)
