@@ -63,7 +63,7 @@ const termsOf = (principal: number, fee: number, chargeMode: 'separate' | 'combi
     serviceFeeCents: fee,
     feeVersion: 1,
     chargeMode,
-    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', description: null, metadata: null }],
+    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', description: null, metadata: null, coding: null }],
     payer: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
     legs:

@@ -3,11 +3,14 @@
  * is durable.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
 import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, refused, unheard } from '../../test/support/payments.js';
+import { charge } from './charge.js';
 import { chargeOnce } from './commands.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { PaymentTerms } from './payment.js';
 import type { PaymentView } from './payment.view.js';
 
 let ground: Ground;
@@ -80,6 +83,25 @@ describe('approved', () => {
     ]);
     for (const secret of [CARDS.approved, CARDS.declined, '"987"']) expect(written).not.toContain(secret);
   });
+});
+
+test('lines carry the coding that their portal names, from the next charge on, and no answer shows it', async () => {
+  const withMetadata = async (metadata: Readonly<Record<string, string | number>> | null) => {
+    const request = { ...house.request({ lines: [6_000, 4_000] }) };
+    const lineItems = request.lineItems.map((line, index) => ({ ...line, metadata: index === 0 ? metadata : null }));
+    const paymentId = house.ids.uuid();
+    const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
+    const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
+    const view = await charge(house.ports, { ...request, lineItems }, attempt, origin, new Deadline(house.clock, 20_000));
+    expect(JSON.stringify([view, await house.view(paymentId)])).not.toContain('coding');
+    const [initiated] = await house.events(paymentId);
+    return (initiated!.data as unknown as PaymentTerms).lineItems.map(({ coding }) => coding);
+  };
+  expect(await withMetadata({ fund: '402' })).toEqual([null, null]);
+  await house.administration.setCoding(house.portalId, ['fund', 'gl']);
+  await house.project();
+  expect(await withMetadata({ fund: '402', gl: 40_100, ward: 'north' })).toEqual([{ fund: '402', gl: '40100' }, null]);
+  expect(await withMetadata({ fund: 'paid by Alex Rivera' })).toEqual([null, null]);
 });
 
 describe('definite outcomes (C43, C54)', () => {

@@ -7,6 +7,7 @@ import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, Sto
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
 import { brandOf, crockford, type Logger, type Slot, type Waiting } from '#platform';
 import { createHash } from 'node:crypto';
+import { codingOf } from './coding.js';
 import { feeByLine, serviceFee } from './fee.js';
 import { callGateway, holdingKey } from './gateway/call.js';
 import type { GatewaySlots } from './gateway/slots.js';
@@ -304,6 +305,7 @@ const refuseOrPlan = (
       referenceId: line.referenceId,
       description: line.description,
       metadata: line.metadata,
+      coding: codingOf(line.metadata, portal.coding),
     })),
     payer: request.payer,
     paymentMethod: method,

@@ -99,7 +99,11 @@ export interface LineItem {
   readonly referenceId: string;
   readonly description: string | null;
   readonly metadata: Readonly<Record<string, Json>> | null;
+  /** Codes for the general ledger, from the metadata. null: the portal named no key, or the line has none of them. */
+  readonly coding: Coding | null;
 }
+
+export type Coding = Readonly<Record<string, string>>;
 
 export interface Payer {
   readonly firstName?: string;

@@ -68,6 +68,7 @@ const termsOf = (lines: readonly (readonly [amountCents: Cents, feeCents: Cents]
       referenceId: `INV-${index + 1}`,
       description: null,
       metadata: null,
+      coding: null,
     })),
     payer: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
