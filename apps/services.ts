@@ -45,6 +45,7 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  refusalMigration,
   staffWorkModel,
   velocityMigration,
 } from '#payments';
@@ -67,6 +68,7 @@ export const MIGRATIONS: readonly Migration[] = [
   keysFromLogMigration,
   claimsMigration,
   velocityMigration,
+  refusalMigration,
   recoveryMigration,
   checkoutIntakeMigration,
   ...webhookMigrations,

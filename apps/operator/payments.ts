@@ -47,6 +47,19 @@ interface FindOptions extends FindBy {
 const FOUND_ROWS = 100;
 const MAX_FOUND_ROWS = 1_000;
 
+interface RefusalOptions {
+  readonly portal?: string;
+  readonly reference?: string;
+  readonly from?: string;
+  readonly to?: string;
+  readonly limit: number;
+}
+
+const REFUSALS_SHOWN = 100;
+const MAX_REFUSALS = 1_000;
+/** So many digits of a card's hash tell the cards of a list apart. */
+const SHOWN_HASH_DIGITS = 12;
+
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
 const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true };
 
@@ -108,6 +121,38 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           text: table(
             ['PAYMENT', 'REASON', 'STATUS', 'RAISED'],
             rows.map((row) => [row.paymentId, row.reason, row.status, row.raisedAt]),
+          ),
+        };
+      }),
+    );
+
+  payments
+    .command('refusals')
+    .description('charges that a case, a rule of the portal or a limit refused, newest first, of the last 90 days')
+    .option('--portal <portal>', 'portal id', uuid)
+    .option('--reference <reference>', 'reference id of the payment')
+    .option('--from <time>', 'refused from then on: RFC 3339, or a day', moment)
+    .option('--to <time>', 'refused before then', moment)
+    .option('--limit <rows>', `rows at most, up to ${MAX_REFUSALS}`, wholeNumber, REFUSALS_SHOWN)
+    .action(
+      action(async ({ services }, { portal, reference, from, to, limit }: RefusalOptions) => {
+        if (limit < 1 || limit > MAX_REFUSALS) throw new UsageError(`--limit must be 1 to ${MAX_REFUSALS}`);
+        const { listRefusals } = await import('#payments');
+        const { pool } = await services();
+        const query = { portalId: portal ?? null, referenceId: reference ?? null, from: from ?? null, to: to ?? null, after: null, limit };
+        const { refusals } = await listRefusals(pool, query);
+        return {
+          json: refusals,
+          text: table(
+            ['REFUSED', 'PORTAL', 'CODE', 'REFERENCE', 'CARD', 'ATTEMPTS'],
+            refusals.map((row) => [
+              row.refusedAt,
+              row.portalId,
+              row.code,
+              row.referenceId ?? '',
+              row.cardHash?.slice(0, SHOWN_HASH_DIGITS) ?? '',
+              String(row.attempts),
+            ]),
           ),
         };
       }),

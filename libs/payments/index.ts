@@ -103,6 +103,7 @@ export {
 } from './list.js';
 export {
   cents,
+  type Charge,
   type Charged,
   type ChargedLeg,
   type Dispute,
@@ -160,4 +161,15 @@ export {
 } from './staff.js';
 export { openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
 export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
+export {
+  listRefusals,
+  postgresRefusals,
+  purgeRefusals,
+  refusalMigration,
+  REFUSALS_KEPT_DAYS,
+  type RefusalPlace,
+  type RefusalQuery,
+  type Refusals,
+  type RefusedAttempt,
+} from './refusals.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

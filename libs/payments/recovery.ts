@@ -9,7 +9,7 @@ import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
-import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
+import { type Awaiting, type ChargeFinding, checksOf, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
@@ -196,7 +196,8 @@ const resolveWithSlot = async (
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
       } else if (found.result.kind === 'declined') {
-        findings.push({ leg: leg.leg, found: 'declined', code: found.result.decline.code, transactionId: found.result.transactionId ?? null });
+        const { decline, transactionId = null } = found.result;
+        findings.push({ leg: leg.leg, found: 'declined', code: decline.code, transactionId, ...checksOf(decline) });
       } else if (found.result.kind === 'unknown') return 'open';
       else findings.push({ leg: leg.leg, found: 'never' });
     }

@@ -118,11 +118,11 @@ describe('a sale that settled while its payment was unknown', () => {
     ]);
     await settle();
     expect((await desk.exceptions()).filter(({ transactionId }) => transactionId === sent.transactionId)).toEqual([]);
-    const { rows } = await service.services.pool.query<{ settled_batch_id: string | null }>(
-      'select settled_batch_id from gateway_transaction where transaction_id = $1',
+    const { rows } = await service.services.pool.query<{ settled_batch_id: string | null; brand: string; last4: string }>(
+      'select settled_batch_id, brand, last4 from gateway_transaction where transaction_id = $1',
       [sent.transactionId],
     );
-    expect(rows).toEqual([{ settled_batch_id: expect.stringMatching(/^bat_/) }]);
+    expect(rows).toEqual([{ settled_batch_id: expect.stringMatching(/^bat_/), brand: 'visa', last4: CARD.unresolvable.slice(-4) }]);
     const after = await desk.booked();
     for (const account of ['liabilities:suspense', `assets:processor:${exception!.merchantAccount}:unsettled`])
       expect([account, after(account)]).toEqual([account, before(account)]);

@@ -311,6 +311,24 @@ describe('beside the running service', () => {
     expect([code, value]).toEqual([2, { success: false, message: expect.stringContaining(message), details: { code: 'VALIDATION_ERROR' } }]);
     expect(stderr).not.toContain('4242424242424242');
   });
+  test('refused attempts: a charge of a blocked case is listed, by portal and reference', async () => {
+    await done('cases', 'block', '--portal', welcome.portalId, '--reference', 'CASE-REFUSED');
+    const { status } = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { referenceId: 'CASE-REFUSED' }));
+    expect(status).toBe(403);
+    const refusals = (...options: string[]) => done('payments', 'refusals', ...options) as unknown as Promise<object[]>;
+    const row = {
+      refusedAt: expect.any(String),
+      portalId: welcome.portalId,
+      code: 'PAYMENT_BLOCKED',
+      referenceId: 'CASE-REFUSED',
+      cardHash: expect.stringMatching(/^[0-9a-f]{64}$/),
+      attempts: 1,
+    };
+    await eventually(async () => (await refusals('--reference', 'CASE-REFUSED')).length > 0);
+    expect(await refusals('--portal', welcome.portalId, '--reference', 'CASE-REFUSED')).toEqual([row]);
+    expect(await refusals('--reference', 'CASE-REFUSED', '--to', '2020-01-01')).toEqual([]);
+    expect((await payfold('payments', 'refusals', '--limit', '0')).code).toBe(2);
+  });
   test('resolve', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));
     const id = answer.body.details!.id!;
