@@ -117,7 +117,7 @@ describe('imports from outside', () => {
   });
 
   test('a command loads the heavy libs only when it runs: a command of accounts starts in a fifth of the time', () => {
-    const LIGHT = ['#kernel', '#platform', '#eventstore', '#accounts', '../data-dir.js', '../simulator/control.js'];
+    const LIGHT = ['#kernel', '#platform', '#eventstore', '#accounts', '../data-dir.js', '../npm-parent.js', '../simulator/control.js'];
     const wrong = filesBelow('apps/operator')
       .filter((file) => file !== 'apps/operator/upgrade-context.ts')
       .flatMap((file) =>
