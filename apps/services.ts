@@ -11,6 +11,7 @@ import {
   driftMigration,
   driftPassMigration,
   logSealMigration,
+  paymentFindModel,
   type ProvePorts,
   sealedEnd,
   signedEnd,
@@ -44,6 +45,7 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  refusalMigration,
   staffWorkModel,
   velocityMigration,
 } from '#payments';
@@ -78,6 +80,7 @@ export const MIGRATIONS: readonly Migration[] = [
   keysFromLogMigration,
   claimsMigration,
   velocityMigration,
+  refusalMigration,
   recoveryMigration,
   checkoutIntakeMigration,
   ...webhookMigrations,
@@ -100,6 +103,7 @@ export const READ_MODELS: readonly ReadModel[] = [
   paymentRegisterModel,
   exceptionModel,
   journalModel,
+  paymentFindModel,
 ];
 
 /** The root module of a process, with all modules of the service. Each HTTP listener is a separate Nest application. */

@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { logState, REPORTS, rootOf, signHead, storedTiles } from '#audit';
+import type { Charged } from '#payments';
 import { readKeyRing } from '#platform';
 import { caughtUp } from './history.js';
 import { openLoop, percentile } from './load.js';
@@ -19,6 +20,7 @@ export interface Gate {
   readonly times?: number;
   readonly mostMs?: number;
   readonly mostP99?: number;
+  readonly mostP95?: number;
   /** Processor time in milliseconds for an operation. */
   readonly mostCpuMs?: number;
   readonly mostMib?: number;
@@ -30,6 +32,7 @@ export interface Figure {
   /** Median of an operation in milliseconds. */
   readonly ms: number | null;
   readonly p99: number | null;
+  readonly p95: number | null;
   /** Processor time of all processes for an operation, in milliseconds. */
   readonly cpuMs: number | null;
   /** Pages that Postgres reads for an operation. */
@@ -43,6 +46,7 @@ const figure = (name: string, known: Partial<Figure>): Figure => ({
   name,
   ms: null,
   p99: null,
+  p95: null,
   cpuMs: null,
   pages: null,
   mib: null,
@@ -84,6 +88,9 @@ const READY: Gate = { times: 1.5 };
 /** 2 % of a core. */
 const IDLE: Gate = { mostCpuMs: 20 };
 const SETTLEMENT: Gate = { mostMs: 60_000 };
+const FIND: Gate = { mostP95: 20 };
+/** Payments that are found by each name. */
+const FINDS = 200;
 const BESIDE_SETTLEMENT: Gate = { mostP99: 100 };
 /** 20,000 events per second. */
 const FULL_VERIFY_OF_1000: Gate = { mostMs: 50 };
@@ -227,6 +234,26 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
   await measureAudit('audit: payments', '/audit/v1/payments?limit=100');
   await measureAudit('audit: payments, status failed', '/audit/v1/payments?limit=100&status=failed');
   await measureAudit('audit: payments, status unknown', '/audit/v1/payments?limit=100&status=unknown');
+  for (const [name, queries] of Object.entries(await namesOf(service, FINDS))) {
+    const times: number[] = [];
+    let rows = 0;
+    const { pages } = await counting(async () => {
+      for (const query of queries) {
+        const begun = performance.now();
+        const url = new URL(`/audit/v1/payments?${new URLSearchParams(query).toString()}`, service.auditUrl);
+        const { data } = (await (await fetch(url, { headers: { authorization: `AuditKey ${auditKey}` } })).json()) as {
+          data: { payments: object[] };
+        };
+        times.push(performance.now() - begun);
+        if (data.payments.length === 0) throw new Error(`nothing is found by ${JSON.stringify(query)}`);
+        rows += data.payments.length;
+      }
+    });
+    const sorted = Float64Array.from(times).sort();
+    const [p50, p95, p99] = [0.5, 0.95, 0.99].map((share) => percentile(sorted, share)) as [number, number, number];
+    const note = `p95 ${p95.toFixed(1)} ms, ${(rows / queries.length).toFixed(1)} payments an answer`;
+    add(`audit: find by ${name}`, { ms: p50, p99, p95, pages: pages / queries.length, note, gate: FIND });
+  }
   await measureAudit('audit: balances', '/audit/v1/ledger/balances');
   await measureAudit('audit: balances as of a day', `/audit/v1/ledger/balances?asOf=${to}`);
   await measureAudit('audit: journal of one day, 1,000 entries', `/audit/v1/ledger/journal?from=${from}&to=${to}&limit=1000`);
@@ -281,6 +308,25 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
     });
   }
   return { service, figures };
+};
+
+/** Names of payments from all over the store, by their parameter. */
+const namesOf = async ({ pool }: BenchService, count: number): Promise<Record<string, readonly Record<string, string>[]>> => {
+  const { rows } = await pool.query<{ state: string }>(
+    `select state from payment_list tablesample system (5) where status in ('succeeded', 'refunded', 'partially_refunded') order by random() limit $1`,
+    [count],
+  );
+  const payments = rows.map(({ state }) => JSON.parse(state) as Charged);
+  return {
+    lineReference: payments.map(({ terms }) => ({ lineReference: terms.lineItems.at(-1)!.referenceId })),
+    referenceId: payments.map(({ terms }) => ({ referenceId: terms.referenceId! })),
+    confirmationNumber: payments.map(({ confirmationNumber }) => ({ confirmationNumber })),
+    transactionId: payments.map(({ legs }) => ({ transactionId: legs.at(-1)!.transactionId })),
+    'last4 and amountCents': payments.map(({ terms }) => ({
+      last4: terms.paymentMethod.last4,
+      amountCents: String(terms.amountCents + terms.serviceFeeCents),
+    })),
+  };
 };
 
 /** A signed head over all events that were stored before an instant, as if it had been signed then. null: there are none. */

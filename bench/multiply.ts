@@ -28,7 +28,10 @@ const BATCH = /\bbat_\d+/;
 const TRANSACTION = /\b[a-z]{2}_[0-9A-Z]{16}\b/;
 /** Our references for the processor. */
 const REFERENCE = /"[0-9A-Z]{20}"/;
-const NAMES = new RegExp([UUID, TIME, DAY, HASH, BATCH, TRANSACTION, REFERENCE].map(({ source }) => source).join('|'), 'g');
+const CONFIRMATION = /"[0-9A-Z]{4}-[0-9A-Z]{4}-[0-9A-Z]{2}"/;
+/** References of bills, for example `"WTR-100200"` or `"PRM-40000-1"` (apps/demo/city.ts). */
+const BILL = /"(?:WTR|CIT|PRM)-\d+/;
+const NAMES = new RegExp([UUID, TIME, DAY, HASH, BATCH, TRANSACTION, REFERENCE, CONFIRMATION, BILL].map(({ source }) => source).join('|'), 'g');
 
 const DAY_MS = 86_400_000;
 const HEX = '0123456789abcdef';
@@ -77,6 +80,14 @@ const nameOf = (name: string, kept: ReadonlySet<string>, bornMs: number): Name |
       const days = startOfDay(bornMs + shiftMs) - startOfDay(bornMs);
       return `"${new Date(Date.parse(name.slice(1, 11)) + days).toISOString().slice(0, 10)}"`;
     };
+  if (/^"[A-Z]{3}-\d+$/.test(name)) {
+    const digits = name.slice(5);
+    return (copy) => name.slice(0, 5) + String((Number(digits) + mixed(copy.number)) % 10 ** digits.length).padStart(digits.length, '0');
+  }
+  if (name[5] === '-') {
+    const bare = name.replaceAll(/["-]/g, '');
+    return (copy) => turned(bare, 0, CROCKFORD, copy).replace(/^(.{4})(.{4})(.{2})$/, '"$1-$2-$3"');
+  }
   if (name[0] === '"') return (copy) => turned(name, 1, CROCKFORD, copy);
   if (name.startsWith('bat_'))
     return ({ number }) => `bat_${String(Number(name.slice(4)) + (number + 1) * BATCHES_PER_COPY).padStart(BATCH_DIGITS, '0')}`;

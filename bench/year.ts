@@ -189,7 +189,7 @@ function table(figures: readonly Figure[]): void {
 }
 
 /** Whether a figure holds its gate. `baseMs`: its median at the base size. null: that was not recorded. */
-function judged({ ms, p99, cpuMs, mib }: Figure, { times, mostMs, mostP99, mostCpuMs, mostMib }: Gate, baseMs: number | null): string {
+function judged({ ms, p95, p99, cpuMs, mib }: Figure, { times, mostMs, mostP95, mostP99, mostCpuMs, mostMib }: Gate, baseMs: number | null): string {
   const said: string[] = [];
   let met = true;
   const most = (value: number | null, limit: number | undefined, unit: string) => {
@@ -198,6 +198,7 @@ function judged({ ms, p99, cpuMs, mib }: Figure, { times, mostMs, mostP99, mostC
     said.push(`≤ ${limit} ${unit}`);
   };
   most(ms, mostMs, 'ms');
+  most(p95, mostP95, 'ms p95');
   most(p99, mostP99, 'ms p99');
   most(cpuMs, mostCpuMs, 'ms cpu');
   most(mib, mostMib, 'MiB');

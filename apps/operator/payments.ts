@@ -1,9 +1,10 @@
 /** `payfold payments`: a payment in the ledger, now or at an earlier time, and the actions of staff. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, ServiceError } from '#kernel';
+import type { FindBy, FindParameter } from '#audit';
 import type { AcknowledgedTask, Leg, ResolveRequest, StaffReverseRequest } from '#payments';
 import type { Context } from './context.js';
-import { type Answer, fields, moment, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import { type Answer, fields, moment, rowLimit, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface ShowOptions {
   readonly asOf?: string;
@@ -32,6 +33,32 @@ interface AcknowledgeOptions {
   readonly reason: string;
   readonly by: string;
 }
+
+interface FindOptions extends FindBy {
+  readonly account?: string | null;
+  readonly portal?: string | null;
+  readonly from?: string | null;
+  readonly to?: string | null;
+  readonly limit: number;
+  readonly cursor?: string | null;
+}
+
+/** Default and maximum of payments in an answer of `find`. */
+const FOUND_ROWS = 100;
+const MAX_FOUND_ROWS = 1_000;
+
+interface RefusalOptions {
+  readonly portal?: string;
+  readonly reference?: string;
+  readonly from?: string;
+  readonly to?: string;
+  readonly limit: number;
+}
+
+const REFUSALS_SHOWN = 100;
+const MAX_REFUSALS = 1_000;
+/** So many digits of a card's hash tell the cards of a list apart. */
+const SHOWN_HASH_DIGITS = 12;
 
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
 const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true };
@@ -100,6 +127,38 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     );
 
   payments
+    .command('refusals')
+    .description('charges that a case, a rule of the portal or a limit refused, newest first, of the last 90 days')
+    .option('--portal <portal>', 'portal id', uuid)
+    .option('--reference <reference>', 'reference id of the payment')
+    .option('--from <time>', 'refused from then on: RFC 3339, or a day', moment)
+    .option('--to <time>', 'refused before then', moment)
+    .option('--limit <rows>', `rows at most, up to ${MAX_REFUSALS}`, wholeNumber, REFUSALS_SHOWN)
+    .action(
+      action(async ({ services }, { portal, reference, from, to, limit }: RefusalOptions) => {
+        if (limit < 1 || limit > MAX_REFUSALS) throw new UsageError(`--limit must be 1 to ${MAX_REFUSALS}`);
+        const { listRefusals } = await import('#payments');
+        const { pool } = await services();
+        const query = { portalId: portal ?? null, referenceId: reference ?? null, from: from ?? null, to: to ?? null, after: null, limit };
+        const { refusals } = await listRefusals(pool, query);
+        return {
+          json: refusals,
+          text: table(
+            ['REFUSED', 'PORTAL', 'CODE', 'REFERENCE', 'CARD', 'ATTEMPTS'],
+            refusals.map((row) => [
+              row.refusedAt,
+              row.portalId,
+              row.code,
+              row.referenceId ?? '',
+              row.cardHash?.slice(0, SHOWN_HASH_DIGITS) ?? '',
+              String(row.attempts),
+            ]),
+          ),
+        };
+      }),
+    );
+
+  payments
     .command('acknowledge')
     .description('end a task about a rejected settlement, once it is dealt with; it moves no money')
     .argument('<payment>', 'payment id', uuid)
@@ -151,6 +210,55 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         };
       }),
     );
+
+  payments
+    .command('find')
+    .description('find payments by one reference, number or transaction, or by a card and an amount; the newest first')
+    .option('--line-reference <text>', 'reference of a line item')
+    .option('--reference-id <text>', 'reference of the payment')
+    .option('--confirmation-number <number>', 'confirmation number')
+    .option('--transaction-id <id>', 'the processor’s id of a charge, void, refund or settlement line')
+    .option('--last4 <digits>', 'last four digits of the card, with --amount-cents')
+    .option('--amount-cents <cents>', 'with --last4: the principal, or the total charged')
+    .option('--account <account>', 'of this account only', uuid)
+    .option('--portal <portal>', 'of this portal only', uuid)
+    .option('--from <time>', 'made from a time on', moment)
+    .option('--to <time>', 'made before a time', moment)
+    .option('--limit <rows>', `at most so many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
+    .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
+    .action(
+      action(async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, ...by }: FindOptions) => {
+        const { FIND_PARAMETERS, findFaults, findPayments, nameHashOf, paymentFindModel } = await import('#audit');
+        const faults = findFaults(by);
+        if (faults.length > 0) throw new UsageError(faults.map(({ field, message }) => `${optionOf(field)} ${message}`).join('; '));
+        const nameHash = nameHashOf(by);
+        if (nameHash === null) throw new UsageError(`name what to find by: ${FIND_PARAMETERS.map(optionOf).join(', ')}`);
+        const { store, pool: db, readModels } = await services();
+        const position = await readModels.caughtUp(paymentFindModel, CATCH_UP_MS);
+        const filters = { asOf: null, accountId: account, portalId: portal, from, to, status: null };
+        const { payments: found, next } = await findPayments({ store, db }, { ...filters, nameHash, after: cursor, limit });
+        // In an incident of the event store, a payment that is not found may be lost (C76).
+        if (found.length === 0) refuse();
+        const rows = table(
+          ['PAYMENT', 'CREATED', 'STATUS', 'CHARGED', 'CARD', 'REFERENCE', 'CONFIRMATION', 'PORTAL'],
+          found.map((one) => [
+            one.id,
+            one.createdAt,
+            one.status,
+            decimal(one.totalChargedCents),
+            `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
+            one.referenceId ?? '',
+            one.confirmationNumber ?? '',
+            one.portalId,
+          ]),
+        );
+        return {
+          json: { payments: found, nextCursor: next, position },
+          text: next === null ? rows : `${rows}\n\nThere may be more: --cursor ${next}`,
+        };
+      }),
+    );
+
   payments
     .command('show')
     .description('a payment, folded from its events')
@@ -203,6 +311,9 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
       }),
     );
 };
+
+/** The option of a parameter: `--last4` of `last4`, `--reference-id` of `referenceId`. */
+const optionOf = (name: FindParameter): string => `--${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
 
 /** Checks an idempotency key by the rules of the request header (C14). */
 const idempotencyKey = (text: string): string => {

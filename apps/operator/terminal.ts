@@ -175,6 +175,14 @@ export const wholeNumber = (text: string): number => {
   return Number(text);
 };
 
+/** The size of a list, from 1. */
+export const rowLimit =
+  (most: number) =>
+  (text: string): number => {
+    if (!/^[1-9]\d{0,8}$/.test(text) || Number(text) > most) throw new InvalidArgumentError(`It must be 1 to ${most}.`);
+    return Number(text);
+  };
+
 /** The word `none` removes a bound. Commander takes a null for a missing value, so the word stays until {@link withoutNone}. */
 export const orNone =
   <T>(parse: (text: string) => T) =>

@@ -6,7 +6,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { parseUrl, ServiceError } from '#kernel';
 import type { AttemptRow, DeliveryRow, DeliveryState, Endpoint, Endpoints, EndpointSecret, Forwarded, StaffDeps } from '#webhooks';
 import type { Context } from './context.js';
-import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wantsJson, personName } from './terminal.js';
+import { type Answer, fields, loginName, rowLimit, table, type Terminal, UsageError, uuid, wantsJson, personName } from './terminal.js';
 
 interface ByOption {
   readonly by?: string;
@@ -146,7 +146,7 @@ const addDeliveries = (deliveries: Command, { action }: Terminal): void => {
     .option('--account <account>', 'of this account only', uuid)
     .option('--endpoint <endpoint>', 'to this endpoint only', uuid)
     .option('--payment <payment>', 'about this payment only', uuid)
-    .option('--limit <rows>', `at most so many, up to ${MAX_ROWS}`, rowLimit, DEFAULT_ROWS)
+    .option('--limit <rows>', `at most so many, up to ${MAX_ROWS}`, rowLimit(MAX_ROWS), DEFAULT_ROWS)
     .action(
       action(async (context, { state, account, endpoint, payment, limit }: ListOptions) => {
         const { listDeliveries } = await open(context);
@@ -299,11 +299,6 @@ const lastText = ({ lastStatus, lastError }: DeliveryRow) => (lastStatus === nul
 const outcomeText = ({ outcome, statusCode, errorCode }: AttemptRow) => [outcome, statusCode, errorCode].filter((part) => part !== null).join(' ');
 
 // Values of arguments and options.
-
-const rowLimit = (text: string): number => {
-  if (!/^\d{1,4}$/.test(text) || Number(text) < 1 || Number(text) > MAX_ROWS) throw new InvalidArgumentError(`It must be 1 to ${MAX_ROWS}.`);
-  return Number(text);
-};
 
 const deliveryNumber = (text: string): string => {
   if (!/^\d{1,15}$/.test(text)) throw new InvalidArgumentError('It must be the number of a delivery.');

@@ -6,9 +6,9 @@ import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
-import { atStableTime, purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
+import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger } from '#platform';
-import { recordSettlements, recoverRefunds } from '#settlement';
+import { recordSettlements, createRefundRecovery } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
 
@@ -64,6 +64,7 @@ export const startWorker = (services: Services): Worker => {
   wakeLoops();
   // After a move of the time, every loop looks at once for what is due now.
   sandboxTime?.watch(wakeLoops);
+  const refunds = createRefundRecovery(settlement, pool);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     // Open exceptions even if recording failed. Some batches may have been recorded before the failure.
@@ -76,7 +77,7 @@ export const startWorker = (services: Services): Worker => {
         await atStableTime(payments.ports, () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)));
       },
     },
-    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => recoverRefunds(settlement, pool, stop.signal) },
+    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     {
       name: 'checkout finisher',
@@ -90,6 +91,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
     { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.realNow(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
+    { name: 'refusal purge', everyMs: PURGE_EVERY_MS, run: () => purgeRefusals(pool, clock.now(), stop.signal) },
     {
       name: 'unused read models',
       everyMs: DROP_UNUSED_EVERY_MS,

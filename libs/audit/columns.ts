@@ -34,6 +34,11 @@ const MEANINGS: Readonly<Record<ReportName, Readonly<Record<string, string>>>> =
     moved_at: 'when the processor moved the money',
     settled_batch_id: 'batch that settled it; empty: none yet',
     rejected: 'true if its settlement was rejected',
+    auth_code: 'authorization code of a charge; empty: a refund, or not known',
+    brand: 'brand of the card; unknown for a token',
+    last4: 'last four digits of the card; empty for a token',
+    avs: 'AVS of a charge: match, no_match, not_checked; empty: not told',
+    cvv: 'CVV of a charge, in the same words',
   },
   reversals: {
     payment_id: 'id of the payment',

@@ -24,6 +24,7 @@ export {
   sweepDrift,
 } from './drift.js';
 export { isReport, type ReportName, reportOf, REPORTS } from './exports.js';
+export { FIND_PARAMETERS, type FindBy, findFaults, type FindParameter, findPayments, nameHashOf, paymentFindModel } from './find.js';
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';
 export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';

@@ -17,6 +17,7 @@ import {
   type PaymentView,
   shownEvent,
   statusOf,
+  type VisiblePayment,
 } from '#payments';
 import type { Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
@@ -149,10 +150,37 @@ export interface ListThenQuery {
 }
 
 /**
- * Number of payments that are read and folded together. A page reads at least as many if a status at an earlier time is requested: that status needs a
- * fold of each payment, and most may have another one.
+ * Number of payments that are read and folded together. A page reads at least as many if only a fold shows whether a payment belongs to the page:
+ * most may not.
  */
-const LOOK_AT = 250;
+export const LOOK_AT = 250;
+
+/**
+ * Folds payments as they were at an instant, in the given order. Ends when `limit` of them fit, or after {@link PAGE_BYTES}. `looked`: how many were
+ * folded.
+ */
+export const foldPage = async (
+  store: EventStore,
+  ids: readonly string[],
+  { asOf, limit }: Pick<ListThenQuery, 'asOf' | 'limit'>,
+  fits: (payment: VisiblePayment) => boolean,
+): Promise<{ readonly payments: PaymentThen['payment'][]; readonly looked: number }> => {
+  const payments: PaymentThen['payment'][] = [];
+  let bytes = 0;
+  for (let from = 0; from < ids.length; from += LOOK_AT) {
+    const some = ids.slice(from, from + LOOK_AT);
+    const streams = await readStreams(store, some.map(paymentStream));
+    for (const [index, id] of some.entries()) {
+      const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
+      if (!isVisible(payment) || !fits(payment)) continue;
+      const shown = { ...paymentView(id, payment), accountId: payment.terms.accountId };
+      payments.push(shown);
+      bytes += Buffer.byteLength(JSON.stringify(shown));
+      if (payments.length === limit || bytes > PAGE_BYTES) return { payments, looked: from + index + 1 };
+    }
+  }
+  return { payments, looked: ids.length };
+};
 
 /**
  * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
@@ -170,22 +198,7 @@ export const listAsOf = async (
   const end = Math.min(to === null ? Number.POSITIVE_INFINITY : Date.parse(to), asOf === null ? Number.POSITIVE_INFINITY : Date.parse(asOf) + 1);
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
   const places = await listPlaces(db, accountId, filters, after, size);
-  const payments: PaymentThen['payment'][] = [];
-  let bytes = 0;
-  for (let from = 0; from < places.length; from += LOOK_AT) {
-    const some = places.slice(from, from + LOOK_AT);
-    const streams = await readStreams(
-      store,
-      some.map(({ id }) => paymentStream(id)),
-    );
-    for (const [index, place] of some.entries()) {
-      const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
-      if (!isVisible(payment) || (status !== null && statusOf(payment) !== status)) continue;
-      const shown = { ...paymentView(place.id, payment), accountId: payment.terms.accountId };
-      payments.push(shown);
-      bytes += Buffer.byteLength(JSON.stringify(shown));
-      if (payments.length === limit || bytes > PAGE_BYTES) return { payments, next: place };
-    }
-  }
-  return { payments, next: places.length < size ? null : places.at(-1)! };
+  const ids = places.map(({ id }) => id);
+  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, (payment) => status === null || statusOf(payment) === status);
+  return { payments, next: looked === places.length && places.length < size ? null : places[looked - 1]! };
 };

@@ -1,7 +1,7 @@
 /**
  * Code in `libs/` gets the time only from a `Clock`. Tests and the simulation pass clocks of their own.
  *
- * A clock tells two times. They differ only in a sandbox whose time was moved (docs/decisions/0047-two-clocks.md, with the users of each).
+ * A clock tells two times. They differ only in a sandbox whose time was moved (docs/decisions/0048-two-clocks.md, with the users of each).
  */
 export interface Clock {
   /** Business time, in milliseconds since the epoch: for times that events record, and for what is compared with them. */

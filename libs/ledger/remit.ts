@@ -97,13 +97,13 @@ export const standingOf = async (ports: RemitPorts, portalId: string): Promise<S
   await upTo(ports.journalReached);
   const { credit } = await balanceOf(db, name);
   await upTo(ports.registerReached);
-  const { unsettled, unfunded, disputed } = await heldBack(db, portalId);
+  const { unsettled, unfunded, short, disputed } = await heldBack(db, portalId);
   const adopted = await adoptedUnfunded(ports, portalId);
   await upTo(ports.journalReached);
   const { debit } = await balanceOf(db, name);
   const payableCents = credit - debit;
   const settledCents = payableCents - unsettled;
-  return { payableCents, settledCents, fundedCents: settledCents - unfunded - disputed - adopted };
+  return { payableCents, settledCents, fundedCents: settledCents - unfunded - short - disputed - adopted };
 };
 
 const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; credit: number }> => {
@@ -114,33 +114,51 @@ const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; 
   return { debit: Number(rows[0]?.debit ?? 0), credit: Number(rows[0]?.credit ?? 0) };
 };
 
-/** Principal of a portal that is charged and in no batch, that is in a batch without funding, and that open disputes hold. */
-const heldBack = async (db: Queryable, portalId: string): Promise<{ unsettled: number; unfunded: number; disputed: number }> => {
-  const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'disputed', string>>(
-    `with open_charge as (
+/**
+ * Principal of a portal that is charged and in no batch, that is in a batch without funding, that is missing in a batch which settled less than the
+ * charge, and that open disputes hold. A person may have said that a line settles a charge: then its batch counts.
+ */
+const heldBack = async (db: Queryable, portalId: string): Promise<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', number>> => {
+  const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', string>>(
+    `with settles as (
+       select payment_id, leg, gateway, merchant_account, batch_id from settlement_exception where settles and not superseded and leg is not null),
+     open_charge as (
        select payment_id, leg, true as waits from gateway_transaction
        where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents and op = 'charge'
+         and not exists (select from settles e where e.payment_id = gateway_transaction.payment_id and e.leg = gateway_transaction.leg)
        union all
        select t.payment_id, t.leg, false
        from settlement_begun s
        left join settlement_batch b on b.gateway = s.gateway and b.merchant_account = s.merchant_account and b.batch_id = s.batch_id
        join gateway_transaction t on t.settled_batch_id = s.batch_id and t.gateway = s.gateway and t.merchant_account = s.merchant_account
-       where b.funded is not true and t.op = 'charge'),
+       where b.funded is not true and t.op = 'charge'
+       union all
+       select e.payment_id, e.leg, false from settles e
+       left join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id
+       where b.funded is not true),
      held as (
        select c.waits, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint as cents
        from open_charge c join journal_payment p on p.payment_id = c.payment_id cross join json_array_elements(p.books->'legs') as l
        where p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = c.leg),
+     -- While the batch is not funded, the whole principal is held back already.
+     short as (
+       select least(e.expected_cents - e.gross_cents, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint) as cents
+       from settlement_exception e
+       join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id and b.funded
+       join journal_payment p on p.payment_id = e.payment_id cross join json_array_elements(p.books->'legs') as l
+       where e.kind = 'AMOUNT_MISMATCH' and e.type = 'sale' and not e.superseded and e.expected_cents > e.gross_cents
+         and p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = e.leg),
      taken as (
        select (s->>'principalCents')::bigint as cents
        from dispute d join journal_payment p on p.payment_id = d.payment_id
          cross join json_array_elements(p.books->'disputes'->(d.dispute_id::text)->'shares') as s
        where d.status <> 'recovered' and d.status <> 'lost' and p.books->>'portalId' = $1)
      select coalesce((select sum(cents) from held where waits), 0) as unsettled, coalesce((select sum(cents) from held where not waits), 0) as unfunded,
-       coalesce((select sum(cents) from taken), 0) as disputed`,
+       coalesce((select sum(cents) from short), 0) as short, coalesce((select sum(cents) from taken), 0) as disputed`,
     [portalId],
   );
-  const { unsettled, unfunded, disputed } = rows[0]!;
-  return { unsettled: Number(unsettled), unfunded: Number(unfunded), disputed: Number(disputed) };
+  const { unsettled, unfunded, short, disputed } = rows[0]!;
+  return { unsettled: Number(unsettled), unfunded: Number(unfunded), short: Number(short), disputed: Number(disputed) };
 };
 
 /** Principal that staff adopted for the portal out of lines whose batch is not funded. */

@@ -94,7 +94,7 @@ const decide = (remittances: Remittances, command: RemittanceCommand): readonly 
   if (cents > standing.fundedCents && !advance)
     throw new ServiceError(
       'INVALID_STATE',
-      `${cents} cents are more than the funded part: ${standing.payableCents} payable, of it ${standing.settledCents} settled, of it ${standing.fundedCents} funded. To pay in advance, say so.`,
+      `${cents} cents are more than the funded part: ${standing.payableCents} payable, of it ${standing.settledCents} settled, of it ${standing.fundedCents} funded. Only an advance (--advance) may pay more.`,
       { ...standing },
     );
   return [{ type: 'AgencyRemitted', at, data: remittance }];

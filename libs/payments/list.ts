@@ -151,7 +151,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 4,
+  shape: 5,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],

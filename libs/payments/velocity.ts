@@ -50,7 +50,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
     (['card', 'case'] as const).flatMap((scope) => {
       const limit = limits[scope];
       const text = scope === 'card' ? instrumentText(subject.instrument) : subject.referenceId;
-      return limit === null || text === null ? [] : [{ scope, limit, subject: keys.mac('card', `${scope}\n${subject.portalId}\n${text}`) }];
+      return limit === null || text === null ? [] : [{ scope, limit, subject: subjectHash(keys, scope, subject.portalId, text) }];
     });
   const record = (client: Client, portalId: string, { scope, limit, subject }: Window, kind: 'attempt' | 'decline', entryId: string) =>
     insertEntry(client, {
@@ -97,6 +97,12 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
     },
   };
 };
+
+const subjectHash = (keys: KeyRing, scope: LimitScope, portalId: string, text: string): Buffer => keys.mac('card', `${scope}\n${portalId}\n${text}`);
+
+/** A card or token as a keyed hash, equal for the same card on the same portal. */
+export const cardHash = (keys: KeyRing, portalId: string, instrument: PaymentInstrument): Buffer =>
+  subjectHash(keys, 'card', portalId, instrumentText(instrument));
 
 const instrumentText = (instrument: PaymentInstrument): string =>
   instrument.type === 'card' ? instrument.number.reveal() : instrument.token.reveal();

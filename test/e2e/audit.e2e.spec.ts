@@ -22,7 +22,7 @@ import {
   signLog,
   writePack,
 } from '#audit';
-import { paymentListModel, resolvePayment } from '#payments';
+import { paymentListModel, type PaymentView, resolvePayment } from '#payments';
 import { closeIncident, type Position } from '#eventstore';
 import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
@@ -104,10 +104,12 @@ const PATHS = () => [
   `/audit/v1/payments/${day.payments[0]!.id}`,
   `/audit/v1/payments/${day.payments[0]!.id}/timeline`,
   '/audit/v1/payments',
+  '/audit/v1/payments?referenceId=nobody',
   '/audit/v1/ledger/balances',
   '/audit/v1/ledger/journal',
   '/audit/v1/drift',
   '/audit/v1/exceptions',
+  '/audit/v1/refusals',
   '/audit/v1/batches',
   '/audit/v1/exports/payments',
 ];
@@ -196,15 +198,85 @@ describe('reading', () => {
       { type: 'PaymentCreated', rules: ['R1', 'R2'] },
     ]);
   });
+  describe('finding', () => {
+    const find = async (query: Readonly<Record<string, string>>) => {
+      const { status, headers, data, text } = await get(`/audit/v1/payments?${new URLSearchParams(query).toString()}`);
+      expect([query, status, status === 200 ? '' : text]).toEqual([query, 200, '']);
+      const { payments, nextCursor } = data as unknown as { payments: (PaymentView & { accountId: string })[]; nextCursor: string | null };
+      return { headers, payments, nextCursor, ids: payments.map(({ id }) => id) };
+    };
+    test('each name answers the payment as the list shows it, and says how far the log was read', async () => {
+      const [one] = day.payments;
+      const { data } = await day.partner.client.find(one!.id);
+      const { headers, payments } = await find({ confirmationNumber: one!.confirmationNumber! });
+      expect(payments).toEqual([{ ...data, accountId: day.partner.accountId }]);
+      expect([headers.get('ledger-position'), headers.get('ledger-lag')]).toEqual([await service.services.store.head(), '0']);
+      expect((await find({ confirmationNumber: one!.confirmationNumber!.toLowerCase() })).ids).toEqual([one!.id]);
+      expect(await find({ lineReference: 'INV-9' })).toMatchObject({ payments: [], nextCursor: null });
+    });
+    test('the processor’s transactions: charge and fee, void, refund, and those of a decline', async () => {
+      const { pool } = service.services;
+      const events = await pool.query<{ payment: string; transaction: string }>(
+        `select distinct substr(stream_id, 9) as payment, t #>> '{}' as transaction
+         from es.events, jsonb_path_query(data::jsonb, 'strict $.**.transactionId') t
+         where stream_id like 'payment-%' and jsonb_typeof(t) = 'string'
+         union select l ->> 'paymentId', l ->> 'transactionId' from es.events, jsonb_path_query(data::jsonb, '$.lines[*]') l
+         where stream_id like 'settlement-%' and l ->> 'paymentId' is not null`,
+      );
+      expect(new Set(events.rows.map(({ transaction }) => transaction.slice(0, 3)))).toEqual(new Set(['ch_', 'vd_', 'rf_']));
+      expect(events.rows.length).toBeGreaterThan(20);
+      for (const { payment, transaction } of events.rows)
+        expect([transaction, (await find({ transactionId: transaction })).ids]).toEqual([transaction, [payment]]);
+    });
+    test('references, and a card with the principal or the total, with the other filters, page by page', async () => {
+      const all = (await day.partner.client.list({ limit: 100 })).data.payments;
+      const lines = all.filter(({ lineItems }) => lineItems.length > 1).map(({ id }) => id);
+      expect((await find({ lineReference: 'INV-2' })).ids).toEqual(lines);
+      const seen: string[] = [];
+      for (let cursor: string | null = ''; cursor !== null;) {
+        const page = await find({ lineReference: 'INV-1', limit: '5', ...(cursor && { cursor }) });
+        seen.push(...page.ids);
+        cursor = page.nextCursor;
+      }
+      expect([...seen].sort()).toEqual(all.map(({ id }) => id).sort());
+      const ofPortal = all.filter(({ portalId, status }) => portalId === day.combined && status === 'succeeded').map(({ id }) => id);
+      expect((await find({ lineReference: 'INV-1', portalId: day.combined, status: 'succeeded' })).ids.sort()).toEqual(ofPortal.sort());
+      const [{ id, amountCents, totalChargedCents, paymentMethod }] = all.filter((one) => one.amountCents === 20_000) as [PaymentView];
+      for (const cents of [amountCents, totalChargedCents])
+        expect((await find({ last4: paymentMethod.last4, amountCents: String(cents) })).ids).toEqual([id]);
+      expect((await find({ last4: '0000', amountCents: '20000' })).ids).toEqual([]);
+      expect((await find({ lineReference: 'INV-1', asOf: '2020-01-01' })).ids).toEqual([]);
+    });
+    test.each([
+      ['lineReference=', 'lineReference must have 1 to 255 characters'],
+      ['last4=4242', 'amountCents is required: a card is found by both, last4 and amountCents'],
+      ['amountCents=1', 'last4 is required: a card is found by both, last4 and amountCents'],
+      ['last4=4242424242424242&amountCents=1', 'last4 must be the last four digits of the card'],
+      ['last4=4242&amountCents=1.5', 'amountCents must be whole cents, 1 or more'],
+      ['confirmationNumber=1', 'confirmationNumber must look like ABCD-EFGH-JK'],
+      ['lineReference=A&referenceId=A', 'referenceId is one too many: find by one at a time'],
+      ['lineReference=A&lineReference=B', 'lineReference must be given once'],
+      ['lineReference=A&cursor=x', 'cursor is not one of this list'],
+      ['reference=A', 'reference is no parameter here'],
+    ])('?%s is refused: %s', async (query, message) => {
+      const { status, text } = await get(`/audit/v1/payments?${query}`);
+      expect([status, JSON.parse(text)]).toMatchObject([400, { success: false, message: `${message}.`, details: { code: 'VALIDATION_ERROR' } }]);
+      expect(text).not.toContain('4242424242424242');
+    });
+  });
   test('in an incident of the event store, a payment that is not found is 503, never 404', async () => {
     const { pool, ownLog } = service.services;
     const absent = '018f0000-0000-7000-8000-000000000001';
     await pool.query(`insert into store_incident (kind, message, found_by) values ('lost_events', 'it does not hold an event', 'another process')`);
     await eventually(() => ownLog.incident !== null);
-    const found = [await get(`/audit/v1/payments/${absent}`), await get(`/audit/v1/payments/${absent}/timeline`)];
+    const found = [
+      await get(`/audit/v1/payments/${absent}`),
+      await get(`/audit/v1/payments/${absent}/timeline`),
+      await get('/audit/v1/payments?referenceId=absent'),
+    ];
     await closeIncident(pool, [], { by: 'Dana', reason: 'spec' });
     await eventually(() => ownLog.incident === null);
-    expect(found.map(({ status }) => status)).toEqual([503, 503]);
+    expect(found.map(({ status }) => status)).toEqual([503, 503, 503]);
     expect((await get(`/audit/v1/payments/${absent}`)).status).toBe(404);
   });
   test('journal and list page to their end; the pages together are the whole', async () => {
@@ -231,6 +303,58 @@ describe('reading', () => {
     expect(payments.map(({ id }) => id)).toEqual((await day.partner.client.list({ limit: 100 })).data.payments.map(({ id }) => id));
     expect((await get('/audit/v1/ledger/balances')).data).toMatchObject({ sumCents: 0 });
   });
+});
+
+describe('refused attempts', () => {
+  interface Refusal {
+    readonly refusedAt: string;
+    readonly code: string;
+    readonly referenceId: string | null;
+    readonly cardHash: string | null;
+    readonly attempts: number;
+  }
+  const page = async (query: string) =>
+    (await get(`/audit/v1/refusals?${query}`)).data as unknown as { refusals: Refusal[]; nextCursor: string | null };
+  const WRITTEN = { timeoutMs: 10_000 };
+
+  test('a blocked case and a rule leave rows, by portal, reference and time, page by page; a replay leaves none', async () => {
+    const { client } = day.partner;
+    const portal = await service.portal(day.partner);
+    const pay = (referenceId: string, sent?: { key: string }) => client.create(paymentOf(portal, { referenceId }), sent);
+    expect((await pay('CASE-1', { key: 'refusals' })).status).toBe(200);
+    const from = new Date(service.clock.now()).toISOString();
+    await service.administer(service.admin.restrictCase({ portalId: portal, referenceId: 'CASE-1', kind: 'block', until: null, reason: null }));
+    await service.administer(service.admin.setRules(portal, { brands: ['amex'] }));
+    expect((await pay('CASE-1', { key: 'refusals' })).status).toBe(200);
+    expect([(await pay('CASE-1')).code, (await pay('CASE-2')).code, (await pay('CASE-2')).code]).toEqual([
+      'PAYMENT_BLOCKED',
+      'PAYMENT_NOT_ALLOWED',
+      'PAYMENT_NOT_ALLOWED',
+    ]);
+    await eventually(async () => (await page(`portalId=${portal}`)).refusals.length >= 3, WRITTEN);
+    const { refusals, nextCursor } = await page(`portalId=${portal}`);
+    expect([refusals.map(({ code, referenceId, attempts }) => [code, referenceId, attempts]), nextCursor]).toEqual([
+      [
+        ['PAYMENT_NOT_ALLOWED', 'CASE-2', 1],
+        ['PAYMENT_NOT_ALLOWED', 'CASE-2', 1],
+        ['PAYMENT_BLOCKED', 'CASE-1', 1],
+      ],
+      null,
+    ]);
+    expect(new Set(refusals.map(({ cardHash }) => cardHash)).size).toBe(1);
+    const first = await page(`portalId=${portal}&limit=2`);
+    const rest = await page(`portalId=${portal}&limit=2&cursor=${first.nextCursor}`);
+    expect([...first.refusals, ...rest.refusals]).toEqual(refusals);
+    expect((await page(`portalId=${portal}&referenceId=CASE-1&from=${from}`)).refusals).toEqual(refusals.slice(2));
+    expect((await page(`portalId=${portal}&to=${from}`)).refusals).toEqual([]);
+    await caughtUp();
+  });
+  test.each(['limit=0', 'portalId=1', 'referenceId=', 'referenceId=%00', `referenceId=${'x'.repeat(256)}`, 'cursor=x', 'from=yesterday', 'code=X'])(
+    '?%s is refused',
+    async (query) => {
+      expect((await get(`/audit/v1/refusals?${query}`)).status).toBe(400);
+    },
+  );
 });
 
 describe('reports', () => {
@@ -265,6 +389,21 @@ describe('reports', () => {
       { reversal_type: 'refund', reason: 'billed twice' },
     ]);
     expect((await report('staff-actions')).objects.map(({ actor, event }) => `${actor} ${event}`)).toContain('Dana RefundRequested');
+  });
+  test('transactions name the card, and of a charge the authorization code and the checks; a refund names the card of its charge', async () => {
+    const { objects } = await report('transactions');
+    const of = (id: string, operation: string) => objects.filter((row) => row.payment_id === id && row.operation === operation);
+    for (const { id, gateway, paymentMethod } of day.payments) {
+      const { brand, last4 } = paymentMethod;
+      const charges = of(id, 'charge');
+      expect(charges.length).toBeGreaterThan(0);
+      for (const row of charges)
+        expect([row, row.auth_code !== null && row.auth_code !== '']).toMatchObject([{ brand, last4, avs: 'not_checked', cvv: 'match' }, true]);
+      expect(charges.find(({ leg }) => leg !== 'fee')).toMatchObject({ auth_code: gateway.authCode });
+      for (const row of of(id, 'refund')) expect(row).toMatchObject({ brand, last4, auth_code: null, avs: null, cvv: null });
+    }
+    expect(objects.filter(({ operation }) => operation === 'refund').length).toBeGreaterThan(0);
+    expect(new Set(objects.map(({ last4 }) => last4)).size).toBeGreaterThan(1);
   });
   test('goes on after a break', async () => {
     const { store, pool } = service.services;

@@ -267,6 +267,68 @@ describe('beside the running service', () => {
     expect(await done('payments', 'show', id)).toMatchObject({ settlement: { status: 'rejected' } });
     expect((await payfold('payments', 'acknowledge', id, '--task', 'settled_while_unknown', '--reason', 'x', ...BY)).code).toBe(2);
   });
+  test('find: each name answers the payment at once, newest first, page by page; the answer says how far the log was read', async () => {
+    const reference = newKey();
+    const made: string[] = [];
+    for (const lines of [[4_000], [5_500, 1_100], [4_000]]) {
+      const body = { ...paymentOf(welcome.portalId, { lines }), referenceId: reference };
+      body.lineItems[0]!.referenceId = `line of ${reference}`;
+      made.unshift(((await call('POST', PAYMENTS, body)).body.data as PaymentView).id);
+    }
+    const find = async (...args: string[]) =>
+      (await done('payments', 'find', ...args)) as { payments: PaymentView[]; nextCursor: string | null; position: string };
+    const ids = async (...args: string[]) => (await find(...args)).payments.map(({ id }) => id);
+    const second = await read(made[1]!);
+    expect(await find('--reference-id', reference)).toEqual({
+      payments: [await read(made[0]!), second, await read(made[2]!)].map((one) => ({ ...one, accountId: expect.stringMatching(/^[0-9a-f-]{36}$/) })),
+      nextCursor: null,
+      position: expect.stringMatching(/^\d{20}$/),
+    });
+    const refund = (await done('payments', 'refund', second.id, '--include-fee', '--reason', 'duplicate', ...BY)) as unknown as RefundView;
+    expect(await ids('--transaction-id', refund.gateway.transactionId)).toEqual([second.id]);
+    expect(await ids('--confirmation-number', second.confirmationNumber!.toLowerCase())).toEqual([second.id]);
+    expect(await ids('--last4', '4242', '--amount-cents', String(second.totalChargedCents))).toEqual([second.id]);
+    const line = ['--line-reference', `line of ${reference}`];
+    const first = await find(...line, '--limit', '2');
+    expect(first.payments.map(({ id }) => id)).toEqual(made.slice(0, 2));
+    expect(await ids(...line, '--cursor', first.nextCursor!)).toEqual(made.slice(2));
+    const filters = ['--from', second.createdAt, '--to', '2100-01-01', '--portal', welcome.portalId];
+    expect(await ids(...line, ...filters)).toEqual(made.slice(0, 2));
+    expect(await ids(...line, '--account', second.id)).toEqual([]);
+    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
+    const shown = await promisify(execFile)(process.execPath, [LAUNCHER, 'payments', 'find', '--reference-id', reference, '--limit', '1'], { env });
+    expect(shown.stdout).toMatch(new RegExp(`^PAYMENT .*\\n${made[0]!} .*\\n\\nThere may be more: --cursor ${made[0]!}\\n$`));
+  }, 120_000);
+  test.each([
+    [[], 'name what to find by: --line-reference, --reference-id, --confirmation-number, --transaction-id, --last4, --amount-cents'],
+    [['--last4', '4242'], '--amount-cents is required: a card is found by both, last4 and amountCents'],
+    [['--last4', '4242424242424242', '--amount-cents', '1'], '--last4 must be the last four digits of the card'],
+    [['--reference-id', 'A', '--transaction-id', 'B'], '--transaction-id is one too many: find by one at a time'],
+    [['--confirmation-number', '1'], '--confirmation-number must look like ABCD-EFGH-JK'],
+    [['--reference-id', 'A', '--limit', '1001'], 'It must be 1 to 1000.'],
+  ])('find %j is wrong usage, and no value is repeated', async (args, message) => {
+    const { code, value, stderr } = await payfold('payments', 'find', ...args);
+    expect([code, value]).toEqual([2, { success: false, message: expect.stringContaining(message), details: { code: 'VALIDATION_ERROR' } }]);
+    expect(stderr).not.toContain('4242424242424242');
+  });
+  test('refused attempts: a charge of a blocked case is listed, by portal and reference', async () => {
+    await done('cases', 'block', '--portal', welcome.portalId, '--reference', 'CASE-REFUSED');
+    const { status } = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { referenceId: 'CASE-REFUSED' }));
+    expect(status).toBe(403);
+    const refusals = (...options: string[]) => done('payments', 'refusals', ...options) as unknown as Promise<object[]>;
+    const row = {
+      refusedAt: expect.any(String),
+      portalId: welcome.portalId,
+      code: 'PAYMENT_BLOCKED',
+      referenceId: 'CASE-REFUSED',
+      cardHash: expect.stringMatching(/^[0-9a-f]{64}$/),
+      attempts: 1,
+    };
+    await eventually(async () => (await refusals('--reference', 'CASE-REFUSED')).length > 0);
+    expect(await refusals('--portal', welcome.portalId, '--reference', 'CASE-REFUSED')).toEqual([row]);
+    expect(await refusals('--reference', 'CASE-REFUSED', '--to', '2020-01-01')).toEqual([]);
+    expect((await payfold('payments', 'refusals', '--limit', '0')).code).toBe(2);
+  });
   test('resolve', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));
     const id = answer.body.details!.id!;

@@ -7,8 +7,8 @@ import pg from 'pg';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
-import { PAYMENT_STATUSES, purgeKeys, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
-import { recordSettlements, recoverRefunds } from '#settlement';
+import { PAYMENT_STATUSES, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
+import { createRefundRecovery, recordSettlements } from '#settlement';
 import { listDeliveries, purgeAttempts, purgeDelivered } from '#webhooks';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { createMetrics } from '../../apps/metrics.js';
@@ -74,7 +74,7 @@ beforeAll(async () => {
   await client.connect();
   const until = new Date(Math.floor(clock.now() / DAY_MS) * DAY_MS).toISOString();
   // Unlogged tables halve the time to make the copies.
-  for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment'])
+  for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'payment_find'])
     await client.query(`alter table ${table} set unlogged`);
   await multiply(client, { payments: PAYMENTS_MADE, days: DAYS, until });
   tick('multiplied');
@@ -191,6 +191,13 @@ test.each([
   'payments?accountId=$account&status=unknown',
   'payments?from=$from&to=$to',
   'payments?asOf=$from',
+  'payments?lineReference=$line',
+  'payments?referenceId=$reference',
+  'payments?confirmationNumber=$confirmation',
+  'payments?transactionId=$transaction',
+  'payments?last4=$last4&amountCents=$cents',
+  'payments?lineReference=$line&portalId=$portal&status=unknown&from=$from',
+  'payments?lineReference=$line&limit=1000',
   'payments/$payment',
   'payments/$payment/timeline',
   'ledger/balances',
@@ -202,14 +209,26 @@ test.each([
   'drift',
   'exceptions',
   'exceptions?status=assigned',
+  'refusals',
+  'refusals?portalId=$portal',
+  'refusals?portalId=$portal&from=$from&to=$to',
+  'refusals?referenceId=CASE-0',
+  'refusals?referenceId=CASE-0&portalId=$portal',
   'batches',
 ])('the audit route %s', (path) =>
   readsLittle(
     async () => {
+      const [one] = day.payments;
       const asked = path
+        .replaceAll('$line', one!.lineItems[0]!.referenceId)
+        .replaceAll('$reference', 'nobody')
+        .replaceAll('$confirmation', one!.confirmationNumber!)
+        .replaceAll('$transaction', one!.gateway.transactionId!)
+        .replaceAll('$last4', one!.paymentMethod.last4)
+        .replaceAll('$cents', String(one!.totalChargedCents))
         .replaceAll('$portal', day.separate)
         .replaceAll('$account', day.partner.accountId)
-        .replaceAll('$payment', day.payments[0]!.id)
+        .replaceAll('$payment', one!.id)
         .replaceAll('$from', from)
         .replaceAll('$to', to);
       const data = Object.values((JSON.parse(await get(`/audit/v1/${asked}`)) as { data: object }).data);
@@ -278,12 +297,13 @@ test('each loop of the worker, when nothing is due', () =>
     await payments.recovery.round(stop);
     await recordSettlements(settlement, stop);
     await openExceptions(stop);
-    await recoverRefunds(settlement, pool, stop);
+    await createRefundRecovery(settlement, pool).round(stop);
     await sweepKeys(payments);
     await finishSessions(checkout, postgresUnfinishedRows(pool), { stop });
     await purgeKeys(payments, stop);
     await purgeTries(pool, stop);
     await purgeVelocity(pool, stop);
+    await purgeRefusals(pool, service.clock.now(), stop);
     await purgeIntakes(postgresIntakeRows(pool), Date.now(), stop);
     await purgeAttempts(pool, stop);
     await purgeDelivered(pool, config.webhooks.keepDays, stop);

@@ -412,7 +412,7 @@ const FIND_ROWS = `
 
 /**
  * Rows are locked in the same order as by claims. A replaced row gets a new fence, so that its former owner cannot change it. Times run from the event,
- * but at the latest from now: business time may be ahead of the database's clock (docs/decisions/0047-two-clocks.md).
+ * but at the latest from now: business time may be ahead of the database's clock (docs/decisions/0048-two-clocks.md).
  */
 const RESTORE = `
   insert into idempotency_key as k

@@ -16,7 +16,7 @@ import {
   readdirSync,
   readFileSync,
   readlinkSync,
-  realpathSync,
+  statSync,
   writeSync,
 } from 'node:fs';
 import { chmod, chown, cp, lstat, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink } from 'node:fs/promises';
@@ -191,10 +191,12 @@ const serve = async (
  */
 const killLeftovers = (cluster: string): void => {
   if (process.platform !== 'linux') return;
-  const folder = realpathSync(cluster);
+  const folder = statSync(cluster);
   for (const pid of readdirSync('/proc').filter((name) => /^\d+$/.test(name))) {
     try {
-      if (readlinkSync(`/proc/${pid}/cwd`) !== folder || !/^postgres\b/.test(basename(readlinkSync(`/proc/${pid}/exe`)))) continue;
+      // In another container the same path may be another folder.
+      const { dev, ino } = statSync(`/proc/${pid}/cwd`);
+      if (dev !== folder.dev || ino !== folder.ino || !/^postgres\b/.test(basename(readlinkSync(`/proc/${pid}/exe`)))) continue;
       process.kill(Number(pid), 'SIGKILL');
     } catch {
       // The process has ended, or belongs to another user.

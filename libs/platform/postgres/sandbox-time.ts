@@ -1,5 +1,5 @@
 /**
- * The time of a sandbox (docs/decisions/0047-two-clocks.md). One row says how far business time is ahead of the hosts' clocks. `payfold sandbox advance`
+ * The time of a sandbox (docs/decisions/0048-two-clocks.md). One row says how far business time is ahead of the hosts' clocks. `payfold sandbox advance`
  * raises it, and every process of the sandbox hears it.
  *
  * Two advisory locks hold the processes together. A process holds a share of RUNNING while work that moves money may begin in it. The command takes
