@@ -50,7 +50,18 @@ import {
   velocityMigration,
 } from '#payments';
 import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
-import { type Config, isMigrated, type KeyRing, type Logger, type Migration, type Pool, processMigration, Slots } from '#platform';
+import {
+  type Config,
+  isMigrated,
+  type KeyRing,
+  type Logger,
+  type Migration,
+  type Pool,
+  processMigration,
+  type SandboxTime,
+  sandboxTimeMigration,
+  Slots,
+} from '#platform';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
 import { exceptionModel, paymentRegisterModel, type SettlementPorts } from '#settlement';
 import { OPEN_EXCEPTIONS, type OpenExceptions, SETTLEMENT_PORTS, SettlementModule } from '#settlement/module';
@@ -63,6 +74,7 @@ import { AUDIT_POOL_CONNECTIONS } from './audit/limits.js';
 export const MIGRATIONS: readonly Migration[] = [
   ...eventStoreMigrations,
   processMigration,
+  sandboxTimeMigration,
   apiKeyUseMigration,
   ...idempotencyMigrations,
   keysFromLogMigration,
@@ -103,6 +115,8 @@ export interface Services {
   readonly config: Config;
   readonly log: Logger;
   readonly clock: Clock;
+  /** null: production, whose time never moves. */
+  readonly sandboxTime: SandboxTime | null;
   readonly ids: Ids;
   readonly keys: KeyRing;
   /** HTTP and the command line change state by commands and read by queries. */
@@ -177,6 +191,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       config,
       log,
       clock,
+      sandboxTime: context.sandboxTime,
       ids,
       keys,
       commands: app.get(CommandBus),

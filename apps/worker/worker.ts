@@ -6,7 +6,7 @@ import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
-import { purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
+import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger } from '#platform';
 import { recordSettlements, createRefundRecovery } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
@@ -48,11 +48,22 @@ export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>,
 };
 
 export const startWorker = (services: Services): Worker => {
-  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, settlement, webhooks } = services;
+  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, sandboxTime, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
-  // Every loop adds a listener to this signal.
+  // Rounds of several loops add listeners to this signal.
   setMaxListeners(0, stop.signal);
+  /** Ends the pauses of all loops. */
+  let wake = new AbortController();
+  const wakeLoops = () => {
+    wake.abort('woken');
+    wake = new AbortController();
+    // Every loop adds a listener to this signal.
+    setMaxListeners(0, wake.signal);
+  };
+  wakeLoops();
+  // After a move of the time, every loop looks at once for what is due now.
+  sandboxTime?.watch(wakeLoops);
   const refunds = createRefundRecovery(settlement, pool);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
@@ -60,7 +71,11 @@ export const startWorker = (services: Services): Worker => {
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
-      run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
+      run: async () => {
+        // The batches and the exceptions of one round must be read at one time. Otherwise charges of before a move look as if no batch held them.
+        if (sandboxTime?.isOpen === false) return;
+        await atStableTime(payments.ports, () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)));
+      },
     },
     { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
@@ -74,7 +89,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
-    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.now(), stop.signal) },
+    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.realNow(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
     { name: 'refusal purge', everyMs: PURGE_EVERY_MS, run: () => purgeRefusals(pool, clock.now(), stop.signal) },
     {
@@ -97,12 +112,13 @@ export const startWorker = (services: Services): Worker => {
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
       await playRound(loop, ownLog, log);
-      await clock.sleep(loop.everyMs, stop.signal);
+      if (!stop.signal.aborted) await clock.sleep(loop.everyMs, wake.signal);
     }
   });
   return {
     stop: async () => {
       stop.abort();
+      wakeLoops();
       await Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
     },
   };

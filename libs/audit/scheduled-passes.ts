@@ -75,7 +75,7 @@ const readVerified = (folder: string): string | null => {
 
 export interface PassWork extends PassPorts {
   readonly folder: string;
-  readonly clock: Pick<Clock, 'monotonic'>;
+  readonly clock: Pick<Clock, 'monotonic' | 'realNow'>;
   readonly ids: Ids;
   /** Awaited within and between pages, so that other work can go on. If it returns false, the pass ends here and goes on later. */
   readonly goOn: () => Promise<boolean>;
@@ -100,13 +100,13 @@ class PassInterrupted extends Error {}
 
 /** Does the passes that are due, unless another worker does them. */
 export const runDuePasses = async (work: PassWork): Promise<void> => {
-  const { db, ids, now } = work;
+  const { db, ids, clock } = work;
   const { rows } = await db.query<{ pass: PassName; is_new: boolean }>(
     'select pass, due_at is null as is_new from verify_pass where due_at is null or due_at <= now() order by due_at, pass',
   );
   const failures: unknown[] = [];
   for (const { pass, is_new } of rows)
-    if (is_new) await db.query('update verify_pass set due_at = $2 where pass = $1 and due_at is null', [pass, nextPass(pass, now())]);
+    if (is_new) await db.query('update verify_pass set due_at = $2 where pass = $1 and due_at is null', [pass, nextPass(pass, clock.realNow())]);
     // A pass that fails must not keep the other one from running.
     else await new ScheduledPass(work, pass, ids.uuid()).run().catch((error: unknown) => failures.push(error));
   if (failures.length > 0) throw failures[0];
@@ -203,7 +203,7 @@ class ScheduledPass {
     if (failed === 0 && note !== null) writeVerified(work.folder, note, holder);
     await work.db.query(
       `update verify_pass set state = null, finished_at = now(), failed_checks = $3, checks = $4, due_at = $5 where pass = $1 and holder = $2`,
-      [pass, holder, failed, JSON.stringify(checks), nextPass(pass, work.now())],
+      [pass, holder, failed, JSON.stringify(checks), nextPass(pass, work.clock.realNow())],
     );
   }
 

@@ -5,7 +5,7 @@
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
-import { brandOf, crockford, type Logger, type Slot, type Waiting } from '#platform';
+import { brandOf, crockford, type Logger, type SandboxTime, type Slot, type Waiting } from '#platform';
 import { createHash } from 'node:crypto';
 import { codingOf } from './coding.js';
 import { feeByLine, serviceFee } from './fee.js';
@@ -44,6 +44,8 @@ import type { Velocity, VelocitySubject } from './velocity.js';
 /** The ports of every payment command. The simulation passes its own. */
 export interface PaymentPorts {
   readonly clock: Clock;
+  /** Absent: nobody moves the time, as in production. */
+  readonly sandboxTime?: Pick<SandboxTime, 'run'>;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
   /** Says whether the log is ours and whole. */

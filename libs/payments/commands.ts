@@ -7,7 +7,7 @@ import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import { awayAtGateway } from './gateway/slots.js';
 import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
-import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
+import { type AnswerEncoder, type Answered, atStableTime, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts } from './list.js';
 import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
@@ -166,10 +166,12 @@ const keyed = <View>(
   { idempotencyKey: key, fingerprintText, loggedText, requestId }: Received,
   work: KeyedWork<View>,
 ): Promise<Answered<View>> =>
-  onceByKey(
-    { idempotency, claims, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
-    { accountId, key, operation, fingerprintText, loggedText },
-    work,
+  atStableTime(ports, () =>
+    onceByKey(
+      { idempotency, claims, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
+      { accountId, key, operation, fingerprintText, loggedText },
+      work,
+    ),
   );
 
 /** The deadline of a request (C42). Its wait for a slot counts. */

@@ -79,7 +79,7 @@ export {
   rebuildKeys,
 } from './keys/from-log.js';
 export { abandon, type EmptyCreate, emptyCreates, endedCreates, unborne, type Unborne } from './incident.js';
-export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
+export { type Answered, type AnswerEncoder, atStableTime, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { type Claims, type ClaimsDatabase, ClaimsGate, claimsMigration, type KeptPlace } from './keys/claims.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';

@@ -4,7 +4,7 @@
  */
 import type { Directory } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
-import { ServiceError } from '#kernel';
+import { ServiceError, timestamp } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
@@ -272,10 +272,11 @@ export const listPlaces = async (
  * The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. Payments that wait for staff are
  * not counted: {@link openStaffTasks} counts them.
  */
-export const openAttempts = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
+export const openAttempts = async (db: Queryable, nowMs: number): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    `select count(*) as count, extract(epoch from now() - min(p.open_since)) as oldest from payment_list p
+    `select count(*) as count, extract(epoch from $1::timestamptz - min(p.open_since)) as oldest from payment_list p
      where p.open_since is not null and not (${WAITS_FOR_STAFF})`,
+    [timestamp(nowMs)],
   );
   return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
 };

@@ -126,6 +126,7 @@ export class PaymentsModule {
           context.atEnd(() => refusals.stop());
           return {
             clock,
+            ...(context.sandboxTime && { sandboxTime: context.sandboxTime }),
             ids,
             log,
             ownLog,

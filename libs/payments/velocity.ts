@@ -60,7 +60,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
       kid: keys.current,
       kind,
       entryId,
-      at: timestamp(clock.now()),
+      at: timestamp(clock.realNow()),
       keepSeconds: limit.windowSeconds + (limit.blockSeconds ?? 0),
     });
 
@@ -72,7 +72,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
         // Attempts of one subject are counted one at a time. Otherwise two of them could both pass as the last allowed one.
         for (const { subject: hash } of [...checks].sort((a, b) => Buffer.compare(a.subject, b.subject)))
           await client.query('select pg_advisory_xact_lock($1::bigint)', [hash.readBigInt64BE(0).toString()]);
-        const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.now())));
+        const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.realNow())));
         const refused = found.find((error) => error?.code === 'DECLINE_BLOCKED') ?? found.find((error) => error !== null);
         if (refused) throw refused;
         for (const check of checks) if (check.limit.attempts !== null) await record(client, subject.portalId, check, 'attempt', entryId);
