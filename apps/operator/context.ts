@@ -295,7 +295,11 @@ const startDatabase = async (dataDir: string, unlock: () => void, stop: AbortSig
 };
 
 /** The address of the simulator on the same `DATA_DIR`. If none runs, starts one until the command ends. */
-const startSimulator = async ({ dataDir, simulatorPort, simulatorBatchClose: closeBatchesAt, logLevel }: Config, closers: Closers, stop: AbortSignal): Promise<string> => {
+const startSimulator = async (
+  { dataDir, simulatorPort, simulatorBatchClose: closeBatchesAt, logLevel }: Config,
+  closers: Closers,
+  stop: AbortSignal,
+): Promise<string> => {
   const { findSimulator } = await import('../simulator/server.js');
   const running = await findSimulator(join(dataDir, 'simulator'));
   if (running) return running;

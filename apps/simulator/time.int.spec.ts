@@ -90,6 +90,11 @@ test.each([
 });
 
 test('a time that is no number is refused, and nothing is executed', async () => {
-  const answer = await fetch(`${simulator.url}/v1/batches`, { headers: { authorization: 'Sandbox city:sk_sandbox_city', 'sandbox-ahead-ms': 'soon' } });
-  expect([answer.status, await answer.json()]).toEqual([400, { error: { code: 'invalid_request', message: expect.stringContaining('sandbox-ahead-ms') } }]);
+  const answer = await fetch(`${simulator.url}/v1/batches`, {
+    headers: { authorization: 'Sandbox city:sk_sandbox_city', 'sandbox-ahead-ms': 'soon' },
+  });
+  expect([answer.status, await answer.json()]).toEqual([
+    400,
+    { error: { code: 'invalid_request', message: expect.stringContaining('sandbox-ahead-ms') } },
+  ]);
 });

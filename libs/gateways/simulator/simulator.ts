@@ -212,7 +212,15 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   });
 
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
-    exchange({ agent, protocol, hostname, port }, path, method, { ...authorizationOf(account), ...timeOf(aheadMs()) }, body && JSON.stringify(body), signal, silenceMs);
+    exchange(
+      { agent, protocol, hostname, port },
+      path,
+      method,
+      { ...authorizationOf(account), ...timeOf(aheadMs()) },
+      body && JSON.stringify(body),
+      signal,
+      silenceMs,
+    );
 
   /**
    * Sends a request and returns the fields of its answer. Throws {@link GatewayUnreachable} if the HTTP status is not 200, or the answer cannot be
