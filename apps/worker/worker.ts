@@ -7,7 +7,7 @@ import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntake
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
-import type { Logger } from '#platform';
+import type { Logger, SandboxTime } from '#platform';
 import { recordSettlements, createRefundRecovery } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
@@ -41,9 +41,17 @@ export interface Worker {
   stop(): Promise<void>;
 }
 
-/** Runs one round of a loop. Does nothing in an incident: the round might act on events that are lost (C76). */
-export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>, log: Pick<Logger, 'warn'>): Promise<void> => {
-  if (ownLog.incident) return;
+/**
+ * Runs one round of a loop. Does nothing in an incident: the round might act on events that are lost (C76). Does nothing while the time of a sandbox is
+ * moved, or this process cannot read it: the round would take running attempts for old ones.
+ */
+export const playRound = async (
+  round: Round,
+  ownLog: Pick<LogGate, 'incident'>,
+  log: Pick<Logger, 'warn'>,
+  sandboxTime: Pick<SandboxTime, 'isOpen'> | null = null,
+): Promise<void> => {
+  if (ownLog.incident || sandboxTime?.isOpen === false) return;
   await round.run().catch((error: unknown) => log.warn({ err: error, loop: round.name }, 'a loop of the worker failed; it goes on'));
 };
 
@@ -73,8 +81,9 @@ export const startWorker = (services: Services): Worker => {
       everyMs: SETTLEMENT_EVERY_MS,
       run: async () => {
         // The batches and the exceptions of one round must be read at one time. Otherwise charges of before a move look as if no batch held them.
-        if (sandboxTime?.isOpen === false) return;
-        await atStableTime(payments.ports, () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)));
+        // A large batch takes minutes. It is left for after the move.
+        const signal = sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.closing]) : stop.signal;
+        await atStableTime(payments.ports, () => recordSettlements(settlement, signal).finally(() => services.openExceptions(signal)));
       },
     },
     { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
@@ -111,7 +120,7 @@ export const startWorker = (services: Services): Worker => {
   webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
-      await playRound(loop, ownLog, log);
+      await playRound(loop, ownLog, log, sandboxTime);
       if (!stop.signal.aborted) await clock.sleep(loop.everyMs, wake.signal);
     }
   });

@@ -121,7 +121,8 @@ const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; 
 const heldBack = async (db: Queryable, portalId: string): Promise<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', number>> => {
   const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', string>>(
     `with settles as (
-       select payment_id, leg, gateway, merchant_account, batch_id from settlement_exception where settles and not superseded and leg is not null),
+       select payment_id, leg, gateway, merchant_account, batch_id, gross_cents from settlement_exception
+       where settles and type = 'sale' and not superseded and leg is not null),
      open_charge as (
        select payment_id, leg, true as waits from gateway_transaction
        where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents and op = 'charge'
@@ -147,7 +148,14 @@ const heldBack = async (db: Queryable, portalId: string): Promise<Record<'unsett
        join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id and b.funded
        join journal_payment p on p.payment_id = e.payment_id cross join json_array_elements(p.books->'legs') as l
        where e.kind = 'AMOUNT_MISMATCH' and e.type = 'sale' and not e.superseded and e.expected_cents > e.gross_cents
-         and p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = e.leg),
+         and p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = e.leg
+       union all
+       select least(t.amount_cents - t.voided_cents - e.gross_cents, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint)
+       from settles e
+       join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id and b.funded
+       join gateway_transaction t on t.payment_id = e.payment_id and t.leg = e.leg and t.op = 'charge' and t.amount_cents - t.voided_cents > e.gross_cents
+       join journal_payment p on p.payment_id = e.payment_id cross join json_array_elements(p.books->'legs') as l
+       where p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = e.leg),
      taken as (
        select (s->>'principalCents')::bigint as cents
        from dispute d join journal_payment p on p.payment_id = d.payment_id

@@ -45,7 +45,7 @@ import type { Velocity, VelocitySubject } from './velocity.js';
 export interface PaymentPorts {
   readonly clock: Clock;
   /** Absent: nobody moves the time, as in production. */
-  readonly sandboxTime?: Pick<SandboxTime, 'run'>;
+  readonly sandboxTime?: Pick<SandboxTime, 'run' | 'isOpen'>;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
   /** Says whether the log is ours and whole. */

@@ -7,7 +7,7 @@
  */
 import { type Clock, type ErrorCode, type Ids, timestamp } from '#kernel';
 import { type Client, type KeyRing, type Logger, type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
-import { cardHash, type VelocitySubject } from './velocity.js';
+import { refusedCardHash, type VelocitySubject } from './velocity.js';
 
 export const refusalMigration: Migration = {
   name: '0041-refused-attempt',
@@ -107,7 +107,7 @@ export const postgresRefusals = (pool: Pool, keys: KeyRing, clock: Clock, ids: I
         buffer.set(name, (second = { portalId, startsAt, rows: [], further: new Map() }));
       }
       if (second.rows.length < ROWS_A_SECOND)
-        second.rows.push({ id: ids.uuid(), at, portalId, code, referenceId, cardHash: cardHash(keys, portalId, instrument), attempts: 1 });
+        second.rows.push({ id: ids.uuid(), at, portalId, code, referenceId, cardHash: refusedCardHash(keys, portalId, instrument), attempts: 1 });
       else second.further.set(code, (second.further.get(code) ?? 0) + 1);
       running ??= writeAll();
     },

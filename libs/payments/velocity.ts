@@ -100,9 +100,12 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
 
 const subjectHash = (keys: KeyRing, scope: LimitScope, portalId: string, text: string): Buffer => keys.mac('card', `${scope}\n${portalId}\n${text}`);
 
-/** A card or token as a keyed hash, equal for the same card on the same portal. */
-export const cardHash = (keys: KeyRing, portalId: string, instrument: PaymentInstrument): Buffer =>
-  subjectHash(keys, 'card', portalId, instrumentText(instrument));
+/**
+ * A card or token of a refused attempt as a keyed hash, equal for the same card on the same portal until the master key is rotated. It differs from the
+ * hash that velocity counts, so the two tables cannot be joined.
+ */
+export const refusedCardHash = (keys: KeyRing, portalId: string, instrument: PaymentInstrument): Buffer =>
+  keys.mac('card', `refused\n${portalId}\n${instrumentText(instrument)}`);
 
 const instrumentText = (instrument: PaymentInstrument): string =>
   instrument.type === 'card' ? instrument.number.reveal() : instrument.token.reveal();

@@ -619,8 +619,8 @@ export interface Register {
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
   /** For each leg: the cents that went back by refunds for exceptions. */
   sentBack(paymentId: string): Promise<Readonly<Partial<Record<Leg, Cents>>>>;
-  /** An accepted line of this refund that did not match, because the refund had no outcome yet. null: there is none. */
-  settledRefund(account: GatewayAccount, ref: string): Promise<{ readonly transactionId: string } | null>;
+  /** An accepted line of this refund and amount that did not match, because the refund had no outcome yet. null: there is none. */
+  settledRefund(account: GatewayAccount, ref: string, amountCents: Cents): Promise<{ readonly transactionId: string } | null>;
   /** All disputes: open ones first, each group by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
@@ -705,11 +705,11 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       );
       return Object.fromEntries(rows.map((row) => [row.leg, Number(row.cents)]));
     },
-    settledRefund: async ({ gateway, merchantAccount }, ref) => {
+    settledRefund: async ({ gateway, merchantAccount }, ref, amountCents) => {
       const { rows } = await pool.query<{ transaction_id: string }>(
         `select transaction_id from settlement_exception
-         where gateway = $1 and merchant_account = $2 and ref = $3 and type = 'refund' and suspense_cents < 0 and not superseded`,
-        [gateway, merchantAccount, ref],
+         where gateway = $1 and merchant_account = $2 and ref = $3 and type = 'refund' and suspense_cents = $4 and not superseded`,
+        [gateway, merchantAccount, ref, -amountCents],
       );
       return rows[0] ? { transactionId: rows[0].transaction_id } : null;
     },

@@ -213,9 +213,9 @@ const endOf = (outcome: Outcome<ReversalTxn>): Ended | null => {
   return outcome.kind === 'not_processed' && !outcome.answered ? null : { outcome: 'refused', transactionId: null };
 };
 
-/** The end of an attempt whose refund is in a batch. null: no batch has it. */
-const settledEnd = async ({ register }: SettlementPorts, account: GatewayAccount, ref: string): Promise<Ended | null> => {
-  const line = await register.settledRefund(account, ref);
+/** The end of an attempt whose whole refund is in a batch. null: no batch has it. */
+const settledEnd = async ({ register }: SettlementPorts, { account, ref, amountCents }: ExceptionRefund): Promise<Ended | null> => {
+  const line = await register.settledRefund(account, ref, amountCents);
   return line && { outcome: 'refunded', transactionId: line.transactionId };
 };
 
@@ -226,17 +226,18 @@ const settledEnd = async ({ register }: SettlementPorts, account: GatewayAccount
 const findOutcome = async (
   ports: SettlementPorts,
   exceptionId: string,
-  { account, ref, attemptId, by }: ExceptionRefund,
+  refund: ExceptionRefund,
   origin: Origin,
   deadline: Deadline,
 ): Promise<void> => {
+  const { account, ref, attemptId, by } = refund;
   const gateway = ports.payments.gateways.find(account);
   const found = gateway
     ? await finalizeReference(ports.payments, gateway, { ref, account, op: 'refund' }, deadline)
     : ({ kind: 'cannot_tell' } as const);
   const ended =
     found.kind === 'cannot_tell'
-      ? await settledEnd(ports, account, ref)
+      ? await settledEnd(ports, refund)
       : found.kind === 'never'
         ? ({ outcome: 'never_executed', transactionId: null } as const)
         : endOf(found.result);
@@ -302,12 +303,8 @@ export const createRefundRecovery = (ports: SettlementPorts, db: Queryable): Ref
     const refund = (await stateOf())?.refund;
     // A younger refund may still be running.
     if (!refund || ageMs(clock, refund.requestedAt) < RECOVERY_STARTS_AFTER_MS) return true;
-    try {
-      if (refund.transactionId === null) await findOutcome(ports, exceptionId, refund, origin, new Deadline(clock, RECOVERY_MS));
-      await complete(ports, exceptionId, origin);
-    } catch (error) {
-      log.warn({ exceptionId, err: error }, 'recovery could not end the refund of an exception');
-    }
+    if (refund.transactionId === null) await findOutcome(ports, exceptionId, refund, origin, new Deadline(clock, RECOVERY_MS));
+    await complete(ports, exceptionId, origin);
     const after = await stateOf();
     if (!after?.refund || after.status === 'resolved') return true;
     if (ageMs(clock, refund.requestedAt) >= UNKNOWN_FOR_LONG_MS && !warned.has(exceptionId)) {
@@ -327,7 +324,11 @@ export const createRefundRecovery = (ports: SettlementPorts, db: Queryable): Ref
       );
       for (const { exception_id: exceptionId } of rows) {
         if (stop?.aborted) break;
-        if (await recover(exceptionId)) tried.delete(exceptionId);
+        const done = await recover(exceptionId).catch((error: unknown) => {
+          log.warn({ exceptionId, err: error }, 'recovery could not end the refund of an exception');
+          return false;
+        });
+        if (done) tried.delete(exceptionId);
         else {
           const tries = (tried.get(exceptionId)?.tries ?? 0) + 1;
           tried.set(exceptionId, { tries, nextTryAt: clock.now() + RECOVERY_SCHEDULE_MS[Math.min(tries, RECOVERY_SCHEDULE_MS.length - 1)]! });

@@ -168,7 +168,7 @@ export const storeIncident = () =>
 const timeIsMoved = () =>
   new ServiceError(
     'IDEMPOTENCY_UNAVAILABLE',
-    'The time of this sandbox is being moved; nothing was charged or refunded by this request.',
+    'The time of this sandbox is being moved or cannot be read; nothing was charged or refunded by this request.',
     {},
     { retryAfterSeconds: 1 },
   );

@@ -68,6 +68,7 @@ export class SandboxTime {
   /** True while this process holds its share of RUNNING. */
   private shares = false;
   private underWay = 0;
+  private closed = new AbortController();
   /** The connection that holds the share. */
   private client: Client | null = null;
   private wake = new AbortController();
@@ -86,6 +87,11 @@ export class SandboxTime {
   /** False while the time is moved, and while this process cannot read it. */
   get isOpen(): boolean {
     return this.open;
+  }
+
+  /** Aborts as soon as the time begins to move: for work that takes long and can go on later. */
+  get closing(): AbortSignal {
+    return this.closed.signal;
   }
 
   /** `watcher` is called after each move. */
@@ -160,24 +166,37 @@ export class SandboxTime {
   private lose(): void {
     const { client } = this;
     this.client = null;
-    this.open = this.shares = false;
+    this.shares = false;
+    this.close();
     client?.release(true);
+  }
+
+  private close(): void {
+    this.open = false;
+    this.closed.abort('the time is moved');
+  }
+
+  private reopen(): void {
+    if (this.closed.signal.aborted) this.closed = new AbortController();
+    this.open = true;
   }
 
   private async look(pool: Pool): Promise<void> {
     const client = this.client ?? (await this.connect(pool));
     const isMoving = !(await says(client, 'pg_try_advisory_xact_lock_shared', MOVING));
     if (this.shares) {
-      this.open = !isMoving;
+      if (isMoving) this.close();
+      else this.reopen();
       if (!isMoving || this.underWay > 0) return;
       await client.query('select pg_advisory_unlock_shared($1)', [RUNNING]);
       this.shares = false;
-    } else if (!isMoving && (await says(client, 'pg_try_advisory_lock_shared', RUNNING))) {
+    } else if (!isMoving && this.underWay === 0 && (await says(client, 'pg_try_advisory_lock_shared', RUNNING))) {
       // The row is read under the share: it cannot change before this process gives its share up.
       const aheadMs = await aheadIn(client);
       // Without its connection, the process has no share.
       if (this.client !== client) return;
-      this.shares = this.open = true;
+      this.shares = true;
+      this.reopen();
       if (!this.clock.moveTo(aheadMs)) return;
       this.log?.info({ aheadMs, now: timestamp(this.clock.now()) }, 'the time of the sandbox was moved ahead');
       for (const watcher of this.watchers) watcher();
@@ -208,9 +227,10 @@ export const advanceSandboxTime = async (
       for (const until = clock.monotonic() + forMs; !(await says(client, 'pg_try_advisory_lock', lock)); await clock.sleep(POLL_MS))
         if (clock.monotonic() >= until) throw new ServiceError('INVALID_STATE', `${refusal}; nothing was moved.`);
     };
+    // Postgres ends a transaction that says nothing for a minute. So a command that is suspended holds nobody up for longer.
+    await client.query('begin');
     await take(MOVING, OTHER_COMMAND_MS, 'Another command is moving the time');
     await take(RUNNING, UNDER_WAY_MS, 'Work that began before does not end; try again');
-    await client.query('begin');
     const before = await aheadIn(client);
     const fromMs = clock.realNow() + before;
     const spanMs = toMs - fromMs;
