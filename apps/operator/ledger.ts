@@ -13,7 +13,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
 
   ledger
     .command('balances')
-    .description('debits, credits and balance (debits minus credits) of every account: assets are positive, what is owed is negative')
+    .description('debits, credits and balance (debits minus credits) of every account: assets are positive, debts are negative')
     .option('--as-of <time>', 'as it was known at a time', moment)
     .option('--effective-to <time>', 'only what had taken effect before a time', moment)
     .action(

@@ -224,7 +224,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--portal <portal>', 'of this portal only', uuid)
     .option('--from <time>', 'made from a time on', moment)
     .option('--to <time>', 'made before a time', moment)
-    .option('--limit <rows>', `at most so many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
+    .option('--limit <rows>', `at most this many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
     .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
     .action(
       action(async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, ...by }: FindOptions) => {

@@ -358,7 +358,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     clock.moveTo(aheadMs);
     moved.abort('moved');
     moved = new AbortController();
-    onLog(`the time was moved to ${now()}; closed ${closed.length} batches on the way`);
+    onLog(`the time was moved to ${now()}; closed ${closed.length} batches in between`);
     // The closed batches are stored before the time. So a crash in between leaves no batch open.
     await store.durable();
     writeOwnFile(aheadFile, String(clock.aheadMs));

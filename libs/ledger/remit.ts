@@ -77,7 +77,7 @@ export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemit
   }, busy);
 };
 
-const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is paying this agency; try again.');
+const busy = () => new ServiceError('INVALID_STATE', 'Another remittance of this agency is being recorded; try again.');
 
 const closedToOf = async (store: EventStore): Promise<string | null> => (await load(store, PERIODS_STREAM, PERIODS_ID)).state.closedTo;
 
