@@ -231,7 +231,7 @@ describe('two clocks', () => {
 
   test('the host’s time is taken in these files only', () => expect(filesWith(/\brealNow\b/)).toEqual(Object.keys(REAL).sort()));
 
-  test('these files take business time too, no other of them', () => {
+  test('of them, only these take business time, too', () => {
     expect(filesWith(/\.now\(\)/).filter((file) => file in REAL)).toEqual(BOTH);
   });
 
@@ -240,9 +240,9 @@ describe('two clocks', () => {
     expect(wrong).toEqual([]);
   });
 
-  test('nobody takes the business time of a clock that does not follow the sandbox', () => expect(filesWith(/systemClock\.now\(/)).toEqual([]));
+  test('no file takes the business time of a clock that does not follow the sandbox', () => expect(filesWith(/systemClock\.now\(/)).toEqual([]));
 
-  test('SQL reads the database’s clock, which nobody moves, in these files only', () => {
+  test('SQL reads the database’s clock, which never moves, in these files only', () => {
     /** Texts with a word of SQL, without the values that are put into them. */
     const sqlOf = (file: string) =>
       [...codeOf(file).matchAll(/`[^`]*`|'[^'\n]*'/g)]

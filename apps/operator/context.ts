@@ -135,7 +135,7 @@ const openStores = async (
 ): Promise<Opened> => {
   const pool = createPool(databaseUrl, { name: 'operator', max: 4, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
-  // The command works at the time of the sandbox, and like a role it holds back while the time is moved.
+  // A command has the time of the sandbox. Like a role, it begins no work that moves money while the time is being moved.
   const sandboxTime = config.environment === 'sandbox' ? new SandboxTime(null) : null;
   const clock = sandboxTime?.clock ?? systemClock;
   const ids = systemIds(() => clock.realNow());

@@ -43,7 +43,7 @@ export const onInterrupt = (close: () => Promise<unknown>): Interruption => {
     signal: interrupted.signal,
     untilInterrupted: () => {
       endsByItself = true;
-      // Such a command would outlive an npx that got a signal alone.
+      // If only npx gets a signal, a command that waits for one would outlive it.
       whenNpmIsGone(() => process.kill(process.pid, 'SIGTERM'));
       return interrupted.signal;
     },

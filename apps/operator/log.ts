@@ -83,7 +83,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
   log
     .command('resume')
     .description('close the incident, once the right event store is back and holds everything')
-    .requiredOption('--by <name>', 'who decides; recorded', personName)
+    .requiredOption('--by <name>', 'name of the person who decides; recorded', personName)
     .requiredOption('--reason <reason>', 'what was wrong; recorded')
     .action(
       terminal.action(async (context, { by, reason }: ResumeOptions) => {

@@ -57,7 +57,7 @@ interface RefusalOptions {
 
 const REFUSALS_SHOWN = 100;
 const MAX_REFUSALS = 1_000;
-/** So many digits of a card's hash tell the cards of a list apart. */
+/** This many digits of a card's hash are shown. They tell the cards of a list apart. */
 const SHOWN_HASH_DIGITS = 12;
 
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
@@ -85,7 +85,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--amount-cents <cents>', 'this much of the principal; the fee stays', wholeNumber)
     .option('--include-fee', 'all that remains, with the service fee')
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'who decides; recorded with the refund', personName)
+    .requiredOption('--by <name>', 'name of the person who decides; recorded with the refund', personName)
     .option('--idempotency-key <key>', 'the same key again gives the same answer and returns nothing twice', idempotencyKey)
     .action(
       action(async (context, paymentId: string, { amountCents, includeFee, ...options }: ReverseOptions) =>
@@ -98,7 +98,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .description('void a payment before its batch settles, principal and service fee')
     .argument('<payment>', 'payment id', uuid)
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'who decides; recorded with the void', personName)
+    .requiredOption('--by <name>', 'name of the person who decides; recorded with the void', personName)
     .option('--idempotency-key <key>', 'the same key again gives the same answer', idempotencyKey)
     .action(
       action(async (context, paymentId: string, options: ReverseOptions) =>
@@ -188,7 +188,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .argument('<payment>', 'payment id', uuid)
     .addOption(new Option('--as <outcome>', 'what became of it').choices(['succeeded', 'voided', 'failed']).makeOptionMandatory())
     .requiredOption('--evidence <evidence>', 'why this is sure; for the record')
-    .requiredOption('--by <name>', 'who decides', personName)
+    .requiredOption('--by <name>', 'name of the person who decides', personName)
     .option('--force', 'decide although the gateway cannot tell')
     .option(
       '--transaction <leg=id>',
@@ -224,7 +224,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--portal <portal>', 'of this portal only', uuid)
     .option('--from <time>', 'made from a time on', moment)
     .option('--to <time>', 'made before a time', moment)
-    .option('--limit <rows>', `at most so many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
+    .option('--limit <rows>', `at most this many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
     .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
     .action(
       action(async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, ...by }: FindOptions) => {

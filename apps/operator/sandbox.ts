@@ -1,4 +1,4 @@
-/** `payfold sandbox`: what only a sandbox can do. */
+/** `payfold sandbox`: commands for a sandbox only. */
 import type { Command } from 'commander';
 import { ServiceError } from '#kernel';
 import { advanceSandboxTime, compareReleases, isLoopback, livingProcesses, RELEASE } from '#platform';
@@ -6,13 +6,13 @@ import type { Context } from './context.js';
 import type { Services } from '../services.js';
 import { fields, moment, type Terminal } from './terminal.js';
 
-/** Recording the batches that closed on the way takes minutes if they are large. */
+/** To record the batches that closed in between takes minutes if they are large. */
 const RECORD_MS = 15 * 60_000;
 
 const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was moved.`);
 
 export const addSandbox = (program: Command, { action }: Terminal): void => {
-  const sandbox = program.command('sandbox').description('what only a sandbox can do');
+  const sandbox = program.command('sandbox').description('commands for a sandbox only');
 
   sandbox
     .command('advance')
@@ -34,7 +34,7 @@ export const addSandbox = (program: Command, { action }: Terminal): void => {
           deliveriesMoved = await bringForward(client, spanMs);
         });
         await sandboxTime.reaches(moved.aheadMs);
-        // The first call tells the processor the time. Until its batches are recorded, their charges look as if no batch held them.
+        // The first call carries the new time to the processor, which then closes batches. Until these are recorded, their charges seem missing.
         const { RecordSettlements } = await import('#settlement/module');
         await all.commands.execute(new RecordSettlements(AbortSignal.timeout(RECORD_MS)));
         const { from } = moved;

@@ -27,9 +27,9 @@
  *
  * A refusal that executed nothing and stored nothing is `{error: {code, message}}`.
  *
- * A merchant call from this host may carry `sandbox-ahead-ms`: how far the caller's business time is ahead. The processor's time is never behind that of
- * a call that it executes. It never goes back, and is kept in the file `ahead` beside the books. If the time moves over the time of day at which batches
- * close, they are closed as of that time.
+ * A merchant call from this host may carry `sandbox-ahead-ms`: how far the caller's business time is ahead. When the
+ * processor executes a call, its time is never behind the caller's. It never goes back, and is kept in the file `ahead` beside the books. If the time
+ * moves past the daily closing time, the open batches are closed as of that closing time.
  */
 import { createHash, randomBytes, timingSafeEqual } from 'node:crypto';
 import { unlink } from 'node:fs/promises';
@@ -265,7 +265,7 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
-/** The next occurrence of this time of day in UTC. At exactly this time, a day later. Milliseconds since 1970. */
+/** The next occurrence of this time of day in UTC, in milliseconds since 1970. If it is exactly this time now: a day later. */
 const nextTimeOfDay = (timeOfDay: string, now: number): number => {
   const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
@@ -318,7 +318,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
 
   const clock = new SandboxClock(hostClock);
   const aheadFile = join(directory, AHEAD_FILE);
-  // A file that cannot be read does no harm: the next call tells the time again.
+  // If the file cannot be read, no harm is done: the next call carries the time again.
   clock.moveTo(Number(/^\d+$/.exec(readOwnFile(aheadFile) ?? '')?.[0] ?? 0));
   const faults = new Faults();
   const stopping = new AbortController();
@@ -350,7 +350,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     }
   };
 
-  /** Takes over the time of a caller that is ahead. Batches that were to close on the way are closed first. */
+  /** Takes over the time of a caller that is ahead. First closes the batches that should have closed in between. */
   const hear = async (aheadMs: number): Promise<void> => {
     if (aheadMs <= clock.aheadMs) return;
     const due = closeBatchesAt === null ? Number.POSITIVE_INFINITY : nextTimeOfDay(closeBatchesAt, clock.now());
@@ -358,8 +358,8 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     clock.moveTo(aheadMs);
     moved.abort('moved');
     moved = new AbortController();
-    onLog(`the time was moved to ${now()}; closed ${closed.length} batches on the way`);
-    // In this order, a crash in between leaves no batch open.
+    onLog(`the time was moved to ${now()}; closed ${closed.length} batches in between`);
+    // The closed batches are stored before the time. So a crash in between leaves no batch open.
     await store.durable();
     writeOwnFile(aheadFile, String(clock.aheadMs));
   };
@@ -367,7 +367,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   /** Forgets what settled {@link KEPT_MS} ago. */
   const forgetOld = async (): Promise<void> => {
     while (!stopping.signal.aborted) {
-      // The processor keeps its books for real days. Otherwise a move of the time could drop what Payfold has not asked for yet.
+      // The books are kept by real time. Otherwise a move of the time could drop operations that Payfold has not asked for yet.
       const forgotten = await processor.forget(timestamp(clock.realNow() - KEPT_MS), stopping.signal);
       if (forgotten > 0) onLog(`forgot ${forgotten} operations of batches that closed more than 30 days ago`);
       await clock.sleep(FORGET_EVERY_MS, stopping.signal);

@@ -1,4 +1,4 @@
-/** The processor hears the time of a sandbox with the calls of its gateway, and closes what was to close on the way. */
+/** The calls of the gateway carry the time of a sandbox to the processor, which closes the batches that should have closed in between. */
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -51,7 +51,7 @@ const batches = async () => {
   return lines;
 };
 
-test('a call that is ahead is executed at its time; the open batch closes as of the time of day that lies between, and later ones by themselves', async () => {
+test('a call that is ahead is executed at its time; the open batch closes as of the closing time in between, later ones by themselves', async () => {
   await charge();
   aheadMs = 20 * DAY_MS;
   await charge();

@@ -80,7 +80,7 @@ export const startWorker = (services: Services): Worker => {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
       run: async () => {
-        // The batches and the exceptions of one round must be read at one time. Otherwise charges of before a move look as if no batch held them.
+        // The time must not move between the batches and the exceptions of one round. Otherwise charges from before a move seem to be in no batch.
         // A large batch takes minutes. It is left for after the move.
         const signal = sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.closing]) : stop.signal;
         await atStableTime(payments.ports, () => recordSettlements(settlement, signal).finally(() => services.openExceptions(signal)));

@@ -140,7 +140,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   };
 };
 
-/** The parsed text. If somebody has changed a row to what is no JSON: the text. */
+/** The parsed JSON. If somebody has changed a row so that it is not JSON: its text. */
 const jsonOrText = (text: string): unknown => {
   try {
     return JSON.parse(text);

@@ -3,7 +3,7 @@
  *
  * After each page, the state of the pass is stored in its row. If the worker dies, the next one goes on after that page.
  *
- * A good pass ends at a signed head, and writes this head to a file beside the heads, outside the database. The next incremental pass begins at the head in this file.
+ * A good pass ends at a signed head. It writes this head to a file beside the heads, outside the database. The next incremental pass begins there.
  * The stored state carries a MAC under a key of the service. So a change of a row cannot make a pass leave anything out that an earlier pass has not
  * verified: a pass whose state was changed begins again, and says so.
  */
@@ -59,13 +59,13 @@ const RENEW_MS = 15_000;
 const EVENTS_AT_ONCE = 4_096;
 
 /**
- * The file with the signed head at which the last good pass of this installation ended. All workers share it, in the folder of the heads. It is a state
- * and no evidence: neither its name nor its first line is that of a head, so no list of heads holds it, and no reader takes it for one.
+ * The file with the signed head at which the last good pass of this installation ended. All workers share it, in the folder of the heads. It is not
+ * evidence. Neither its name nor its first line is that of a head, so it is never listed or read as a head.
  */
 const verificationFile = (folder: string): string => join(folder, 'verification.txt');
 const VERIFICATION_HEADING = 'payfold verification: the last good pass ended at this head\n';
 
-/** The signed head in the file. null: there is no file. If the file is damaged, the text is no head. */
+/** The signed head in the file. null: there is no file. If the file is damaged, the text is not a head. */
 const readVerified = (folder: string): string | null => {
   const file = verificationFile(folder);
   if (!existsSync(file)) return null;

@@ -68,8 +68,8 @@ export interface PayRequest {
  * Makes one attempt. Returns the session after it: paid, open again, unknown, or processing. In the last case, the outcome could not be recorded yet,
  * and the worker records it later.
  *
- * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page. Throws RATE_LIMITED, or
- * IDEMPOTENCY_UNAVAILABLE while the time is moved, before an attempt begins, so that the attempts of the payer are not used up.
+ * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page. Throws RATE_LIMITED, and
+ * IDEMPOTENCY_UNAVAILABLE while the time of a sandbox is being moved. Both come before an attempt begins, so they use up no attempt of the payer.
  */
 export const pay = (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> =>
   atStableTime(ports.payments, async () => {

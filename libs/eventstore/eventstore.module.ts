@@ -138,7 +138,7 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
   return { pool, log };
 };
 
-/** The process must have the time of its sandbox before it serves anybody. */
+/** A process must know the time of its sandbox before it serves. */
 const followTime = async (context: ProcessContext, pool: Pool): Promise<void> => {
   const { sandboxTime, options } = context;
   if (sandboxTime === null) return refuseMovedTime(pool);

@@ -1,12 +1,12 @@
 /**
  * Code in `libs/` gets the time only from a `Clock`. Tests and the simulation pass clocks of their own.
  *
- * A clock tells two times. They differ only in a sandbox whose time was moved (docs/decisions/0048-two-clocks.md, with the users of each).
+ * A clock has two times. They differ only in a sandbox whose time was moved. docs/decisions/0048-two-clocks.md lists the uses of each.
  */
 export interface Clock {
-  /** Business time, in milliseconds since the epoch: for times that events record, and for what is compared with them. */
+  /** Business time, in milliseconds since the epoch. For times in events, and for times that are compared with them. */
   now(): number;
-  /** The time of the host, in milliseconds since the epoch. Nobody moves it. For keys, tokens, windows and signatures. */
+  /** The time of the host, in milliseconds since the epoch. It is never moved. For keys, tokens, windows and signatures. */
   realNow(): number;
   /** Milliseconds that never jump, for deadlines. */
   monotonic(): number;
@@ -31,7 +31,7 @@ export const systemClock: Clock = {
     }),
 };
 
-/** The clock of a sandbox process. Its business time is ahead of the host's by what `payfold sandbox advance` has added. */
+/** The clock of a sandbox process. Its business time is the host's time and the time that `payfold sandbox advance` has added. */
 export class SandboxClock implements Clock {
   private ahead = 0;
 

@@ -1,4 +1,4 @@
-/** Pays agencies: reads what is owed and what of it is funded, and records the remittance at the exact revision of the portal's stream. */
+/** Records payments to agencies. Reads the balance and its funded part, then appends at the exact revision of the portal's stream. */
 import { type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
 import { ServiceError, sumCents, timestamp } from '#kernel';
 import { refuseStaffText, staff } from '#payments';
@@ -36,12 +36,12 @@ export interface ReverseRemittanceRequest {
 export type Remitted = Extract<RemittanceEvent, { type: 'AgencyRemitted' }>['data'] & Standing;
 export type Reversed = Extract<RemittanceEvent, { type: 'AgencyRemittanceReversed' }>['data'];
 
-/** Characters of a reference: more than any bank's field for it. */
+/** Longest reference. The field of no bank is longer. */
 const MAX_REFERENCE_CHARACTERS = 140;
 
 /**
  * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if the reference was used before, the period is closed, or the amount
- * is more than the funded part and is no advance. Returns the standing before it.
+ * is more than the funded part without an advance. Returns the standing before the remittance.
  */
 export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<Remitted> => {
   const { clock, ids } = ports;
@@ -49,7 +49,7 @@ export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<R
   const reference = request.reference.trim();
   refuseStaffText('reference', reference, MAX_REFERENCE_CHARACTERS);
   return retryOnConflict(async () => {
-    // The stream is read before the head of the log. So the balance holds every remittance that this revision knows.
+    // The stream is read before the head of the log. So the balance includes every remittance up to this revision.
     const before = await load(ports.store, REMITTANCE_STREAM, request.portalId);
     const standing = await standingOf(ports, request.portalId);
     const closedTo = await closedToOf(ports.store);
@@ -77,15 +77,15 @@ export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemit
   }, busy);
 };
 
-const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is paying this agency; try again.');
+const busy = () => new ServiceError('INVALID_STATE', 'Another remittance of this agency is being recorded; try again.');
 
 const closedToOf = async (store: EventStore): Promise<string | null> => (await load(store, PERIODS_STREAM, PERIODS_ID)).state.closedTo;
 
 /**
- * What we owe to an agency at or beyond the present end of the log.
+ * The standing of an agency at the present end of the log, or later.
  *
- * Journal and register move on by themselves. So the credits are read first, then the register, then the debits, each at or beyond the place of the
- * one before. A charge that comes in between is not counted, and a refund is. So no part is too large.
+ * Journal and register follow the log while this function reads. So the credits are read first, then the register, then the debits, each at the place
+ * of the one before or at a later place. A charge that comes in between is not counted, but a refund is. So no part is too large.
  */
 export const standingOf = async (ports: RemitPorts, portalId: string): Promise<Standing> => {
   const { db, store } = ports;
@@ -115,8 +115,8 @@ const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; 
 };
 
 /**
- * Principal of a portal that is charged and in no batch, that is in a batch without funding, that is missing in a batch which settled less than the
- * charge, and that open disputes hold. A person may have said that a line settles a charge: then its batch counts.
+ * Principal of a portal that is charged and not funded. `unsettled`: in no batch. `unfunded`: in a batch that is not funded. `short`: missing,
+ * because a batch settled less than the charge. `disputed`: in open disputes. If staff resolved a line's exception as `settles`, the line's batch counts.
  */
 const heldBack = async (db: Queryable, portalId: string): Promise<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', number>> => {
   const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', string>>(

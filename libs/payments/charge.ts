@@ -44,7 +44,7 @@ import type { Velocity, VelocitySubject } from './velocity.js';
 /** The ports of every payment command. The simulation passes its own. */
 export interface PaymentPorts {
   readonly clock: Clock;
-  /** Absent: nobody moves the time, as in production. */
+  /** Absent: the time never moves, as in production. */
   readonly sandboxTime?: Pick<SandboxTime, 'run' | 'isOpen'>;
   readonly ids: Ids;
   readonly streams: PaymentStreams;

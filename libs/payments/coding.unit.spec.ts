@@ -23,14 +23,14 @@ test.each<[string, unknown]>([
   expect(codingOf({ fund: value as never, gl: '40100' }, ['fund', 'gl'])).toEqual({ gl: '40100' });
   expect(codingOf({ fund: value as never }, ['fund'])).toBeNull();
 });
-test('null without keys, without metadata, and where none of the keys is there', () => {
+test('null without keys, without metadata, and if the metadata has none of the keys', () => {
   expect([codingOf({ fund: '402' }, []), codingOf(null, ['fund']), codingOf({ ward: 4 }, ['fund'])]).toEqual([null, null, null]);
 });
-test('names of every object are no values', () => {
+test('names that every object inherits give no value', () => {
   expect(codingOf({}, ['constructor', 'toString', '__proto__'])).toBeNull();
   expect(codingOf({ constructor: 'C1' }, ['constructor'])).toEqual({ constructor: 'C1' });
 });
-test('whatever the metadata holds: only words of the portal’s keys come out', () =>
+test('any metadata: only codes under the portal’s keys come out', () =>
   fc.assert(
     fc.property(fc.dictionary(fc.string(), fc.jsonValue() as fc.Arbitrary<never>), fc.array(fc.string(), { maxLength: 5 }), (metadata, keys) => {
       for (const [key, value] of Object.entries(codingOf(metadata, keys) ?? {})) {

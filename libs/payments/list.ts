@@ -18,7 +18,7 @@ export const MAX_PAGE = 100;
 /** How long a page waits for the read model to reach the log's head (C48). */
 export const LIST_WAIT_MS = 2_000;
 
-// `state` is JSON. As text, its size is read without reading the state itself.
+// `state` is JSON, stored as text: Postgres knows the size of a text without reading it.
 const PAYMENT_LIST_TABLE = `
   create table payment_list (
     payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
@@ -37,7 +37,10 @@ export interface PaymentRow {
   readonly payment: Payment;
 }
 
-/** Largest size of the states of one page, in bytes of their JSON. 100 ordinary payments have 200 thousand. Without it, one page could have 24 million. */
+/**
+ * Largest size of the states of one page, in bytes of their JSON. 100 ordinary payments have 200 thousand bytes. Without this limit, a page could
+ * have 24 million.
+ */
 export const PAGE_BYTES = 512 * 1_024;
 
 /** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */

@@ -144,7 +144,7 @@ export interface PaymentTerms {
   readonly legs: readonly LegTerms[];
 }
 
-/** What the card's bank said about the address (AVS) and the security code. null: it said nothing. The code itself is never stored. */
+/** The answers of the card's bank about the address (AVS) and the security code (CVV). null: no answer. The code itself is never stored. */
 export interface Checks {
   readonly avs: Check | null;
   readonly cvv: Check | null;

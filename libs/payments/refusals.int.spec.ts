@@ -172,7 +172,7 @@ describe('rows', () => {
     for (let round = 0; round < count; round++) work();
   };
 
-  test('of a second and portal, 10 have a row of their own, and the rest a row for each code with their number', async () => {
+  test('in a second, 10 attempts of a portal get a row each; the others are counted in one row for each code', async () => {
     const { note, stop, clock, ids } = recorder();
     const [busy, quiet] = [ids.uuid(), ids.uuid()];
     times(ROWS_A_SECOND, () => note(busy));
@@ -195,7 +195,7 @@ describe('rows', () => {
     expect(await all({ portalId: quiet })).toHaveLength(1);
   });
 
-  test('so it is for all processes together, and for a second that is written in two parts', async () => {
+  test('the limit holds for all processes together, and for a second that is written in two parts', async () => {
     const [one, other] = [recorder(), recorder()];
     const portal = one.ids.uuid();
     times(8, () => one.note(portal));
@@ -209,7 +209,7 @@ describe('rows', () => {
     expect(rows.reduce((sum, { attempts }) => sum + attempts, 0)).toBe(19);
   });
 
-  test('the buffer is bounded: what it cannot hold is lost, with a warning that says how much', async () => {
+  test('the buffer is bounded: further attempts are lost, and a warning has their number', async () => {
     warned.length = 0;
     const { note, stop, ids } = recorder();
     times(MAX_BUFFERED + 3, () => note(ids.uuid()));
@@ -218,7 +218,7 @@ describe('rows', () => {
     expect(warned).toEqual([{ attempts: 3 }]);
   });
 
-  test('after its end nothing is noted', async () => {
+  test('after the stop nothing is noted', async () => {
     const { note, stop, ids } = recorder();
     await stop();
     note(ids.uuid());
@@ -252,7 +252,7 @@ describe('rows', () => {
     expect(pages).toEqual([3, 3, 1]);
   });
 
-  test('rows older than 90 days are purged in pieces, younger ones stay', async () => {
+  test('rows older than 90 days are purged in pieces; younger rows stay', async () => {
     const now = Date.parse(START);
     await pool.query(
       `insert into refused_attempt (refused_at, id, portal_id, code)
@@ -261,7 +261,7 @@ describe('rows', () => {
     );
     expect(await purgeRefusals(pool, now)).toBe(PURGE_BATCH + 1);
     expect(await all()).toHaveLength(2);
-    // A purge that is told to stop ends after its piece.
+    // A purge that must stop ends after its piece.
     expect(await purgeRefusals(pool, now + DAY_MS, AbortSignal.abort())).toBe(2);
   });
 });

@@ -20,7 +20,7 @@ export const refusalMigration: Migration = {
   `,
 };
 
-/** The refusals that make a row: E10 and E11, without the limit of a process. */
+/** The refusals that make a row: E10 and E11, except RATE_LIMITED. */
 const REFUSALS: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
   'PAYMENT_BLOCKED',
   'PAYMENT_HELD',
@@ -29,7 +29,7 @@ const REFUSALS: ReadonlySet<ErrorCode> = new Set<ErrorCode>([
   'VELOCITY_LIMIT',
 ]);
 
-/** Of one portal and one second, this many attempts get a row of their own. Of the others, only the number is kept, by code. */
+/** In each second, this many attempts of a portal get a row each. The others are only counted, by code. */
 export const ROWS_A_SECOND = 10;
 export const REFUSALS_KEPT_DAYS = 90;
 /** How long refusals gather before they are written. */
@@ -147,7 +147,7 @@ const write = async (client: Client, seconds: readonly Second[], ids: Ids): Prom
   );
 };
 
-/** The rows of a second that may still get `room` rows of its own attempts, and a row for each code of the others. */
+/** The rows to write for a second: at most `room` rows of one attempt each, and a row for each code of the others. */
 const rowsOf = ({ portalId, startsAt, rows, further }: Second, room: number, ids: Ids): Row[] => {
   const own = rows.slice(0, Math.max(0, room));
   const counts = new Map(further);

@@ -87,8 +87,8 @@ export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharge
 };
 
 /**
- * `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. `sentBack`: a leg whose whole amount went
- * back is undone, as our own log says.
+ * `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. `sentBack`: the cents of
+ * each leg that refunds for exceptions returned. A leg whose whole amount went back counts as undone.
  */
 const resolveOnce = async (
   ports: PaymentPorts,

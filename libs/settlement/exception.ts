@@ -61,7 +61,7 @@ export type Resolution = (typeof RESOLUTIONS)[number];
 /** The intent to send the money of a sale back to the card. */
 export interface ExceptionRefund {
   readonly attemptId: string;
-  /** Our reference of the refund, of its own. */
+  /** Our reference, used for this refund only. */
   readonly ref: Ref;
   readonly account: GatewayAccount;
   /** The payment's leg. If no payment belongs to the exception: `combined`. */
@@ -136,7 +136,7 @@ export type ExceptionCommand =
       readonly by: string;
       readonly portalId: string | null;
       readonly feeCents: Cents;
-      /** True: the refund that was sent went back. Only then an exception with a refund is resolved. */
+      /** True: the money of the refund that was sent went back. If a refund was sent, only this resolves the exception. */
       readonly refunded?: true;
     };
 

@@ -473,7 +473,7 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
       continue;
     }
     if (event.type === 'ExceptionRefundRequested' || event.type === 'ExceptionRefundEnded') {
-      // A refund that went back waits for the resolution, which ends the exception.
+      // If the money went back, recovery still has to resolve the exception.
       const sending = event.type === 'ExceptionRefundRequested' || event.data.transactionId !== null;
       await client.query('update settlement_case set sending = $2, changed_at = $3 where exception_id = $1', [exceptionId, sending, event.at]);
       continue;

@@ -103,7 +103,7 @@ interface TransactionRow {
   approval: Approval | null;
 }
 
-/** What the processor said when it approved a charge. An empty `authCode`: staff resolved the payment, and know none. */
+/** The processor's approval of a charge. `authCode` is empty if staff resolved the payment, since they know none. */
 type Approval = Pick<Charge['legs'][number], 'authCode' | 'avs' | 'cvv'>;
 
 /** A transaction id for a row that is already in the table. */
@@ -237,7 +237,7 @@ const writeSentRefund = async (
 ): Promise<void> => {
   if (event.type === 'ExceptionRefundRequested') {
     const { ref, account, paymentId, leg, attemptId, amountCents, last4 } = event.data;
-    // The payment's own charge knows the card. Without a payment, staff may have named the last four digits.
+    // If the refund belongs to a payment, the card is that of its charge. Otherwise staff may have given the last four digits.
     await client.query(
       `insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, exception_id, brand, last4)
        select u.ref, u.gateway, u.merchant_account, u.payment_id, u.leg, 'refund', u.attempt_id, u.amount_cents, u.exception_id, c.brand, coalesce(c.last4, u.last4)

@@ -1,9 +1,14 @@
 /**
  * Sends the money of a settled sale back to the card, for a settlement exception (C75).
  *
- * The order is: the payment's stream, if one belongs to it, says that it must not succeed any more; its reversal is finalised; the intent stands in
- * the exception's stream; the gateway is called once, under a reference of its own; the outcome is recorded; the payment is voided; the exception is
- * resolved. {@link createRefundRecovery} goes on from any of these places, and never sends.
+ * 1. If a payment belongs to the exception: its stream records that it can no longer succeed. Then the reversal of the leg is finalised.
+ * 2. The exception's stream records the intent.
+ * 3. The gateway is called once, under a reference of its own.
+ * 4. The exception's stream records the outcome.
+ * 5. The payment is voided.
+ * 6. The exception is resolved.
+ *
+ * {@link createRefundRecovery} goes on after any step from the intent on, and never sends.
  */
 import { load, type Origin, StoreIncident } from '#eventstore';
 import { ageMs, Deadline, ServiceError, timestamp } from '#kernel';
@@ -49,8 +54,8 @@ export interface SentRefund {
 }
 
 /**
- * Sends the refund. Throws INVALID_STATE if nothing was returned, and PAYMENT_TIMEOUT if the outcome is unknown: then a worker finds it and ends the
- * exception.
+ * Sends the refund. Throws PAYMENT_TIMEOUT if the outcome is unknown, or if the money went back and the gateway cannot tell about the rest of the
+ * payment. Then a worker ends the exception. Throws another ServiceError if nothing was returned.
  */
 export const sendRefund = async (ports: SettlementPorts, request: SendRequest, origin: Origin): Promise<SentRefund> => {
   const { payments, store } = ports;
@@ -80,7 +85,7 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   const { account, gateway } = await gatewayOf(ports, opened);
   const command = { type: 'RequestRefund', at: at(), by, refund: await refund(account) } as const;
   if (paymentId === null) await refuseChargeOfPayment(ports, gateway, account, command.refund.chargeTransactionId, deadline);
-  // Refuse before the payment is touched. The append of the intent decides again.
+  // Refuse before the payment's stream changes. The append of the intent decides again.
   settlementException.decide(state, command);
   if (paymentId !== null) await requestReturn(ports, exceptionId, paymentId, leg, origin, deadline);
 
@@ -146,8 +151,8 @@ const gatewayOf = async (
 };
 
 /**
- * Refuses a sale that is the charge of a payment, although its line named no reference of ours. Nothing would keep that payment from being resolved
- * as succeeded.
+ * The line of this sale named no reference of ours, but the sale may still be the charge of a payment. Then it is refused: that payment could still
+ * be resolved as succeeded.
  */
 const refuseChargeOfPayment = async (
   { register, payments }: SettlementPorts,
@@ -177,8 +182,8 @@ const last4Of = async ({ payments }: SettlementPorts, paymentId: string | null):
 };
 
 /**
- * Says in the payment's stream that its money goes back. After that the payment cannot be resolved as succeeded. Then finalises the reversal of the
- * leg, so that recovery can never void the same charge.
+ * Records in the payment's stream that its money goes back. After that the payment cannot be resolved as succeeded. Then finalises the reversal of
+ * the leg, so that recovery can never void the same charge.
  */
 const requestReturn = async (
   { payments }: SettlementPorts,
@@ -220,8 +225,8 @@ const settledEnd = async ({ register }: SettlementPorts, { account, ref, amountC
 };
 
 /**
- * Asks the gateway about the reference, and records what became of it. If the gateway cannot tell, a line of the refund in a batch decides. Else the
- * attempt stays open.
+ * Asks the gateway about the reference, and records the outcome. If the gateway cannot tell, the refund's line in a batch decides. If there is no
+ * such line, the attempt stays open.
  */
 const findOutcome = async (
   ports: SettlementPorts,
@@ -277,11 +282,11 @@ const voidPayment = async ({ payments, register }: SettlementPorts, paymentId: s
   }
 };
 
-/** Refunds that a round ends. */
+/** Most refunds of one round. */
 const RECOVERED_PER_ROUND = 50;
 /** Time limit for one refund. */
 const RECOVERY_MS = 40_000;
-/** A refund without an outcome for this long is an error line. */
+/** If a refund has not ended its exception after this time, an error is logged. */
 const UNKNOWN_FOR_LONG_MS = 3_600_000;
 
 export interface RefundRecovery {
@@ -289,14 +294,14 @@ export interface RefundRecovery {
   round(stop?: AbortSignal): Promise<number>;
 }
 
-/** The pauses between the tries of one refund are those of payments. They begin again with the process. */
+/** The pauses between the tries of one refund are those of payments. A new process begins them again. */
 export const createRefundRecovery = (ports: SettlementPorts, db: Queryable): RefundRecovery => {
   const { payments, store } = ports;
   const { clock, ids, log } = payments;
   const tried = new Map<string, { readonly tries: number; readonly nextTryAt: number }>();
   const warned = new Set<string>();
 
-  /** True: nothing is left to do. */
+  /** True: the exception has ended, or is too young for a try. */
   const recover = async (exceptionId: string): Promise<boolean> => {
     const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
     const stateOf = async () => (await load(store, EXCEPTION_STREAM, exceptionId)).state;

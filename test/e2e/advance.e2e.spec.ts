@@ -1,6 +1,6 @@
 /**
- * `payfold sandbox advance` against real processes: two APIs, a worker, the processor and the command line. What follows the time and what does not,
- * who hears a move, requests that race with it, a command that is killed, and the moves that are refused.
+ * `payfold sandbox advance` against real processes: two APIs, a worker, the processor and the command line. The two kinds of time,
+ * how processes follow a move, requests that race with it, a command that is killed, and the moves that are refused.
  */
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -18,7 +18,7 @@ import { CARD, PARTNER, paymentOf } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
 const DAY_MS = 86_400_000;
-/** Every process must hear a move within this time. */
+/** Every process must follow a move within this time. */
 const HEARD_MS = 2_000;
 const HOOK = 'hook.receiver.test';
 
@@ -139,7 +139,7 @@ const charges = async (): Promise<readonly Truth[]> => (await bank.truth()).filt
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 
-test('a month passes: a key of before replays and charges nothing again, tokens stay, batches close and are funded as of their day', async () => {
+test('a month passes: an earlier key replays and charges nothing, tokens stay, batches close and are funded as of their day', async () => {
   const [key, refundKey] = [newKey(), newKey()];
   const first = await create(key);
   expect(first.status).toBe(200);
@@ -178,7 +178,7 @@ test('a month passes: a key of before replays and charges nothing again, tokens 
   expect((await charges()).at(-1)!.at > to).toBe(true);
 });
 
-test('a refund without a key that nobody was told of is repeated, not made again, also when business days have passed (C18)', async () => {
+test('a refund without a key, whose caller got no answer, is replayed and not made again, also after business days (C18)', async () => {
   const { data } = await create(newKey());
   await bank.arm({ match: { call: 'void' }, answer: 'cut' });
   const refund = () => send('POST', `payments/${data.id}/refund`, { amountCents: 700 });
@@ -251,7 +251,7 @@ describe('requests that race with a move', () => {
     expect(new Set(replies.map(({ data }) => data.id)).size).toBe(keys.length);
     const [early, late] = [replies.filter(({ data }) => data.createdAt < to), replies.filter(({ data }) => data.createdAt >= to)];
     expect([early.length > 0, late.length > 0]).toEqual([true, true]);
-    // Nothing was charged at an old time after the processor had heard the new one.
+    // After the processor had the new time, nothing was charged at an old one.
     const times = (await charges()).map(({ at }) => at);
     expect(times).toEqual([...times].sort());
   });
@@ -283,7 +283,7 @@ describe('a command that is killed', () => {
     expect(await aheadMs()).toBe(before);
   });
 
-  test('right after the move: every process has heard it within 2 s, and the worker tells the processor', async () => {
+  test('right after the move: every process follows within 2 s, and a call of the worker carries the time to the processor', async () => {
     const { data } = await create(newKey());
     const before = await aheadMs();
     const { to, running } = await advancing(10);

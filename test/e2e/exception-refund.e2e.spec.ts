@@ -1,5 +1,5 @@
 /**
- * `settlement exceptions resolve --as refund --send`: money that a batch settled goes back to the card, once, whatever is raced or dies on the way.
+ * `settlement exceptions resolve --as refund --send`: money that a batch settled goes back to the card exactly once, also in races and after crashes.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -56,7 +56,7 @@ const history = async (stream: string) => {
   for await (const { type } of service.services.store.read(stream)) types.push(type);
   return types;
 };
-/** A payment whose outcome nobody knows, that a batch has settled, with the exceptions of its lines. */
+/** A payment with an unknown outcome that a batch has settled, with the exceptions of its lines. */
 const settledWhileUnknown = async (portal = combined): Promise<{ id: string; exceptions: ExceptionRow[] }> => {
   const answer = await client.create(paymentOf(portal, { number: portal === combined ? CARD.unresolvable : CARD.unreadable }));
   const id = answer.details!.id as string;

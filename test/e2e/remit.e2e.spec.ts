@@ -102,7 +102,7 @@ test('more than the funded part is refused with the figures; the funded part is 
   expect(await bank()).toBe(before! - 500);
 });
 
-test('of payments at once, those that succeed do not exceed the funded part', async () => {
+test('several payments at once never exceed the funded part together', async () => {
   const { fundedCents } = await standing();
   const each = Math.floor(fundedCents / 2) + 1;
   const outcomes = await Promise.all([paying(each), paying(each)].map(refusal));
@@ -146,7 +146,7 @@ test('the same payment by two people at once is recorded once', async () => {
   expect(await refusal(paying(100, { reference: 'WIRE-SAME', portalId: combined, advance: true }))).toBe('done');
 });
 
-test('an advance makes the funded part negative; taken back, all is as before, and it cannot be taken back twice', async () => {
+test('an advance makes the funded part negative; taking it back restores the amounts, and it cannot be taken back twice', async () => {
   const before = await standing();
   const { remittanceId } = await paying(50_000, { advance: true });
   expect((await standing()).fundedCents).toBe(before.fundedCents - 50_000);
@@ -169,7 +169,7 @@ test('a day in a closed period, or a day to come, is refused for a payment and f
   expect(await refusal(reverseRemittance(ports, { ...back, on: today }))).toBe('done');
 });
 
-test('what a batch settled too little is held back, and what staff say that a line settles is not', async () => {
+test('an amount that a batch settled too little is held back; an amount that staff resolved as settles is not', async () => {
   const desk = settlementDesk(service);
   const other = await service.portal(partner, { fee: { flatCents: 300 } });
   try {

@@ -200,7 +200,7 @@ describe('beside the running service', () => {
       acknowledged: null,
     });
   });
-  test('a sale that settled while unknown goes back to the card: each step has its command, and a command that is killed is ended by the worker', async () => {
+  test('a sale that settled while unknown goes back to the card: each step has its command, and the worker finishes a killed command', async () => {
     const settledWhileUnknown = async () => {
       const id = (await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }))).body.details!.id!;
       await payfold('settlement', 'close');

@@ -76,7 +76,7 @@ export interface SimulatorGatewayOptions {
   readonly partialVoid?: boolean;
   /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
-  /** How far business time is ahead. The simulator hears it with each call. Default: 0. */
+  /** Milliseconds by which business time is ahead. Each call carries them. Default: 0. */
   readonly aheadMs?: () => number;
   readonly maxConnections?: number;
   /** A call ends if no data arrives for this long, even without an abort. Default 30 s. */
@@ -297,7 +297,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     },
 
     async transaction(account, transactionId, signal): Promise<NamedTransaction | null> {
-      // No id of this gateway: it cannot be sent, and nothing has it.
+      // This gateway gives no such id, and the id may not fit into a path.
       if (!isTransaction(transactionId)) return null;
       const { found, ...answer } = await ask(account, 'GET', `/v1/transactions/${transactionId}`, null, signal);
       if (found === false) return null;

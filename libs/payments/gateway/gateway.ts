@@ -192,7 +192,7 @@ export class UnknownCursor extends Error {
 
 export interface PaymentGateway {
   readonly capabilities: GatewayCapabilities;
-  /** The URL that is called. Absent: the gateway lies in this process, as in a simulation. */
+  /** The URL that is called. Absent: the gateway runs in this process, as in a simulation. */
   readonly endpoint?: string;
   charge(call: ChargeCall, signal: AbortSignal): Promise<Outcome<ChargeTxn>>;
   void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;

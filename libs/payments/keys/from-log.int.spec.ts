@@ -404,7 +404,7 @@ describe('business time is a month ahead of the real time', () => {
     return { ...ports(), clock };
   };
 
-  test('a key of before the move is young: its row is made again, and a retry charges nothing', async () => {
+  test('a key from before the move has not expired: its row is made again, and a retry charges nothing', async () => {
     const request = chargeWith(CARDS.approved);
     const first = await request();
     house.clock.advance(MONTH_MS);
@@ -415,7 +415,7 @@ describe('business time is a month ahead of the real time', () => {
     expect(await moved()).toBe(money);
   });
 
-  test('a row of after the move has its lease and its 24 hours from now on', async () => {
+  test('a row from after the move begins its lease and its 24 hours now', async () => {
     house.clock.advance(MONTH_MS);
     await chargeWith(CARDS.approved)();
     const request = chargeWith(CARDS.approved);

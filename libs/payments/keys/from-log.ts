@@ -131,7 +131,7 @@ const rowOf = (ports: KeysFromLogPorts, one: LoggedKey, events: readonly Payment
   (one.key.operation === 'create' ? rowOfCreate : rowOfReversal)(ports, one, events);
 
 const isTooOld = ({ clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, { at }: LoggedKey): boolean =>
-  // Keys are kept for real hours. In a sandbox whose time was moved, `at` may lie ahead of them. Then the key is kept for longer.
+  // Keys are kept by real time. In a sandbox whose time was moved, `at` may be in the real future. Then the key is kept for longer.
   clock.realNow() - Date.parse(at) > keepHours * HOUR_MS;
 
 const rowOfCreate: typeof rowOf = (ports, one, events) => {

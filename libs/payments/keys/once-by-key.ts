@@ -173,7 +173,7 @@ const timeIsMoved = () =>
     { retryAfterSeconds: 1 },
   );
 
-/** Runs work that may move money. Refuses it while the time of a sandbox is moved (docs/decisions/0048-two-clocks.md). */
+/** Runs work that may move money. Refuses it while the time of a sandbox is being moved (docs/decisions/0048-two-clocks.md). */
 export const atStableTime = <T>({ sandboxTime }: { readonly sandboxTime?: Pick<SandboxTime, 'run'> }, work: () => Promise<T>): Promise<T> =>
   sandboxTime ? sandboxTime.run(work, timeIsMoved) : work();
 

@@ -411,8 +411,9 @@ const FIND_ROWS = `
   order by r.number`;
 
 /**
- * Rows are locked in the same order as by claims. A replaced row gets a new fence, so that its former owner cannot change it. Times run from the event,
- * but at the latest from now: business time may be ahead of the database's clock (docs/decisions/0048-two-clocks.md).
+ * Rows are locked in the same order as by claims. A replaced row gets a new fence, so that its former owner cannot change it. The lease and the
+ * life of a row begin at the time of the event, or now if that is earlier: business time may be ahead of the database's clock
+ * (docs/decisions/0048-two-clocks.md).
  */
 const RESTORE = `
   insert into idempotency_key as k

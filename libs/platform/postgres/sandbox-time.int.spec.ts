@@ -1,4 +1,4 @@
-/** The time of a sandbox, with several processes over a real database: who hears a move, what it waits for, and what becomes of it if somebody dies. */
+/** The time of a sandbox, with several processes over a real database: how they follow a move, its waits, its refusals, and connections that die. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { type Clock, systemClock } from '#kernel';
 import { eventually } from '../../../test/support/eventually.js';
@@ -8,7 +8,7 @@ import { advanceSandboxTime, clockOf, refuseMovedTime, SandboxTime, sandboxTimeM
 import { migrate } from './schema.js';
 
 const DAY_MS = 86_400_000;
-/** The specification of `sandbox advance`: every process hears within 2 s. */
+/** The specification of `sandbox advance`: every process follows within 2 s. */
 const HEARD_MS = 2_000;
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -55,7 +55,7 @@ const advance = (days: number, move: Parameters<typeof advanceSandboxTime>[3] = 
 const killConnections = (name: string) =>
   pool.query('select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1', [`payfold ${name}`]);
 
-test('every process hears a move within 2 s; business time moves, the real time does not', async () => {
+test('every process follows a move within 2 s; business time moves, the real time does not', async () => {
   const all = await processes(3);
   const moved = await advance(30);
   const since = performance.now();
@@ -69,7 +69,7 @@ test('every process hears a move within 2 s; business time moves, the real time 
   expect(Date.parse(moved.to) - Date.parse(moved.from)).toBeGreaterThan(29.9 * DAY_MS);
 });
 
-test('a process that starts later has the time before it may begin', async () => {
+test('a process that starts later knows the time before work may begin', async () => {
   await advance(30);
   const time = await startProcess();
   expect([aheadDays(time), time.isOpen]).toEqual([30, true]);
@@ -86,7 +86,7 @@ test('a process that starts during a move waits for its end', async () => {
   expect(aheadDays(await started!)).toBe(30);
 });
 
-test('a move waits for the work under way, lets none begin meanwhile, and then lets it go on', async () => {
+test('a move waits for the work under way and lets no new work begin; afterwards work begins again', async () => {
   const all = await processes(2);
   let end = () => undefined as void;
   const work = all[0]!.run(() => new Promise<void>((resolve) => (end = resolve)), refused);
@@ -143,7 +143,7 @@ describe('nothing is moved', () => {
   });
 });
 
-describe('somebody dies', () => {
+describe('a connection is killed', () => {
   /** Begins a move over a pool of its own, whose connection can be killed. */
   const advanceAlone = (days: number, move: Parameters<typeof advanceSandboxTime>[3] = nothing) => {
     const own = createPool(database.url, { name: 'doomed', max: 1 });
@@ -184,7 +184,7 @@ describe('somebody dies', () => {
   });
 });
 
-test('a process whose connection breaks lets no work begin until it has the time again', async () => {
+test('a process whose connection breaks lets no work begin until it has read the time again', async () => {
   let isReachable = true;
   const time = await startProcess('cut', (own) => {
     const connect = own.connect.bind(own);

@@ -1,12 +1,12 @@
 /**
  * The time of a sandbox (docs/decisions/0048-two-clocks.md). One row says how far business time is ahead of the hosts' clocks. `payfold sandbox advance`
- * raises it, and every process of the sandbox hears it.
+ * raises it, and every process of the sandbox follows.
  *
- * Two advisory locks hold the processes together. A process holds a share of RUNNING while work that moves money may begin in it. The command takes
- * MOVING. The processes see that, let no more work begin, and give up their share when the work under way has ended. With RUNNING for itself, the
- * command changes the row. Then each process takes a share again, reads the row, and goes on.
+ * Two advisory locks let all processes move at one moment. A process holds a share of RUNNING while work that moves money may begin in it. The command
+ * takes MOVING. The processes see that, let no more work begin, and give up their share when the work under way has ended. When the command holds
+ * RUNNING alone, it changes the row. Then each process takes a share again, reads the row, and goes on.
  *
- * The locks end with their connection. So a command or a process that is killed holds nobody up.
+ * The locks end with their connection. So a killed command or process blocks no other one.
  */
 import { type Clock, orStopped, SandboxClock, ServiceError, systemClock, timestamp } from '#kernel';
 import type { Logger } from '../logging.js';
@@ -24,7 +24,7 @@ export const sandboxTimeMigration: Migration = {
 const MOVING = 7_205_113;
 const RUNNING = 7_205_114;
 
-/** Time between two looks of a process, while work may begin and while it may not. */
+/** Each process tries the locks this often: `open` while work may begin, `closed` while it may not. */
 const LOOK_EVERY_MS = { open: 500, closed: 100 };
 /** The same failure is logged at most once in this time. */
 const REPORT_EVERY_MS = 60_000;
@@ -33,7 +33,7 @@ const OTHER_COMMAND_MS = 5_000;
 /** The command waits this long for the work under way: longer than a request lasts with the append of its outcome. */
 const UNDER_WAY_MS = 45_000;
 const POLL_MS = 50;
-/** Time never goes back. So a wrong year must not be taken. */
+/** Longest move. Time never goes back, so a typing error in the year must be refused. */
 const MAX_STEP_DAYS = 366;
 const DAY_MS = 86_400_000;
 
@@ -77,7 +77,7 @@ export class SandboxTime {
   private following: Promise<void> = Promise.resolve();
 
   constructor(
-    /** null: a command, which says nothing. */
+    /** null: in a command, which logs nothing. */
     private readonly log: Pick<Logger, 'info' | 'warn'> | null,
     host: Clock = systemClock,
   ) {
@@ -121,7 +121,7 @@ export class SandboxTime {
     this.following = this.follow(pool);
   }
 
-  /** Resolves when this process is that far ahead, or stopped. */
+  /** Resolves when the time of this process is this far ahead, or when it stops. */
   async reaches(aheadMs: number): Promise<void> {
     while (!(this.open && this.clock.aheadMs >= aheadMs) && !this.stopped.signal.aborted) await this.clock.sleep(POLL_MS);
   }
