@@ -222,6 +222,7 @@ describe('two clocks', () => {
   const BOTH = [
     'apps/api/payer/checkout.controller.ts',
     'apps/simulator/server.ts',
+    'apps/worker/worker.ts',
     'libs/checkout/intake.ts',
     'libs/checkout/sessions.ts',
     'libs/kernel/clock.ts',

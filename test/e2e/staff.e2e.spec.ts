@@ -229,7 +229,7 @@ describe('beside the running service', () => {
     const killed = await payfoldIn({ FAILPOINT: 'refund.principal:after' }, ...resolve, second.exceptionId, ...back);
     expect(killed).toMatchObject({ code: 99, value: {} });
     expect((await payfold(...resolve, second.exceptionId, ...back)).value).toMatchObject({
-      message: 'A refund of this exception was sent. The exception ends when the outcome is recorded.',
+      message: 'A refund of this exception was sent. A worker ends the exception as soon as it knows the outcome.',
     });
     const succeeded = ['--as', 'succeeded', '--evidence', 'statement', '--force'];
     expect((await payfold('payments', 'resolve', second.id, ...succeeded, ...BY)).value).toMatchObject({ details: { code: 'INVALID_STATE' } });
