@@ -819,9 +819,10 @@ test('metrics show open exceptions by kind, the age of the last batch, and the a
   const { id } = await pay();
   await services.settlement.register.caughtUp();
   // The clock of this service runs ahead of the database's.
-  await services.pool.query(`update settlement_batch set recorded_at = now() - interval '40 hours' where listed_position is not null`);
-  await services.pool.query(`update gateway_transaction set moved_at = now() - interval '39 hours' where payment_id = $1`, [id]);
-  await services.pool.query(`update settlement_case set opened_at = now() - interval '38 hours' where kind = 'MISSING_HERE'`);
+  const hoursAgo = (hours: number) => new Date(service.clock.now() - hours * 3_600_000).toISOString();
+  await services.pool.query('update settlement_batch set recorded_at = $1 where listed_position is not null', [hoursAgo(40)]);
+  await services.pool.query('update gateway_transaction set moved_at = $2 where payment_id = $1', [id, hoursAgo(39)]);
+  await services.pool.query(`update settlement_case set opened_at = $1 where kind = 'MISSING_HERE'`, [hoursAgo(38)]);
   const waiting = await figuresOf(shared);
   expect(Math.floor(waiting.get('payfold_settlement_last_batch_seconds')! / 3_600)).toBe(40);
   expect(Math.floor(waiting.get('payfold_settlement_waiting_seconds')! / 3_600)).toBe(39);
