@@ -796,6 +796,9 @@ const USE = 'use: node verify.mjs prove|consistency|head|pack PATH [--key VKEY]'
 const main = async ([what, path, ...options]) => {
   const [flag, key, more] = options;
   if (options.length > 0 && (flag !== '--key' || !key || more)) throw new Error(USE);
+  // A key has the form name+id+key. Anything else is the name of a file.
+  if (key !== undefined && !existsSync(key) && !/^[^+]+\+[0-9a-f]{8}\+\S+/.test(key))
+    throw new Error(`the file ${key} with the trusted keys does not exist`);
   const given = key === undefined ? null : (existsSync(key) ? readFileSync(key, 'utf8') : key).split('\n').filter(Boolean);
   const json = () => JSON.parse(readFileSync(path, 'utf8'));
   switch (path && what) {

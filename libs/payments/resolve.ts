@@ -130,7 +130,10 @@ const resolveOnce = async (
   const taken = found.filter(({ terms: { leg }, evidence: shown }) => shown.shows === 'charged' && returned(leg)).map(({ terms: { leg } }) => leg);
   const forced = uncertain.length + taken.length > 0;
   if (forced)
-    log.error({ paymentId, as, by, legs: [...uncertain, ...taken] }, 'an unknown payment is resolved by force, without word of the gateway');
+    log.error(
+      { paymentId, as, by, legs: [...new Set([...uncertain, ...taken])] },
+      'an unknown payment is resolved by force, without word of the gateway',
+    );
 
   const said = [
     ...taken.map((leg) => `${leg} returned by ${request.transactions[leg]}`),
