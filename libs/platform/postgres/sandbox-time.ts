@@ -190,11 +190,16 @@ export class SandboxTime {
       if (!isMoving || this.underWay > 0) return;
       await client.query('select pg_advisory_unlock_shared($1)', [RUNNING]);
       this.shares = false;
-    } else if (!isMoving && this.underWay === 0 && (await says(client, 'pg_try_advisory_lock_shared', RUNNING))) {
+    } else if (!isMoving && (await says(client, 'pg_try_advisory_lock_shared', RUNNING))) {
       // The row is read under the share: it cannot change before this process gives its share up.
       const aheadMs = await aheadIn(client);
       // Without its connection, the process has no share.
       if (this.client !== client) return;
+      // The connection was lost, and the time was moved meanwhile. The work under way ends at the time at which it began.
+      if (this.underWay > 0 && aheadMs !== this.clock.aheadMs) {
+        await client.query('select pg_advisory_unlock_shared($1)', [RUNNING]);
+        return;
+      }
       this.shares = true;
       this.reopen();
       if (!this.clock.moveTo(aheadMs)) return;
