@@ -81,7 +81,7 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['figure'],
     registers: [shared],
     async collect() {
-      const { count, oldestSeconds } = await openAttempts(services.pool);
+      const { count, oldestSeconds } = await openAttempts(services.pool, services.clock.now());
       this.set({ figure: 'count' }, count);
       this.set({ figure: 'oldest_seconds' }, oldestSeconds);
     },
@@ -92,7 +92,7 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['task', 'figure'],
     registers: [shared],
     async collect() {
-      const open = await openStaffTasks(services.pool);
+      const open = await openStaffTasks(services.pool, services.clock.now());
       for (const task of STAFF_TASKS) {
         const { count, oldestSeconds } = open.find((one) => one.task === task) ?? { count: 0, oldestSeconds: 0 };
         this.set({ task, figure: 'count' }, count);
@@ -119,7 +119,7 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['figure'],
     registers: [shared],
     async collect() {
-      const { count, oldestSeconds } = await unfinishedSessions(services.pool);
+      const { count, oldestSeconds } = await unfinishedSessions(services.pool, services.clock.now());
       this.set({ figure: 'count' }, count);
       this.set({ figure: 'oldest_seconds' }, oldestSeconds);
     },
@@ -206,7 +206,7 @@ const addSlotMetrics = (own: Registry, { slots, payments }: Services): void => {
   payments.ports.slots.watch((watched, share) => watch(share === 'house' ? 'gateway-house' : 'gateway', watched));
 };
 
-const addSettlementMetrics = (shared: Registry, { pool }: Services): void => {
+const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void => {
   const registers = [shared];
   new client.Gauge({
     name: 'payfold_settlement_exceptions',
@@ -214,14 +214,14 @@ const addSettlementMetrics = (shared: Registry, { pool }: Services): void => {
     labelNames: ['kind', 'figure'],
     registers,
     async collect() {
-      for (const { kind, count, oldestSeconds } of await exceptionFigures(pool)) {
+      for (const { kind, count, oldestSeconds } of await exceptionFigures(pool, clock.now())) {
         this.set({ kind, figure: 'count' }, count);
         this.set({ kind, figure: 'oldest_seconds' }, oldestSeconds);
       }
     },
   });
   let look: ReturnType<typeof batchFigures> | null = null;
-  const figures = () => (look ??= batchFigures(pool).finally(() => (look = null)));
+  const figures = () => (look ??= batchFigures(pool, clock.now()).finally(() => (look = null)));
   new client.Gauge({
     name: 'payfold_settlement_last_batch_seconds',
     help: 'Age of the newest batch that a processor listed; absent before the first',

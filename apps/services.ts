@@ -45,11 +45,23 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  refusalMigration,
   staffWorkModel,
   velocityMigration,
 } from '#payments';
 import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
-import { type Config, isMigrated, type KeyRing, type Logger, type Migration, type Pool, processMigration, Slots } from '#platform';
+import {
+  type Config,
+  isMigrated,
+  type KeyRing,
+  type Logger,
+  type Migration,
+  type Pool,
+  processMigration,
+  type SandboxTime,
+  sandboxTimeMigration,
+  Slots,
+} from '#platform';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
 import { exceptionModel, paymentRegisterModel, type SettlementPorts } from '#settlement';
 import { OPEN_EXCEPTIONS, type OpenExceptions, SETTLEMENT_PORTS, SettlementModule } from '#settlement/module';
@@ -62,11 +74,13 @@ import { AUDIT_POOL_CONNECTIONS } from './audit/limits.js';
 export const MIGRATIONS: readonly Migration[] = [
   ...eventStoreMigrations,
   processMigration,
+  sandboxTimeMigration,
   apiKeyUseMigration,
   ...idempotencyMigrations,
   keysFromLogMigration,
   claimsMigration,
   velocityMigration,
+  refusalMigration,
   recoveryMigration,
   checkoutIntakeMigration,
   ...webhookMigrations,
@@ -101,6 +115,8 @@ export interface Services {
   readonly config: Config;
   readonly log: Logger;
   readonly clock: Clock;
+  /** null: production, whose time never moves. */
+  readonly sandboxTime: SandboxTime | null;
   readonly ids: Ids;
   readonly keys: KeyRing;
   /** HTTP and the command line change state by commands and read by queries. */
@@ -175,6 +191,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       config,
       log,
       clock,
+      sandboxTime: context.sandboxTime,
       ids,
       keys,
       commands: app.get(CommandBus),

@@ -12,7 +12,7 @@ interface Relation {
 }
 
 /** Tables whose rows expire: keys after a day, notifications after their delivery. */
-const EXPIRES = ['idempotency_key', 'webhook_event', 'webhook_delivery', 'webhook_attempt', 'velocity_try'];
+const EXPIRES = ['idempotency_key', 'webhook_event', 'webhook_delivery', 'webhook_attempt', 'velocity_entry'];
 /** The audit trail. */
 const TRAIL = ['events', 'log_tile'];
 /** Smaller relations, in bytes per payment, share one line. */

@@ -117,7 +117,7 @@ describe('imports from outside', () => {
   });
 
   test('a command loads the heavy libs only when it runs: a command of accounts starts in a fifth of the time', () => {
-    const LIGHT = ['#kernel', '#platform', '#eventstore', '#accounts', '../data-dir.js', '../simulator/control.js'];
+    const LIGHT = ['#kernel', '#platform', '#eventstore', '#accounts', '../data-dir.js', '../npm-parent.js', '../simulator/control.js'];
     const wrong = filesBelow('apps/operator')
       .filter((file) => file !== 'apps/operator/upgrade-context.ts')
       .flatMap((file) =>
@@ -180,6 +180,100 @@ describe('pure files', () => {
   test('below apps only the clock reads the time', () => {
     const readers = filesBelow('libs').filter((file) => /Date\.now\(|new Date\(\)|performance\.now\(/.test(readFileSync(join(ROOT, file), 'utf8')));
     expect(readers).toEqual(['libs/kernel/clock.ts']);
+  });
+});
+
+/** docs/decisions/0048-two-clocks.md has the same table. Every other file takes business time. */
+describe('two clocks', () => {
+  const all = [...filesBelow('libs'), ...filesBelow('apps')].sort();
+  const filesWith = (pattern: RegExp): string[] => all.filter((file) => pattern.test(codeOf(file)));
+  const DRAWS_IDS = 'ids';
+  const MEASURES = 'durations and lag';
+  /** The files that take the host's time, and for what. */
+  const REAL: Readonly<Record<string, string>> = {
+    'libs/kernel/clock.ts': 'defines it',
+    'libs/platform/postgres/sandbox-time.ts': 'adds to it',
+    'libs/payments/keys/from-log.ts': 'age of an idempotency key',
+    'libs/payments/reverse.ts': 'age of a repeat without a key (C18)',
+    'libs/payments/velocity.ts': 'velocity windows',
+    'libs/accounts/access-token.ts': 'access tokens',
+    'libs/accounts/key-use.ts': 'last use of an API key',
+    'libs/checkout/intake.ts': 'exp of signed links, and signed addresses',
+    'apps/api/payer/checkout.controller.ts': 'signed addresses',
+    'libs/checkout/sessions.ts': 'retention of contents',
+    'apps/worker/worker.ts': 'retention of contents',
+    'libs/webhooks/listen.ts': 'signatures of webhooks',
+    'libs/audit/scheduled-passes.ts': 'plan of the verification passes',
+    'libs/eventstore/marks.ts': 'marks and incidents',
+    'libs/eventstore/own-log.ts': 'marks and incidents',
+    'apps/simulator/server.ts': 'retention of the processor’s books',
+    'libs/eventstore/subscriber.ts': MEASURES,
+    'libs/eventstore/read-model.ts': MEASURES,
+    'apps/operator/projections.ts': MEASURES,
+    'libs/platform/platform.module.ts': DRAWS_IDS,
+    'apps/api/api.ts': DRAWS_IDS,
+    'apps/audit/audit.ts': DRAWS_IDS,
+    'apps/operator/context.ts': DRAWS_IDS,
+    'apps/operator/log.ts': DRAWS_IDS,
+    'apps/operator/upgrade-context.ts': DRAWS_IDS,
+    'apps/operator/upgrade.ts': DRAWS_IDS,
+  };
+  /** The files of {@link REAL} that take business time too, for the times of events. */
+  const BOTH = [
+    'apps/api/payer/checkout.controller.ts',
+    'apps/simulator/server.ts',
+    'apps/worker/worker.ts',
+    'libs/checkout/intake.ts',
+    'libs/checkout/sessions.ts',
+    'libs/kernel/clock.ts',
+    'libs/payments/reverse.ts',
+    'libs/platform/postgres/sandbox-time.ts',
+  ];
+
+  test('the host’s time is taken in these files only', () => expect(filesWith(/\brealNow\b/)).toEqual(Object.keys(REAL).sort()));
+
+  test('of them, only these take business time, too', () => {
+    expect(filesWith(/\.now\(\)/).filter((file) => file in REAL)).toEqual(BOTH);
+  });
+
+  test('keys, their leases and limits know no business time', () => {
+    const wrong = filesWith(/\.now\(\)/).filter((file) => /^libs\/payments\/keys\/(?!sweep)|rate-limits|libs\/platform\/slots/.test(file));
+    expect(wrong).toEqual([]);
+  });
+
+  test('no file takes the business time of a clock that does not follow the sandbox', () => expect(filesWith(/systemClock\.now\(/)).toEqual([]));
+
+  test('SQL reads the database’s clock, which never moves, in these files only', () => {
+    /** Texts with a word of SQL, without the values that are put into them. */
+    const sqlOf = (file: string) =>
+      [...codeOf(file).matchAll(/`[^`]*`|'[^'\n]*'/g)]
+        .map(([text]) => text.replace(/\$\{[^}]*\}/g, ''))
+        .filter((text) => /\b(select|update|insert|delete|create|alter|where|interval)\b/i.test(text));
+    const isRead = (file: string) => sqlOf(file).some((text) => /\bclock_timestamp\(\)|\bcurrent_(date|timestamp)\b|\bnow\(\)/.test(text));
+    expect(all.filter(isRead)).toEqual([
+      // Compares days of the journal with today. If business time is ahead, it reads more than it needs.
+      'libs/audit/check-books.ts',
+      // The plan and the leases of verification.
+      'libs/audit/drift.ts',
+      'libs/audit/scheduled-passes.ts',
+      // Leases of subscribers, and times of storage.
+      'libs/eventstore/checkpoint.ts',
+      'libs/eventstore/installation.ts',
+      'libs/eventstore/marks.ts',
+      'libs/eventstore/postgres.ts',
+      'libs/eventstore/read-model.ts',
+      // Keys and velocity.
+      'libs/payments/incident.ts',
+      'libs/payments/keys/claims.ts',
+      'libs/payments/keys/postgres.ts',
+      'libs/payments/velocity.ts',
+      // Heartbeats of processes, and applied migrations.
+      'libs/platform/postgres/processes.ts',
+      'libs/platform/postgres/schema.ts',
+      // Deliveries: `sandbox advance` moves their due times (`bringForward`). Their leases stay.
+      'libs/webhooks/deliveries.ts',
+      'libs/webhooks/staff-rows.ts',
+    ]);
   });
 });
 

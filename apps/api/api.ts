@@ -127,7 +127,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
   const { health } = parts;
   const adapter = createHttpAdapter({
     log,
-    now: () => clock.now(),
+    now: () => clock.realNow(),
     connectionsPerAddress: config.connectionsPerAddress,
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),

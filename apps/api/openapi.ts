@@ -64,7 +64,7 @@ const linkParameters = (document: OpenAPIObject): object[] => {
   }));
 };
 
-/** Adds the named vocabularies, and writes references and nullable values in the plainest form of 3.1. */
+/** Adds the named words, and writes references and nullable values in the plainest form of 3.1. */
 export const finished = (document: OpenAPIObject): OpenAPIObject => {
   const plain = mapSchemas(document, (schema) => {
     const { type, allOf, oneOf, ...rest } = schema;
@@ -147,7 +147,7 @@ const WEBHOOKS = {
     'Staff returned money',
     {
       id: uuid('The payment.'),
-      reversalType: known('What the gateway did.', ['void', 'refund']),
+      reversalType: known('How the gateway returned the money.', ['void', 'refund']),
       amountCents: cents('Returned by this attempt, with the service fee.'),
       currency: known('ISO 4217.', ['USD']),
       reason: text('As staff gave it; may be empty.'),
@@ -165,7 +165,7 @@ const WEBHOOKS = {
       stage: text("The processor's word for the latest step, at most 64 characters."),
       reasonCode: text("The card brand's code."),
       reason: text('The code in words.'),
-      disputedAmountCents: cents('What the cardholder disputes.'),
+      disputedAmountCents: cents('The amount that the cardholder disputes.'),
       currency: known('ISO 4217.', ['USD']),
       openedOn: date('Day on which it was opened.'),
       dueDate: date('Last day for an answer to it.'),

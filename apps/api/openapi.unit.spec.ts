@@ -125,7 +125,7 @@ test('the list filters by the named status', () => {
   expect(list.parameters!.find(({ name }) => name === 'status')!.schema).toEqual({ $ref: '#/components/schemas/PaymentStatus' });
 });
 
-test('every operation says who may call it: a key, a token, or `security: []`', () => {
+test('every operation names its credentials: a key, a token, or `security: []`', () => {
   const open = operations().filter(({ security }) => security?.length === 0);
   expect(open.map(({ operationId }) => operationId).sort()).toEqual(['startCheckout', 'startCheckoutByLink']);
   for (const { operationId, security } of operations()) expect([operationId, security]).toEqual([operationId, expect.any(Array)]);
@@ -243,7 +243,7 @@ test('the webhooks of the document are those that the service sends, without ref
   }
 });
 
-test('the 3.0 document has the same operations and schemas, and nothing that 3.0 does not know', () => {
+test('the 3.0 document has the same operations and schemas, and only features of 3.0', () => {
   expect(older.openapi).toBe('3.0.3');
   expect(Object.keys(older.components.schemas)).toEqual(Object.keys(document.components.schemas));
   expect(Object.keys(older.paths)).toEqual(Object.keys(document.paths));

@@ -37,7 +37,7 @@ import {
 } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
-import { paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
+import { listRefusals, paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
 import { collect, successAnswer } from '#platform';
 import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
@@ -82,7 +82,7 @@ const Answers =
         type: 'object',
         required: ['success', 'data'],
         properties: {
-          success: { type: 'boolean', enum: [true] },
+          success: { type: 'boolean' },
           data: { type: 'object', required: Object.keys(fields), properties: fields },
         },
       },
@@ -96,6 +96,7 @@ const AsOf = () =>
   ApiQuery({ name: 'asOf', required: false, description: 'As it was known then: RFC 3339 with offset, or a day', schema: { type: 'string' } });
 const Text = (name: string, description = '') => ApiQuery({ name, required: false, description, schema: { type: 'string' } });
 
+const MAX_REFERENCE = 255;
 const MAX_ROWS = 1_000;
 const DEFAULT_ROWS = 100;
 
@@ -121,6 +122,12 @@ const uuid = (field: string, value: string | undefined): string | null => {
   if (value === undefined) return null;
   if (!isUuid(value)) throw fault(field, 'must be a UUID');
   return value.toLowerCase();
+};
+const reference = (value: string | undefined): string | null => {
+  // Postgres stores no NUL, so no row has one.
+  if (value !== undefined && (value === '' || value.length > MAX_REFERENCE || value.includes('\0')))
+    throw fault('referenceId', `must be 1 to ${MAX_REFERENCE} characters`);
+  return value ?? null;
 };
 const count = (value: string | undefined): number => {
   if (value === undefined) return DEFAULT_ROWS;
@@ -235,7 +242,7 @@ export class AuditController {
       const after = cursor === undefined ? null : openCursor(cursor);
       await this.standing(reply, paymentListModel);
       const { payments, next } = await listAsOf({ store, db }, { ...filters, after });
-      return sendAnswer(reply, successAnswer({ payments, nextCursor: next && Buffer.from(`${next.createdAt} ${next.id}`).toString('base64url') }));
+      return sendAnswer(reply, successAnswer({ payments, nextCursor: next && cursorOf(next.createdAt, next.id) }));
     }
     // The cursor of a find is the id of the last payment of the page before.
     const after = cursor === undefined ? null : findCursor(cursor);
@@ -244,6 +251,31 @@ export class AuditController {
     // In an incident of the event store, a payment that is not found may be lost (C76).
     if (payments.length === 0 && ownLog.incident !== null) throw storeIncident();
     sendAnswer(reply, successAnswer({ payments, nextCursor: next }));
+  }
+
+  @Get('refusals')
+  @ApiOperation({ summary: 'Charges that a case, a rule or a limit refused, newest first, of the last 90 days', operationId: 'auditRefusals' })
+  @Text('portalId')
+  @Text('referenceId')
+  @Text('from')
+  @Text('to')
+  @Text('cursor')
+  @Text('limit')
+  @Answers({ refusals: LIST, nextCursor: { type: ['string', 'null'] } })
+  async refusals(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { portalId, referenceId, from, to, cursor, limit } = known(query, 'portalId', 'referenceId', 'from', 'to', 'cursor', 'limit');
+    const place = cursor === undefined ? null : openCursor(cursor);
+    // The rows do not come from the log, so they have no lag behind it.
+    await this.complete(reply);
+    const { refusals, next } = await listRefusals(this.services.pool, {
+      portalId: uuid('portalId', portalId),
+      referenceId: reference(referenceId),
+      from: time('from', from),
+      to: time('to', to),
+      after: place && { refusedAt: place.createdAt, id: place.id },
+      limit: count(limit),
+    });
+    sendAnswer(reply, successAnswer({ refusals, nextCursor: next && cursorOf(next.refusedAt, next.id) }));
   }
 
   @Get('ledger/balances')
@@ -391,6 +423,7 @@ const findCursor = (cursor: string): string => {
   if (!isUuid(cursor)) throw fault('cursor', 'is not one of this list');
   return cursor.toLowerCase();
 };
+const cursorOf = (at: string, id: string): string => Buffer.from(`${at} ${id}`).toString('base64url');
 
 const openCursor = (cursor: string): { createdAt: string; id: string } => {
   const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];

@@ -48,7 +48,7 @@ export interface Audit {
 export const createAudit = async (services: Services & AuditOptions): Promise<Audit> => {
   const { log, clock, onAnswer } = services;
   const { connectionsPerAddress } = services.config;
-  const adapter = createHttpAdapter({ log, now: () => clock.now(), connectionsPerAddress, ...(onAnswer && { onAnswer }) });
+  const adapter = createHttpAdapter({ log, now: () => clock.realNow(), connectionsPerAddress, ...(onAnswer && { onAnswer }) });
   const close = gracefulClose(adapter.getInstance<FastifyInstance>(), clock);
   const routes: { method: string; url: string }[] = [];
   adapter.getInstance<FastifyInstance>().addHook('onRoute', ({ method, url }) => {

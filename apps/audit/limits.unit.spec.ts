@@ -83,7 +83,7 @@ test.each([
 ])('after a step of %d ms, the next one begins %d ms later', async (tookMs, laterMs) => {
   let nowMs = 0;
   const sleep = (ms: number) => Promise.resolve(void (nowMs += ms));
-  const pace = new Pace({ clock: { now: () => nowMs, monotonic: () => nowMs, sleep } });
+  const pace = new Pace({ clock: { now: () => nowMs, realNow: () => nowMs, monotonic: () => nowMs, sleep } });
   await pace.step(() => sleep(tookMs));
   const endMs = nowMs;
   await pace.step(() => sleep(0));

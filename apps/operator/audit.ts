@@ -169,7 +169,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .command('close-period')
     .description('close the books to a time: from now on nothing is booked before it; its trial balance is recorded and a head signed')
     .requiredOption('--to <time>', 'end of the period, exclusive', moment)
-    .option('--by <name>', 'who decides', personName, loginName())
+    .option('--by <name>', 'name of the person who decides', personName, loginName())
     .action(
       action(
         async ({ services }, { to, by }: { to: string; by: string }) => {
@@ -195,7 +195,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .requiredOption('--out <folder>', 'folder to make')
     .action(
       action(async ({ services, clock }, { from, to, out }: { from: string; to: string; out: string }) => {
-        // Events of the rest of the period are still to come. So the pack would show half a period as a whole one.
+        // Further events of the period may come. The pack would show a part of the period as the whole period.
         if (to > timestamp(clock.now())) throw new ServiceError('VALIDATION_ERROR', `--to ${to} lies in the future; the period is not over.`);
         const all = await services();
         const { writePack } = await import('#audit');

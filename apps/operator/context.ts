@@ -32,8 +32,11 @@ import {
   type Pool,
   processMigration,
   readConfig,
+  refuseMovedTime,
   readKeyRing,
   readOrCreateKeyRing,
+  SandboxTime,
+  sandboxTimeMigration,
   startEmbeddedPostgres,
   systemIds,
 } from '#platform';
@@ -55,6 +58,8 @@ export interface Context {
   readonly config: Config;
   readonly logger: Logger;
   readonly clock: Clock;
+  /** null: production. */
+  readonly sandboxTime: SandboxTime | null;
   readonly ids: Ids;
   readonly keys: KeyRing;
   readonly databaseUrl: string;
@@ -128,10 +133,12 @@ const openStores = async (
   stop: AbortSignal,
   { url: databaseUrl, runtime }: FoundDatabase,
 ): Promise<Opened> => {
-  const pool = createPool(databaseUrl, { name: 'operator', max: 3, searchPath: searchPathOf([directoryModel]) });
+  const pool = createPool(databaseUrl, { name: 'operator', max: 4, searchPath: searchPathOf([directoryModel]) });
   closers.push(() => pool.end());
-  const clock = systemClock;
-  const ids = systemIds(() => clock.now());
+  // A command has the time of the sandbox. Like a role, it begins no work that moves money while the time is being moved.
+  const sandboxTime = config.environment === 'sandbox' ? new SandboxTime(null) : null;
+  const clock = sandboxTime?.clock ?? systemClock;
+  const ids = systemIds(() => clock.realNow());
   const prepare = (migrations: readonly Migration[]) => prepareSchema(pool, config, migrations, stop);
   const opening = openOwnLog({
     kurrentdbUrl: config.kurrentdbUrl,
@@ -145,12 +152,16 @@ const openStores = async (
     reportsIncident: false,
     // Only a log of release 0.1.0 needs the audit's code, so load it only here.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
-    prepare: () => prepare([...eventStoreMigrations, processMigration, apiKeyUseMigration]),
+    prepare: () => prepare([...eventStoreMigrations, processMigration, sandboxTimeMigration, apiKeyUseMigration]),
     stop,
   });
   const store = await orStopped(opening, stop);
   closers.push(() => store.close());
   closers.push(() => store.keepMarks());
+  if (sandboxTime) {
+    await sandboxTime.begin(pool, stop);
+    closers.push(() => sandboxTime.stop());
+  } else await refuseMovedTime(pool);
   if (config.migrate === 'start' && store.incident === null) await orStopped(prepareReadModels(pool, [directoryModel], store), stop);
 
   const directory = postgresDirectory(pool);
@@ -168,6 +179,7 @@ const openStores = async (
     config,
     logger,
     clock,
+    sandboxTime,
     ids,
     keys,
     databaseUrl,
@@ -187,7 +199,7 @@ const openStores = async (
       const { openServices } = await import('../services.js');
       const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
       const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers, stop) : null);
-      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop });
+      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, ...(sandboxTime && { sandboxTime }) });
       closers.push(() => services.close());
       return services;
     },
@@ -283,12 +295,16 @@ const startDatabase = async (dataDir: string, unlock: () => void, stop: AbortSig
 };
 
 /** The address of the simulator on the same `DATA_DIR`. If none runs, starts one until the command ends. */
-const startSimulator = async ({ dataDir, simulatorPort, logLevel }: Config, closers: Closers, stop: AbortSignal): Promise<string> => {
+const startSimulator = async (
+  { dataDir, simulatorPort, simulatorBatchClose: closeBatchesAt, logLevel }: Config,
+  closers: Closers,
+  stop: AbortSignal,
+): Promise<string> => {
   const { findSimulator } = await import('../simulator/server.js');
   const running = await findSimulator(join(dataDir, 'simulator'));
   if (running) return running;
   const { startSimulatorProcess } = await import('../simulator/child.js');
-  const simulator = await startSimulatorProcess({ dataDir, port: simulatorPort, logLevel, closeBatchesAt: null, stop });
+  const simulator = await startSimulatorProcess({ dataDir, port: simulatorPort, logLevel, closeBatchesAt, stop });
   closers.push(() => simulator.stop());
   return simulator.url;
 };

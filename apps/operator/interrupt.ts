@@ -1,4 +1,5 @@
 /** Handles Ctrl-C and SIGTERM. A command stops everything that it started and ends, unless it has called `untilInterrupted`. */
+import { whenNpmIsGone } from '../npm-parent.js';
 
 const EXIT_CODES = { SIGINT: 130, SIGTERM: 143 } as const;
 /** The process exits after this time, even if a resource is not closed, such as a pool with a running statement. */
@@ -42,6 +43,8 @@ export const onInterrupt = (close: () => Promise<unknown>): Interruption => {
     signal: interrupted.signal,
     untilInterrupted: () => {
       endsByItself = true;
+      // If only npx gets a signal, a command that waits for one would outlive it.
+      whenNpmIsGone(() => process.kill(process.pid, 'SIGTERM'));
       return interrupted.signal;
     },
     ignore: () => {

@@ -13,7 +13,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
 
   ledger
     .command('balances')
-    .description('debits, credits and balance (debits minus credits) of every account: assets are positive, what is owed is negative')
+    .description('debits, credits and balance (debits minus credits) of every account: assets are positive, debts are negative')
     .option('--as-of <time>', 'as it was known at a time', moment)
     .option('--effective-to <time>', 'only what had taken effect before a time', moment)
     .action(
@@ -59,7 +59,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .requiredOption('--amount-cents <cents>', 'how much', wholeNumber)
     .option('--effective-at <time>', 'when it took effect; now otherwise', moment)
     .requiredOption('--reason <reason>', 'why; for the record')
-    .requiredOption('--by <name>', 'who decides', personName)
+    .requiredOption('--by <name>', 'name of the person who decides', personName)
     .option('--id <adjustment>', 'an id of your own, a UUID: sent again it posts nothing a second time', uuid)
     .action(
       action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, reason, by, id }: AdjustOptions) => {
@@ -83,9 +83,9 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
 
   ledger
     .command('remit')
-    .description('record that an agency was paid out of what is owed to it; or take such a record back')
+    .description('record a payment to an agency, out of the balance owed to it; or take such a record back')
     .requiredOption('--portal <portal>', 'the agency’s portal', uuid)
-    .requiredOption('--by <name>', 'who decides', personName)
+    .requiredOption('--by <name>', 'name of the person who decides', personName)
     .addOption(new Option('--amount-cents <cents>', 'how much was paid').argParser(wholeNumber).conflicts(['reverse', 'reason']))
     .addOption(new Option('--reference <text>', 'name of the payment at the bank; each counts once').conflicts(['reverse', 'reason']))
     .addOption(new Option('--advance', 'also more than the funded part').conflicts(['reverse', 'reason']))

@@ -83,7 +83,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
   log
     .command('resume')
     .description('close the incident, once the right event store is back and holds everything')
-    .requiredOption('--by <name>', 'who decides; recorded', personName)
+    .requiredOption('--by <name>', 'name of the person who decides; recorded', personName)
     .requiredOption('--reason <reason>', 'what was wrong; recorded')
     .action(
       terminal.action(async (context, { by, reason }: ResumeOptions) => {
@@ -117,7 +117,7 @@ type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
 
 const bookOf = async ({ config, pool }: Pick<Stores, 'config' | 'pool'>): Promise<MarkBook> => {
   const { rows } = await pool.query<{ id: string }>('select id from installation');
-  const processId = systemIds(() => systemClock.now()).uuid();
+  const processId = systemIds(() => systemClock.realNow()).uuid();
   const installationId = rows[0]?.id ?? '';
   return postgresMarkBook({ pool, folder: config.marksDir, installationId, processId, name: 'command', pid: process.pid, clock: systemClock });
 };
@@ -129,7 +129,7 @@ interface Checked extends Unborne {
 const check = async (stores: Stores): Promise<Checked> => {
   const { config, pool, store } = stores;
   const [{ unborne }, { signedEnd }] = await Promise.all([import('#payments'), import('#audit')]);
-  const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: config.headsDir, now: () => systemClock.now() });
+  const head = () => signedEnd({ db: pool, keys: openKeys(config), folder: config.headsDir, now: () => systemClock.realNow() });
   return { places: await examineLog({ store, book: await bookOf(stores), signedHead: head }), ...(await unborne(pool, store)) };
 };
 

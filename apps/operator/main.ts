@@ -13,6 +13,7 @@ import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
 import { addRun } from './run.js';
+import { addSandbox } from './sandbox.js';
 import { addSettlement } from './settlement.js';
 import { addUpgrade } from './upgrade.js';
 import { addWebhooks } from './webhooks.js';
@@ -43,6 +44,7 @@ addLedger(program, terminal);
 addWebhooks(program, terminal);
 addAudit(program, terminal);
 addProjections(program, terminal);
+addSandbox(program, terminal);
 // An upgrade works on a database that other commands cannot use yet.
 const stores = new Terminal(async (command) => (await import('./upgrade-context.js')).openUpgrade(command));
 addUpgrade(program, stores);

@@ -47,6 +47,19 @@ interface FindOptions extends FindBy {
 const FOUND_ROWS = 100;
 const MAX_FOUND_ROWS = 1_000;
 
+interface RefusalOptions {
+  readonly portal?: string;
+  readonly reference?: string;
+  readonly from?: string;
+  readonly to?: string;
+  readonly limit: number;
+}
+
+const REFUSALS_SHOWN = 100;
+const MAX_REFUSALS = 1_000;
+/** This many digits of a card's hash are shown. They tell the cards of a list apart. */
+const SHOWN_HASH_DIGITS = 12;
+
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
 const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true };
 
@@ -72,7 +85,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--amount-cents <cents>', 'this much of the principal; the fee stays', wholeNumber)
     .option('--include-fee', 'all that remains, with the service fee')
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'who decides; recorded with the refund', personName)
+    .requiredOption('--by <name>', 'name of the person who decides; recorded with the refund', personName)
     .option('--idempotency-key <key>', 'the same key again gives the same answer and returns nothing twice', idempotencyKey)
     .action(
       action(async (context, paymentId: string, { amountCents, includeFee, ...options }: ReverseOptions) =>
@@ -85,7 +98,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .description('void a payment before its batch settles, principal and service fee')
     .argument('<payment>', 'payment id', uuid)
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'who decides; recorded with the void', personName)
+    .requiredOption('--by <name>', 'name of the person who decides; recorded with the void', personName)
     .option('--idempotency-key <key>', 'the same key again gives the same answer', idempotencyKey)
     .action(
       action(async (context, paymentId: string, options: ReverseOptions) =>
@@ -108,6 +121,38 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           text: table(
             ['PAYMENT', 'REASON', 'STATUS', 'RAISED'],
             rows.map((row) => [row.paymentId, row.reason, row.status, row.raisedAt]),
+          ),
+        };
+      }),
+    );
+
+  payments
+    .command('refusals')
+    .description('charges that a case, a rule of the portal or a limit refused, newest first, of the last 90 days')
+    .option('--portal <portal>', 'portal id', uuid)
+    .option('--reference <reference>', 'reference id of the payment')
+    .option('--from <time>', 'refused from then on: RFC 3339, or a day', moment)
+    .option('--to <time>', 'refused before then', moment)
+    .option('--limit <rows>', `rows at most, up to ${MAX_REFUSALS}`, wholeNumber, REFUSALS_SHOWN)
+    .action(
+      action(async ({ services }, { portal, reference, from, to, limit }: RefusalOptions) => {
+        if (limit < 1 || limit > MAX_REFUSALS) throw new UsageError(`--limit must be 1 to ${MAX_REFUSALS}`);
+        const { listRefusals } = await import('#payments');
+        const { pool } = await services();
+        const query = { portalId: portal ?? null, referenceId: reference ?? null, from: from ?? null, to: to ?? null, after: null, limit };
+        const { refusals } = await listRefusals(pool, query);
+        return {
+          json: refusals,
+          text: table(
+            ['REFUSED', 'PORTAL', 'CODE', 'REFERENCE', 'CARD', 'ATTEMPTS'],
+            refusals.map((row) => [
+              row.refusedAt,
+              row.portalId,
+              row.code,
+              row.referenceId ?? '',
+              row.cardHash?.slice(0, SHOWN_HASH_DIGITS) ?? '',
+              String(row.attempts),
+            ]),
           ),
         };
       }),
@@ -143,7 +188,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .argument('<payment>', 'payment id', uuid)
     .addOption(new Option('--as <outcome>', 'what became of it').choices(['succeeded', 'voided', 'failed']).makeOptionMandatory())
     .requiredOption('--evidence <evidence>', 'why this is sure; for the record')
-    .requiredOption('--by <name>', 'who decides', personName)
+    .requiredOption('--by <name>', 'name of the person who decides', personName)
     .option('--force', 'decide although the gateway cannot tell')
     .option(
       '--transaction <leg=id>',
@@ -179,7 +224,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--portal <portal>', 'of this portal only', uuid)
     .option('--from <time>', 'made from a time on', moment)
     .option('--to <time>', 'made before a time', moment)
-    .option('--limit <rows>', `at most so many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
+    .option('--limit <rows>', `at most this many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
     .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
     .action(
       action(async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, ...by }: FindOptions) => {

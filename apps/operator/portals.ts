@@ -9,6 +9,7 @@ import {
   type FeeConfig,
   LIMIT_SCOPES,
   type LimitScope,
+  MAX_CODING_KEYS,
   NO_FEE,
   type Portal,
   type PortalRules,
@@ -203,6 +204,19 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
     );
 
   portals
+    .command('set-coding')
+    .description('copy these keys of line metadata to the coding of each line, for the general ledger, from the next charge on')
+    .argument('<portal>', 'portal id', uuid)
+    .requiredOption('--keys <keys>', `keys separated by commas, at most ${MAX_CODING_KEYS}, or none`, orNone(keyList))
+    .action(
+      action(async ({ administration, inForce }, portalId: string, { keys }: { keys: readonly string[] | 'none' }) => {
+        const { state, position } = await administration.setCoding(portalId, withoutNone(keys) ?? []);
+        await inForce(position);
+        return answer(state);
+      }),
+    );
+
+  portals
     .command('checkout')
     .description('settings of hosted checkout; those that are not named stay as they are')
     .argument('<portal>', 'portal id', uuid)
@@ -292,19 +306,21 @@ const brandList = (text: string): RuleBrand[] =>
     return brand;
   });
 
+const keyList = (text: string): string[] => text.split(',').map((key) => key.trim());
+
 /** The settings of a portal without its signing secret. */
 const toRow = (portal: Portal) => {
-  const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, checkout } = portal;
+  const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, coding, checkout } = portal;
   const accounts = Object.entries(access).map(([accountId, state]) => ({ accountId, access: state }));
   const secretStaged = portal.stagedSecret !== null;
-  return { portalId, name, ownerAccountId, accounts, gateway: gatewayName(portal), fee, feeVersion, limits, rules, checkout, secretStaged };
+  return { portalId, name, ownerAccountId, accounts, gateway: gatewayName(portal), fee, feeVersion, limits, rules, coding, checkout, secretStaged };
 };
 
 const gatewayName = ({ gateway }: Portal): string => gateway?.gateway ?? 'none';
 
 const answer = (portal: Portal): Answer => {
   const row = toRow(portal);
-  const { limits, rules, checkout } = row;
+  const { limits, rules, coding, checkout } = row;
   return {
     json: row,
     text: fields([
@@ -318,6 +334,7 @@ const answer = (portal: Portal): Answer => {
       ['fee', `${feeText(row.fee)} (version ${row.feeVersion})`],
       ...LIMIT_SCOPES.map((scope): [string, string] => [`limits per ${scope}`, limitText(limits[scope])]),
       ['rules', ruleText(rules)],
+      ['coding keys', coding.join(', ') || 'none'],
       ['hosted checkout', checkout.enabled ? `on${checkout.requireSignedIntake ? ', signed intake only' : ''}` : 'off'],
       ...(checkout.agencyName === null ? [] : [['agency', checkout.agencyName] as const]),
       ...(checkout.colour === null ? [] : [['colour', checkout.colour] as const]),

@@ -57,7 +57,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
             const onProgress = ({ events, position, total }: { events: number; position: string; total: number | null }) =>
               (bar ??= progressBar(model.name, total)).update(total === null ? events : Number(position));
             try {
-              reports.push(await rebuild(model, { store, pool, now: () => clock.now(), ownLog, stop, onProgress }));
+              reports.push(await rebuild(model, { store, pool, now: () => clock.realNow(), ownLog, stop, onProgress }));
             } finally {
               bar?.stop();
             }

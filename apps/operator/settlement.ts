@@ -181,7 +181,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .description('say who looks after it')
     .argument('<exception>', 'exception id', uuid)
     .requiredOption('--to <name>', 'who')
-    .requiredOption('--by <name>', 'who decides', personName)
+    .requiredOption('--by <name>', 'name of the person who decides', personName)
     .action(action((context, id: string, { to, by }: { to: string; by: string }) => changed(context, id, { type: 'Assign', to, by })));
 
   exceptions
@@ -209,7 +209,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .option('--last4 <digits>', 'last four digits of the card, where the gateway asks for them (--send)', lastFour)
     .option('--fee-cents <cents>', 'of it, the service fee (adopt)', wholeNumber)
     .requiredOption('--reason <reason>', 'why; the evidence')
-    .requiredOption('--by <name>', 'who decides', personName)
+    .requiredOption('--by <name>', 'name of the person who decides', personName)
     .action(
       action(async (context, id: string, { as, portal = null, feeCents = 0, send = false, last4, reason, by }: ResolveOptions) => {
         if (send && as !== 'refund') throw new UsageError('--send belongs to --as refund');

@@ -62,7 +62,7 @@ export const openUpgrade = async (command: string): Promise<UpgradeContext> => {
         onBuild: (building) => logger.info(building, 'a read model is being built'),
         onError: (error, { name }) => logger.warn({ err: error, projection: name }, 'a projection is retrying'),
       });
-    const ids = systemIds(() => systemClock.now());
+    const ids = systemIds(() => systemClock.realNow());
     const ownLog = async (prepare = async () => undefined as void) => {
       const guarded = guardLog(store, {
         kurrentdbUrl: config.kurrentdbUrl,

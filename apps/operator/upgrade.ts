@@ -1,7 +1,7 @@
 /** `payfold upgrade`: upgrades to the next release without a stop. The order of steps: docs/operations.md. */
 import type { Command } from 'commander';
 import { ServiceError, systemClock } from '#kernel';
-import { compareReleases, livingProcesses, migrate, missingMigrations, RELEASE, systemIds } from '#platform';
+import { clockOf, compareReleases, livingProcesses, migrate, missingMigrations, RELEASE, systemIds } from '#platform';
 import { checkpointOf, prepareReadModels, shapeStatus } from '#eventstore';
 import { loginName, table, type Terminal } from './terminal.js';
 import type { UpgradeContext } from './upgrade-context.js';
@@ -63,8 +63,8 @@ export const addUpgrade = (program: Command, { action }: Terminal<UpgradeContext
         const store = await context.ownLog();
         await migrate(context.pool, MIGRATIONS, { phase: 'contract' });
         const [{ changePostingRules }, { operator }] = await Promise.all([import('#ledger'), import('#payments')]);
-        const ids = systemIds(() => systemClock.now());
-        await changePostingRules({ store, clock: systemClock, ids }, operator(loginName(), ids.uuid()));
+        const ids = systemIds(() => systemClock.realNow());
+        await changePostingRules({ store, clock: await clockOf(context.pool), ids }, operator(loginName(), ids.uuid()));
         await store.keepMarks();
         const status = await statusOf(context);
         return { json: status, text: inWords(status) };

@@ -197,7 +197,7 @@ const whole = (path) => {
 
 /** Every event that may change the books, and its newest version that this file knows. */
 export const EVENTS = {
-  PaymentInitiated: 2, PaymentCreated: 1, PaymentDeclined: 1, PaymentFailed: 1, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
+  PaymentInitiated: 3, PaymentCreated: 1, PaymentDeclined: 2, PaymentFailed: 1, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
   ReconciliationStarted: 1, VoidRequested: 2, RefundRequested: 2, PaymentVoided: 1, PaymentRefunded: 1, FeeRefunded: 1, ReversalEnded: 1,
   ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 1, PaymentResolved: 1, ReturnRequested: 1,
   SettlementLinesRecorded: 1, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 1, BatchFunded: 1,

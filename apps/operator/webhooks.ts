@@ -146,7 +146,7 @@ const addDeliveries = (deliveries: Command, { action }: Terminal): void => {
     .option('--account <account>', 'of this account only', uuid)
     .option('--endpoint <endpoint>', 'to this endpoint only', uuid)
     .option('--payment <payment>', 'about this payment only', uuid)
-    .option('--limit <rows>', `at most so many, up to ${MAX_ROWS}`, rowLimit(MAX_ROWS), DEFAULT_ROWS)
+    .option('--limit <rows>', `at most this many, up to ${MAX_ROWS}`, rowLimit(MAX_ROWS), DEFAULT_ROWS)
     .action(
       action(async (context, { state, account, endpoint, payment, limit }: ListOptions) => {
         const { listDeliveries } = await open(context);

@@ -63,6 +63,7 @@ const contractAgainst = (name: string, options: Partial<SimulatorOptions>) =>
       account,
       approved: card('4242424242424242'),
       declined: card('4000000000000002'),
+      namesTransactions: true,
       closeBatch: () => gateway.closeBatch(account, soon()),
       close: stop,
     };

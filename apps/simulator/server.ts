@@ -26,14 +26,18 @@
  * | `GET /control/disputes` · `POST /control/disputes/{id}` `{status?, stage?}` | disputes of all accounts · changes one |
  *
  * A refusal that executed nothing and stored nothing is `{error: {code, message}}`.
+ *
+ * A merchant call from this host may carry `sandbox-ahead-ms`: how far the caller's business time is ahead. When the
+ * processor executes a call, its time is never behind the caller's. It never goes back, and is kept in the file `ahead` beside the books. If the time
+ * moves past the daily closing time, the open batches are closed as of that closing time.
  */
 import { createHash, randomBytes, timingSafeEqual } from 'node:crypto';
 import { unlink } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { isCents, systemClock, timestamp, type Clock } from '#kernel';
-import { brandOf, crockford, readOwnFile, writeOwnFile } from '#platform';
+import { isCents, SandboxClock, systemClock, timestamp, type Clock } from '#kernel';
+import { brandOf, crockford, isLoopback, readOwnFile, writeOwnFile } from '#platform';
 import { readOrCreateControlKey } from './control.js';
 import { CALLS, Faults, MISBEHAVIOURS, type CallFacts, type Fault } from './faults.js';
 import { fixtureFor, TOKENS } from './fixtures.js';
@@ -261,16 +265,18 @@ export const findSimulator = async (directory: string): Promise<string | null> =
   }
 };
 
-/** Milliseconds until the next occurrence of this time of day in UTC. At exactly this time, a whole day. */
-const untilTimeOfDay = (timeOfDay: string, now: number): number => {
+/** The next occurrence of this time of day in UTC, in milliseconds since 1970. If it is exactly this time now: a day later. */
+const nextTimeOfDay = (timeOfDay: string, now: number): number => {
   const [hours = 0, minutes = 0, seconds = 0] = timeOfDay.split(':').map(Number);
   const wanted = ((hours * 60 + minutes) * 60 + seconds) * 1_000;
-  return DAY_MS - ((now - wanted) % DAY_MS);
+  return now + DAY_MS - ((now - wanted) % DAY_MS);
 };
 
 const SERVICE = 'payfold-simulator';
 const FIND_TIMEOUT_MS = 2_000;
 const ADDRESS_FILE = 'address.json';
+const AHEAD_FILE = 'ahead';
+const AHEAD_HEADER = 'sandbox-ahead-ms';
 
 /**
  * Starts the processor on its directory. Throws `StoreRefused` if another simulator holds the directory or its files are damaged. Throws the system's
@@ -282,7 +288,7 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     host = '127.0.0.1',
     port = 0,
     onLog = () => undefined,
-    clock = systemClock,
+    clock: hostClock = systemClock,
     controls = true,
     closeBatchesAt = null,
     onFailure = () => undefined,
@@ -310,8 +316,14 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
   }
   const processor = await openProcessor(store);
 
+  const clock = new SandboxClock(hostClock);
+  const aheadFile = join(directory, AHEAD_FILE);
+  // If the file cannot be read, no harm is done: the next call carries the time again.
+  clock.moveTo(Number(/^\d+$/.exec(readOwnFile(aheadFile) ?? '')?.[0] ?? 0));
   const faults = new Faults();
   const stopping = new AbortController();
+  /** Aborts when the time has moved. */
+  let moved = new AbortController();
   let enabled = true;
 
   const now = () => timestamp(clock.now());
@@ -321,26 +333,42 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     if (stopping.signal.aborted) throw new Refusal(503, 'stopping', 'the processor is stopping');
   };
 
-  const closeAllBatches = () =>
+  const closeAllBatches = (at = now()) =>
     processor.merchantAccounts().flatMap((merchantAccount) => {
-      const batch = processor.closeBatch(merchantAccount, now());
+      const batch = processor.closeBatch(merchantAccount, at);
       return batch ? [{ merchantAccount, ...summary(batch) }] : [];
     });
 
   /** Closes all open batches every day at this time. */
   const closeDaily = async (timeOfDay: string): Promise<void> => {
-    for (;;) {
-      await clock.sleep(untilTimeOfDay(timeOfDay, clock.now()), stopping.signal);
-      if (stopping.signal.aborted) return;
+    while (!stopping.signal.aborted) {
+      const { signal } = moved;
+      await clock.sleep(nextTimeOfDay(timeOfDay, clock.now()) - clock.now(), AbortSignal.any([stopping.signal, signal]));
+      if (stopping.signal.aborted || signal.aborted) continue;
       onLog(`closed ${closeAllBatches().length} batches, as every day at ${timeOfDay} UTC`);
       await store.durable();
     }
   };
 
+  /** Takes over the time of a caller that is ahead. First closes the batches that should have closed in between. */
+  const hear = async (aheadMs: number): Promise<void> => {
+    if (aheadMs <= clock.aheadMs) return;
+    const due = closeBatchesAt === null ? Number.POSITIVE_INFINITY : nextTimeOfDay(closeBatchesAt, clock.now());
+    const closed = due <= clock.now() + aheadMs - clock.aheadMs ? closeAllBatches(timestamp(due)) : [];
+    clock.moveTo(aheadMs);
+    moved.abort('moved');
+    moved = new AbortController();
+    onLog(`the time was moved to ${now()}; closed ${closed.length} batches in between`);
+    // The closed batches are stored before the time. So a crash in between leaves no batch open.
+    await store.durable();
+    writeOwnFile(aheadFile, String(clock.aheadMs));
+  };
+
   /** Forgets what settled {@link KEPT_MS} ago. */
   const forgetOld = async (): Promise<void> => {
     while (!stopping.signal.aborted) {
-      const forgotten = await processor.forget(timestamp(clock.now() - KEPT_MS), stopping.signal);
+      // The books are kept by real time. Otherwise a move of the time could drop operations that Payfold has not asked for yet.
+      const forgotten = await processor.forget(timestamp(clock.realNow() - KEPT_MS), stopping.signal);
       if (forgotten > 0) onLog(`forgot ${forgotten} operations of batches that closed more than 30 days ago`);
       await clock.sleep(FORGET_EVERY_MS, stopping.signal);
     }
@@ -557,6 +585,9 @@ export const startSimulator = async (options: SimulatorOptions): Promise<Simulat
     const controlled = path.startsWith('/control/');
     if (controlled && controls) refuseOthers(request.headers.authorization, controlKey);
     const merchantAccount = controlled ? '' : callerOf(request.headers.authorization);
+    const ahead = request.headers[AHEAD_HEADER];
+    if (controls && !controlled && ahead !== undefined && isLoopback((request.socket.remoteAddress ?? '').replace(/^::ffff:/, '')))
+      await hear(integer(AHEAD_HEADER, ahead, 0, Number.MAX_SAFE_INTEGER, 0));
     for (const [method, pattern, handler] of routes) {
       const parameters = method === request.method && pattern.exec(path)?.slice(1);
       if (!parameters) continue;

@@ -6,9 +6,9 @@ import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
-import { purgeKeys, purgeTries, purgeVelocity, sweepKeys } from '#payments';
-import type { Logger } from '#platform';
-import { recordSettlements, recoverRefunds } from '#settlement';
+import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
+import type { Logger, SandboxTime } from '#platform';
+import { recordSettlements, createRefundRecovery } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
 
@@ -41,27 +41,52 @@ export interface Worker {
   stop(): Promise<void>;
 }
 
-/** Runs one round of a loop. Does nothing in an incident: the round might act on events that are lost (C76). */
-export const playRound = async (round: Round, ownLog: Pick<LogGate, 'incident'>, log: Pick<Logger, 'warn'>): Promise<void> => {
-  if (ownLog.incident) return;
+/**
+ * Runs one round of a loop. Does nothing in an incident: the round might act on events that are lost (C76). Does nothing while the time of a sandbox is
+ * moved, or this process cannot read it: the round would take running attempts for old ones.
+ */
+export const playRound = async (
+  round: Round,
+  ownLog: Pick<LogGate, 'incident'>,
+  log: Pick<Logger, 'warn'>,
+  sandboxTime: Pick<SandboxTime, 'isOpen'> | null = null,
+): Promise<void> => {
+  if (ownLog.incident || sandboxTime?.isOpen === false) return;
   await round.run().catch((error: unknown) => log.warn({ err: error, loop: round.name }, 'a loop of the worker failed; it goes on'));
 };
 
 export const startWorker = (services: Services): Worker => {
-  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, settlement, webhooks } = services;
+  const { checkout, clock, config, log, ownLog, payments, pool, reactors, readModels, sandboxTime, settlement, webhooks } = services;
   const subscribers = [...Object.values(reactors), ...readModels.all()];
   const stop = new AbortController();
-  // Every loop adds a listener to this signal.
+  // Rounds of several loops add listeners to this signal.
   setMaxListeners(0, stop.signal);
+  /** Ends the pauses of all loops. */
+  let wake = new AbortController();
+  const wakeLoops = () => {
+    wake.abort('woken');
+    wake = new AbortController();
+    // Every loop adds a listener to this signal.
+    setMaxListeners(0, wake.signal);
+  };
+  wakeLoops();
+  // After a move of the time, every loop looks at once for what is due now.
+  sandboxTime?.watch(wakeLoops);
+  const refunds = createRefundRecovery(settlement, pool);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
     // Open exceptions even if recording failed. Some batches may have been recorded before the failure.
     {
       name: 'settlement',
       everyMs: SETTLEMENT_EVERY_MS,
-      run: () => recordSettlements(settlement, stop.signal).finally(() => services.openExceptions(stop.signal)),
+      run: async () => {
+        // The time must not move between the batches and the exceptions of one round. Otherwise charges from before a move seem to be in no batch.
+        // A large batch takes minutes. It is left for after the move.
+        const signal = sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.closing]) : stop.signal;
+        await atStableTime(payments.ports, () => recordSettlements(settlement, signal).finally(() => services.openExceptions(signal)));
+      },
     },
-    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => recoverRefunds(settlement, pool, stop.signal) },
+    { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     {
       name: 'checkout finisher',
@@ -73,8 +98,9 @@ export const startWorker = (services: Services): Worker => {
     { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
-    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.now(), stop.signal) },
+    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.realNow(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
+    { name: 'refusal purge', everyMs: PURGE_EVERY_MS, run: () => purgeRefusals(pool, clock.now(), stop.signal) },
     {
       name: 'unused read models',
       everyMs: DROP_UNUSED_EVERY_MS,
@@ -94,13 +120,14 @@ export const startWorker = (services: Services): Worker => {
   webhooks.dispatcher.start();
   const running = loops.map(async (loop) => {
     while (!stop.signal.aborted) {
-      await playRound(loop, ownLog, log);
-      await clock.sleep(loop.everyMs, stop.signal);
+      await playRound(loop, ownLog, log, sandboxTime);
+      if (!stop.signal.aborted) await clock.sleep(loop.everyMs, wake.signal);
     }
   });
   return {
     stop: async () => {
       stop.abort();
+      wakeLoops();
       await Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
     },
   };

@@ -1,5 +1,6 @@
 // Verifies an address that Payfold sent a payer back to, and signs launch links. Plain Node, no packages. As a command:
-//   PAYFOLD_SIGNING_SECRET=psec_… node verify.mjs return 'https://agency.example/pay/done?…'
+//   PAYFOLD_SIGNING_SECRET=psec_… node verify.mjs return 'https://agency.example/pay/done?…' [NOW]
+// return or cancel: the kind of the address. NOW: Unix seconds instead of the clock, to try the test vectors of the guide.
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { pathToFileURL } from 'node:url';
 
@@ -35,9 +36,13 @@ export const verify = (secrets, kind, address, nowSeconds = Date.now() / 1000) =
 };
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const [, , kind, address] = process.argv;
+  const [, , kind, address, now] = process.argv;
+  if (!address || !process.env.PAYFOLD_SIGNING_SECRET) {
+    console.error("PAYFOLD_SIGNING_SECRET=psec_… node verify.mjs return|cancel 'https://agency.example/pay/done?…' [NOW]");
+    process.exit(2);
+  }
   try {
-    console.log(JSON.stringify(verify([process.env.PAYFOLD_SIGNING_SECRET], kind, address)));
+    console.log(JSON.stringify(verify([process.env.PAYFOLD_SIGNING_SECRET], kind, address, now === undefined ? undefined : Number(now))));
   } catch (error) {
     console.error(error.message);
     process.exitCode = 1;

@@ -1,6 +1,7 @@
 <?php
 // Verifies an address that Payfold sent a payer back to, and signs launch links. PHP 7.4 and later, no packages. As a command:
-//   PAYFOLD_SIGNING_SECRET=psec_… php verify.php return 'https://agency.example/pay/done?…'
+//   PAYFOLD_SIGNING_SECRET=psec_… php verify.php return 'https://agency.example/pay/done?…' [NOW]
+// return or cancel: the kind of the address. NOW: Unix seconds instead of the clock, to try the test vectors of the guide.
 
 const TOLERANCE_SECONDS = 300;
 
@@ -46,8 +47,13 @@ function verify(array $secrets, string $kind, string $address, ?int $now = null)
 }
 
 if (PHP_SAPI === 'cli' && realpath($argv[0]) === __FILE__) {
+    if ($argc < 3 || !getenv('PAYFOLD_SIGNING_SECRET')) {
+        fwrite(STDERR, "PAYFOLD_SIGNING_SECRET=psec_… php verify.php return|cancel 'https://agency.example/pay/done?…' [NOW]\n");
+        exit(2);
+    }
     try {
-        echo json_encode(verify([getenv('PAYFOLD_SIGNING_SECRET')], $argv[1], $argv[2])), "\n";
+        $now = $argc > 3 ? (int) $argv[3] : null;
+        echo json_encode(verify([getenv('PAYFOLD_SIGNING_SECRET')], $argv[1], $argv[2], $now)), "\n";
     } catch (RuntimeException $error) {
         fwrite(STDERR, $error->getMessage() . "\n");
         exit(1);

@@ -44,7 +44,7 @@ export class AccessTokens {
   constructor(
     private readonly keys: KeyRing,
     environment: 'sandbox' | 'production',
-    private readonly clock: Pick<Clock, 'now'>,
+    private readonly clock: Pick<Clock, 'realNow'>,
   ) {
     const privateKey = (kid: string) =>
       createPrivateKey({ key: Buffer.concat([PKCS8_ED25519, keys.derive('access-token', kid)]), format: 'der', type: 'pkcs8' });
@@ -55,7 +55,7 @@ export class AccessTokens {
 
   /** A token for the account, valid for one hour, or until the account is deactivated once more than `deactivations`. */
   async issue({ accountId, deactivations }: Holder): Promise<{ readonly accessToken: string; readonly expiresAt: string }> {
-    const issuedAt = Math.floor(this.clock.now() / 1_000);
+    const issuedAt = Math.floor(this.clock.realNow() / 1_000);
     const expires = issuedAt + ACCESS_TOKEN_SECONDS;
     const accessToken = await new SignJWT({ [DEACTIVATIONS]: deactivations })
       .setProtectedHeader({ alg: ALGORITHM, typ: TYPE, kid: this.keys.current })
@@ -88,7 +88,7 @@ export class AccessTokens {
   }
 
   private checkClaims({ iss, aud, sub, iat, exp, nbf, [DEACTIVATIONS]: deactivations = 0 }: Readonly<Record<string, unknown>>): Holder {
-    const now = this.clock.now() / 1_000;
+    const now = this.clock.realNow() / 1_000;
     const right =
       iss === this.issuer &&
       aud === AUDIENCE &&

@@ -15,7 +15,7 @@ const ring = (...kids: string[]) => new Ring(kids.at(-1)!, new Map(kids.map((kid
 /** The dependencies of authentication, with a clock that the test sets. */
 const world = async (keys: KeyRing = ring('k1'), environment: 'sandbox' | 'production' = 'sandbox') => {
   const time = { ms: START };
-  const clock: Clock = { ...systemClock, now: () => time.ms };
+  const clock: Clock = { ...systemClock, realNow: () => time.ms };
   const store: EventStore = memoryEventStore();
   const directory = new MemoryDirectory();
   let seen: Parameters<EventStore['readAll']>[0] = null;

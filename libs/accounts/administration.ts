@@ -196,6 +196,11 @@ export class Administration {
     return this.changePortal(portalId, { type: 'SetRules', change });
   }
 
+  /** Replaces the keys of line metadata that charges copy to `coding`. None: nothing is copied. */
+  setCoding(portalId: string, keys: readonly string[]): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'SetCoding', keys });
+  }
+
   setGateway(portalId: string, gateway: NewPortal['gateway']): Promise<Done<Portal>> {
     return this.changePortal(portalId, { type: 'SetGateway', gateway: gatewayOf(portalId, gateway) });
   }

@@ -8,7 +8,7 @@ import { NO_FEE } from './portal.js';
 
 const NOW = Date.parse('2026-01-05T10:00:00.000Z');
 const NOBODY = '018f0000-0000-7000-8000-00000000dead';
-const clock: Clock = { now: () => NOW, monotonic: () => 0, sleep: async () => undefined };
+const clock: Clock = { now: () => NOW, realNow: () => NOW, monotonic: () => 0, sleep: async () => undefined };
 
 let store: EventStore;
 let deps: AdministrationDeps;

@@ -177,7 +177,7 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
 
 export const directoryModel: ReadModel = {
   name: 'directory',
-  shape: 2,
+  shape: 3,
   streamPrefixes: DIRECTORY_STREAMS,
   tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
   createTables: TABLES,

@@ -21,6 +21,7 @@ export const portalEvents = defineEvents<PortalEvent>({
   PortalAccessRevoked: [],
   PortalLimitsSet: [],
   PortalRulesSet: [],
+  PortalCodingSet: [],
   PortalGatewaySet: [],
   PortalCheckoutConfigured: [checkoutConfiguredFromV1],
   PortalSigningSecretStaged: [],

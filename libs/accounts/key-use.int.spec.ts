@@ -21,7 +21,7 @@ afterAll(async () => {
 
 test('the last use of a key is written at most once a minute, by all replicas together', async () => {
   const time = { ms: START };
-  const clock = { now: () => time.ms };
+  const clock = { realNow: () => time.ms };
   let writes = 0;
   const counted = { query: ((...args: [string, unknown[]]) => ((writes += 1), pool.query(...args))) as unknown as Pool['query'] };
   const [one, other] = [postgresKeyUse(counted, clock), postgresKeyUse(counted, clock)];
@@ -44,6 +44,6 @@ test('the last use of a key is written at most once a minute, by all replicas to
 test('a write that fails has no effect on the request', async () => {
   const errors: Error[] = [];
   const away = { query: (async () => Promise.reject(new Error('away'))) as unknown as Pool['query'] };
-  postgresKeyUse(away, { now: () => START }, (error) => errors.push(error)).used(KEY);
+  postgresKeyUse(away, { realNow: () => START }, (error) => errors.push(error)).used(KEY);
   await eventually(() => errors.length === 1);
 });

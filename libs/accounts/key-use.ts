@@ -20,11 +20,11 @@ export interface KeyUse {
 }
 
 /** Writes to Postgres. A failed write is passed to `onError` and not repeated. */
-export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'now'>, onError: (error: Error) => void = () => undefined): KeyUse => {
+export const postgresKeyUse = (db: Queryable, clock: Pick<Clock, 'realNow'>, onError: (error: Error) => void = () => undefined): KeyUse => {
   const written = new Map<string, number>();
   return {
     used: (keyId) => {
-      const now = clock.now();
+      const now = clock.realNow();
       if (now - (written.get(keyId) ?? Number.NEGATIVE_INFINITY) < KEY_USE_WRITE_MS) return;
       written.set(keyId, now);
       // For each key, `written` limits this process to one write a minute. The `where` limits all processes together.

@@ -70,6 +70,12 @@ export interface PortalRules {
   readonly brands: readonly RuleBrand[] | null;
 }
 
+/** Keys of line metadata that a charge copies to the lines' `coding`, for the general ledger. */
+export const MAX_CODING_KEYS = 5;
+const CODING_WORD = /^[\w.:/-]{1,64}$/;
+/** True for a key of coding and for a value of one: a code of the general ledger, and never free text. */
+export const isCodingWord = (text: string): boolean => CODING_WORD.test(text);
+
 export const CHECKOUT_LOCALES = ['en', 'es'] as const;
 export type CheckoutLocale = (typeof CHECKOUT_LOCALES)[number];
 
@@ -117,6 +123,8 @@ export type PortalEvent =
       readonly data: { readonly portalId: string; readonly scope: LimitScope; readonly limits: VelocityLimits | null };
     }
   | { readonly type: 'PortalRulesSet'; readonly data: { readonly portalId: string; readonly rules: PortalRules } }
+  /** From the next charge on. No keys: nothing is copied. */
+  | { readonly type: 'PortalCodingSet'; readonly data: { readonly portalId: string; readonly keys: readonly string[] } }
   | { readonly type: 'PortalGatewaySet'; readonly data: { readonly portalId: string; readonly gateway: PortalGateway | null } }
   | { readonly type: 'PortalCheckoutConfigured'; readonly data: { readonly portalId: string; readonly checkout: CheckoutConfig } }
   /**
@@ -152,6 +160,8 @@ export interface Portal {
   readonly feeVersion: number;
   readonly limits: Readonly<Record<LimitScope, VelocityLimits | null>>;
   readonly rules: PortalRules;
+  /** The keys of line metadata that a charge copies to `coding`. */
+  readonly coding: readonly string[];
   readonly checkout: CheckoutConfig;
   readonly signingSecret: SealedSecret;
   /** The next signing secret, between staging and activation. */
@@ -168,6 +178,7 @@ const evolve = (state: Portal | null, event: PortalEvent): Portal => {
       ...event.data,
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
+      coding: [],
       checkout: CHECKOUT_OFF,
       stagedSecret: null,
       access: { [ownerAccountId]: 'granted' },
@@ -185,6 +196,8 @@ const evolve = (state: Portal | null, event: PortalEvent): Portal => {
       return { ...state, limits: { ...state.limits, [event.data.scope]: event.data.limits } };
     case 'PortalRulesSet':
       return { ...state, rules: event.data.rules };
+    case 'PortalCodingSet':
+      return { ...state, coding: event.data.keys };
     case 'PortalGatewaySet':
       return { ...state, gateway: event.data.gateway };
     case 'PortalCheckoutConfigured':
@@ -219,6 +232,8 @@ export type PortalCommand =
   /** Replaces all limits of one scope. With `attempts` and `declines` null, the scope has no limit. */
   | { readonly type: 'SetLimits'; readonly scope: LimitScope; readonly limits: VelocityLimits }
   | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
+  /** Replaces all keys. */
+  | { readonly type: 'SetCoding'; readonly keys: readonly string[] }
   | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
   | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> }
   /** Replaces an earlier staged secret, which may be lost. */
@@ -256,6 +271,10 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
     case 'SetRules': {
       const rules = validRules({ ...portal.rules, ...command.change });
       return same(rules, portal.rules) ? [] : [{ type: 'PortalRulesSet', data: { portalId, rules } }];
+    }
+    case 'SetCoding': {
+      const keys = validCoding(command.keys);
+      return same(keys, portal.coding) ? [] : [{ type: 'PortalCodingSet', data: { portalId, keys } }];
     }
     case 'SetGateway':
       return same(command.gateway, portal.gateway) ? [] : [{ type: 'PortalGatewaySet', data: { portalId, gateway: command.gateway } }];
@@ -345,6 +364,13 @@ const validRules = (rules: PortalRules): PortalRules => {
   return { minCents, maxCents, brands: RULE_BRANDS.filter((brand) => rules.brands?.includes(brand)) };
 };
 
+const validCoding = (keys: readonly string[]): readonly string[] => {
+  for (const key of keys) if (!isCodingWord(key)) refuse('keys must be 1 to 64 letters, digits, or _ . : / - each.');
+  const unique = [...new Set(keys)];
+  if (unique.length > MAX_CODING_KEYS) refuse(`A portal has at most ${MAX_CODING_KEYS} coding keys.`);
+  return unique;
+};
+
 const COLOUR = /^#[0-9a-f]{6}$/;
 
 const validCheckout = ({ enabled, allow, requireSignedIntake, agencyName, colour, locale }: CheckoutConfig): CheckoutConfig => {
@@ -389,6 +415,7 @@ const existing = (state: Portal | null): Portal => {
 /** Adds defaults for the fields that a state of an older release lacks. */
 export const asNow = (stored: Portal): Portal => ({
   ...stored,
+  coding: stored.coding ?? [],
   checkout: { ...CHECKOUT_OFF, ...stored.checkout },
   stagedSecret: stored.stagedSecret ?? null,
 });

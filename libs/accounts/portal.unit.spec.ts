@@ -84,6 +84,7 @@ describe('a portal', () => {
       signingSecret,
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
+      coding: [],
       checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null },
       stagedSecret: null,
       access: { [owner]: 'granted' },
@@ -224,6 +225,34 @@ describe('rules (C70)', () => {
     [{ brands: [] }, /at least one brand/],
     [{ brands: ['maestro' as 'visa'] }, /brands must be of visa/],
   ])('refuses %j', (change, message) => given(created).when({ type: 'SetRules', change }).thenRefused('VALIDATION_ERROR', message));
+});
+
+describe('coding keys', () => {
+  const set = (...keys: string[]): PortalEvent => ({ type: 'PortalCodingSet', data: { portalId, keys } });
+  const ask = (...keys: string[]) => ({ type: 'SetCoding', keys }) as const;
+  test('each key once, in the order of the command; the same keys again change nothing; none ends it', () => {
+    given(created)
+      .when(ask('gl', 'fund', 'gl'))
+      .then(set('gl', 'fund'));
+    given(created, set('gl', 'fund')).when(ask('gl', 'fund')).then();
+    given(created, set('gl', 'fund')).when(ask('fund', 'gl')).then(set('fund', 'gl'));
+    given(created, set('gl')).when(ask()).then(set());
+    given(created).when(ask()).then();
+  });
+  test('a key has 1 to 64 letters, digits, or _ . : / -, and a portal has at most five', () => {
+    const longest = 'x'.repeat(64);
+    given(created).when(ask('GL_1.2:3/4-5', longest)).then(set('GL_1.2:3/4-5', longest));
+    given(created)
+      .when(ask('a', 'b', 'c', 'd', 'e', 'a'))
+      .then(set('a', 'b', 'c', 'd', 'e'));
+    for (const key of ['', 'a b', 'é', `${longest}x`, 'a\n'])
+      given(created)
+        .when(ask(key))
+        .thenRefused('VALIDATION_ERROR', /keys must be/);
+    given(created)
+      .when(ask('a', 'b', 'c', 'd', 'e', 'f'))
+      .thenRefused('VALIDATION_ERROR', /at most 5/);
+  });
 });
 
 describe('the gateway (C47)', () => {

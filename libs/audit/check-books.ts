@@ -137,7 +137,10 @@ interface SumRow {
   readonly credit: string;
 }
 
-/** The entries of one day in a range of positions. The cast keeps Postgres from using the index on `recorded_at`: the range of positions is the shorter one. */
+/**
+ * The entries of one day in a range of positions. The cast keeps Postgres from using the index on `recorded_at`, because the range of positions has
+ * fewer rows.
+ */
 const PIECE = 'from journal_entry where position > $1 and position <= $2 and (recorded_at::date) = $3::date';
 
 /** The sums of the entries that were recorded on one day. Memory grows with the number of sums of the day, not with its entries. */
@@ -200,7 +203,7 @@ class DaySums {
   /** Adds the day's entries after one position of the log up to another. */
   private async add(db: Queryable, after: string, to: string): Promise<void> {
     const { rows: sums } = await db.query<SumRow>(
-      // The days become text after the sums are made. Text of each entry took a third of the time.
+      // The days become text only after the sums are made. To make text for each entry took a third of the time.
       `select account, rule, concat_ws(' ', recorded_on, effective_on, booked_on) as days, booked_on::text as booked, debit, credit
        from (select p.account, rule, recorded_at::date as recorded_on, effective_at::date as effective_on, booked_at::date as booked_on,
                sum(greatest(p.cents, 0)) as debit, sum(greatest(-p.cents, 0)) as credit

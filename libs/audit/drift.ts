@@ -140,7 +140,7 @@ const readRows = async (db: Queryable, ids: readonly string[]): Promise<Rows> =>
   };
 };
 
-/** The parsed text. If somebody has changed a row to what is no JSON: the text. */
+/** The parsed JSON. If somebody has changed a row so that it is not JSON: its text. */
 const jsonOrText = (text: string): unknown => {
   try {
     return JSON.parse(text);
@@ -829,16 +829,16 @@ export interface DriftFigures {
 }
 
 /** For metrics. */
-export const driftFigures = async ({ store, db, now }: DriftPorts): Promise<DriftFigures> => {
-  const { rows } = await db.query<{ differences: string; seconds: string | null; position: string | null }>(
-    `select (select count(*) from drift_difference) as differences, extract(epoch from now() - completed_at) as seconds, position from drift_sweep`,
+export const driftFigures = async ({ store, db }: DriftPorts): Promise<DriftFigures> => {
+  const { rows } = await db.query<{ differences: string; seconds: string | null; position: string | null; now: Date }>(
+    `select (select count(*) from drift_difference) as differences, extract(epoch from now() - completed_at) as seconds, position, now() from drift_sweep`,
   );
-  const { differences, seconds, position } = rows[0]!;
+  const { differences, seconds, position, now } = rows[0]!;
   let oldestSeconds = position === null ? null : 0;
   try {
     if (position !== null)
       for await (const [oldest] of store.readAll((position || null) as Position | null, { max: 1, streamPrefixes: ['payment-'] }))
-        if (oldest) oldestSeconds = Math.max(0, now() - oldest.storedAt.getTime()) / 1_000;
+        if (oldest) oldestSeconds = Math.max(0, now.getTime() - oldest.storedAt.getTime()) / 1_000;
   } catch (error) {
     if (!(error instanceof NotInTheLog)) throw error;
     oldestSeconds = null;

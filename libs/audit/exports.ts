@@ -340,6 +340,11 @@ export const REPORTS = {
       ['moved_at', 'time', 'moved_at'],
       ['settled_batch_id', 'text', 'settled_batch_id'],
       ['rejected', 'bool', 'rejected'],
+      ['auth_code', 'text', 'auth_code'],
+      ['brand', 'text', 'brand'],
+      ['last4', 'text', 'last4'],
+      ['avs', 'text', 'avs'],
+      ['cvv', 'text', 'cvv'],
     ],
     [
       ['moved_at', 'timestamptz'],

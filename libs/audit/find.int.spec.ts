@@ -146,7 +146,7 @@ describe('a payment is found', () => {
     expect(await found({ lineReference: 'INV-1' })).toHaveLength(2);
   });
 
-  test('and not by a part of a name, by another kind of name, or by another amount', async () => {
+  test('but not by a part of a name, by another kind of name, or by another amount', async () => {
     await pay(...charged());
     await follow();
     for (const by of [
@@ -269,7 +269,7 @@ describe('a page', () => {
     expect((await page(by, { asOf: createdAt(third), limit: 1 })).payments).toMatchObject([{ id: third, status: 'pending', accountId: ACCOUNT }]);
   });
 
-  test('looks at a few payments only, also if none of them passes a filter', async () => {
+  test('looks at a limited number of payments, even if none of them passes a filter', async () => {
     const ids = await many(300);
     const first = await page({ lineReference: 'INV-1' }, { accountId: newId(), limit: 10 });
     expect(first).toEqual({ payments: [], next: ids[249] });
@@ -278,7 +278,7 @@ describe('a page', () => {
   });
 });
 
-test('rows do not depend on how the events come, and a second time changes nothing', async () => {
+test('rows do not depend on the pieces in which events arrive, and to apply them again changes nothing', async () => {
   const id = await pay(...charged(), ...voided('void'));
   await append(BATCH_STREAM, [{ type: 'SettlementLinesRecorded', at: AT, data: { ...batch, lines: [line({ paymentId: id }), line({ number: 1, paymentId: id })] } }]); // prettier-ignore
   await append('exception-1', sendRefund(REFUND, id, 'rf_sent'));
@@ -309,7 +309,7 @@ describe('bad requests', () => {
   ])('%j', (by, message) => {
     expect(findFaults(by).map((fault) => `${fault.field} ${fault.message}`)).toEqual([message]);
   });
-  test('nothing to find by is no fault here: the caller decides', () => {
+  test('a request without a name has no fault here: the caller decides', () => {
     expect([findFaults({}), nameHashOf({})]).toEqual([[], null]);
   });
 });

@@ -1,9 +1,9 @@
 /**
- * Finds payments by what people have in hand: a reference, a confirmation number, a transaction id, or a card's last four digits with an amount.
+ * Finds payments by a name: a reference, a confirmation number, a transaction id, or a card's last four digits with an amount.
  *
- * The read model `payment-find` has a row for each such name of a payment. A row holds the hash of the name, not the name. So all rows have the same
- * small size. A hash of 122 bits belongs to one name only, so a page shows no payment of another name. A row stays for ever: if a corrected file
- * takes a transaction away from a payment, its id still finds the payment that it was recorded for.
+ * The read model `payment-find` has a row for each name of a payment. A row holds the hash of the name, not the name. So all rows have the same small
+ * size. No two names have the same hash of 122 bits. So a page never shows a payment of another name. A row stays for ever: if a corrected file takes
+ * a transaction away from a payment, its id still finds that payment.
  */
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { hashedUuid, type Queryable } from '#platform';
@@ -11,7 +11,7 @@ import { type PaymentEvent, paymentEvents, paymentIdOf, type VisiblePayment, sta
 import { exceptionEvents, isSettledLine, isSettlementStream, type RecordedLine, settlementEvents } from '#settlement';
 import { foldPage, type ListThenQuery, LOOK_AT, type PaymentThen } from './replay.js';
 
-/** What payments are found by. The parameters of the audit API and the options of the command line have these names. */
+/** The kinds of names. They are also the parameters of the audit API and the options of the command line. */
 export const FIND_PARAMETERS = ['lineReference', 'referenceId', 'confirmationNumber', 'transactionId', 'last4', 'amountCents'] as const;
 export type FindParameter = (typeof FIND_PARAMETERS)[number];
 /** The parameters of a request, as text. */
@@ -24,7 +24,7 @@ const ofForm =
   (value: string): string | null =>
     form.test(value) ? null : message;
 
-/** The fault of a value, or null. No fault repeats a value: somebody may have typed a card number. */
+/** The fault of a value, or null. A fault never repeats the value, which may be a card number. */
 const CHECKS: Readonly<Record<FindParameter, (value: string) => string | null>> = {
   lineReference: text,
   referenceId: text,
@@ -34,7 +34,7 @@ const CHECKS: Readonly<Record<FindParameter, (value: string) => string | null>> 
   amountCents: ofForm(/^[1-9]\d{0,9}$/, 'must be whole cents, 1 or more'),
 };
 
-/** The faults of a request. A request finds by one parameter; `last4` and `amountCents` go together. */
+/** The faults of a request. A request has one parameter, or `last4` with `amountCents`. */
 export const findFaults = (by: FindBy): readonly { readonly field: FindParameter; readonly message: string }[] => {
   const given = FIND_PARAMETERS.filter((name) => by[name] !== undefined);
   const faults = given.flatMap((field) => {
@@ -48,7 +48,7 @@ export const findFaults = (by: FindBy): readonly { readonly field: FindParameter
   return faults;
 };
 
-/** The hash of the name in a request without faults. null: the request names nothing. */
+/** The hash of the name in a request without faults. null: the request has no name. */
 export const nameHashOf = ({ lineReference, referenceId, confirmationNumber, transactionId, last4, amountCents }: FindBy): string | null => {
   if (lineReference !== undefined) return HASH.lineReference(lineReference);
   if (referenceId !== undefined) return HASH.referenceId(referenceId);
@@ -63,7 +63,7 @@ const HASH = {
   confirmationNumber: (number: string) => hashedUuid('confirmationNumber', number),
   transactionId: (id: string) => hashedUuid('transactionId', id),
   card: (last4: string, cents: number) => hashedUuid('card', last4, cents),
-  /** Only the read model uses this name: the end of a refund that staff send does not repeat the payment. */
+  /** For the read model only. `ExceptionRefundEnded` does not repeat the payment, so the attempt leads to it. */
   sentRefund: (attemptId: string) => hashedUuid('sentRefund', attemptId),
 };
 
@@ -73,7 +73,7 @@ const HASH = {
 const TABLES = 'create table payment_find (name_hash uuid not null, payment_id uuid not null)';
 // An id of a payment begins with its time. So the rows of one name lie in the order of their payments.
 const INDEXES = 'alter table payment_find add constraint payment_find_pkey primary key (name_hash, payment_id)';
-/** A report of this model may lag this much. `runUntil` ends the wait. */
+/** The read model may lag by this much. A caller of `runUntil` does not wait for it. */
 const GATHER_MS = 1_000;
 
 export const paymentFindModel: ReadModel = {
@@ -124,7 +124,7 @@ const namesIn = ({ type, data }: PaymentEvent): readonly string[] => {
   switch (type) {
     case 'PaymentInitiated': {
       const { amountCents, serviceFeeCents, referenceId, lineItems, paymentMethod } = data;
-      // The payer has seen the total in the checkout. A statement of the card shows principal and fee apart if they are two charges.
+      // The payer saw the total in the checkout. If principal and fee are two charges, a card statement shows them apart.
       const amounts = serviceFeeCents === 0 ? [amountCents] : [amountCents, amountCents + serviceFeeCents];
       return [
         ...lineItems.map((line) => HASH.lineReference(line.referenceId)),
@@ -157,7 +157,7 @@ const namesIn = ({ type, data }: PaymentEvent): readonly string[] => {
 const transactions = (of: readonly { readonly transactionId: string | null }[]): string[] =>
   of.flatMap(({ transactionId }) => (transactionId === null ? [] : [HASH.transactionId(transactionId)]));
 
-/** The lines of a settlement event whose transaction may be none of the payment's own. The streams name the transactions of all other lines. */
+/** The lines of a settlement event whose transaction may be missing in the payment's stream. The streams hold the transactions of all other lines. */
 const foreignLines = (recorded: Recorded): readonly RecordedLine[] => {
   const { type, data } = settlementEvents.read(recorded);
   const lines =

@@ -150,14 +150,14 @@ export interface ListThenQuery {
 }
 
 /**
- * Number of payments that are read and folded together. A page reads at least as many if only a fold shows whether a payment belongs to the page:
- * most may not.
+ * Number of payments that are read and folded together. If only a fold shows whether a payment belongs to a page, the page folds at least this many,
+ * because most may not belong to it.
  */
 export const LOOK_AT = 250;
 
 /**
- * Folds payments as they were at an instant, in the given order. Ends when `limit` of them fit, or after {@link PAGE_BYTES}. `looked`: how many were
- * folded.
+ * Folds payments as they were at an instant, in the given order. Ends when `limit` of them fit, or after {@link PAGE_BYTES}. `looked`: the number of
+ * payments that were folded.
  */
 export const foldPage = async (
   store: EventStore,

@@ -3,7 +3,7 @@
  *
  * After each page, the state of the pass is stored in its row. If the worker dies, the next one goes on after that page.
  *
- * A good pass ends at a signed head, and writes this head to a file beside the heads, outside the database. The next incremental pass begins at the head in this file.
+ * A good pass ends at a signed head. It writes this head to a file beside the heads, outside the database. The next incremental pass begins there.
  * The stored state carries a MAC under a key of the service. So a change of a row cannot make a pass leave anything out that an earlier pass has not
  * verified: a pass whose state was changed begins again, and says so.
  */
@@ -59,13 +59,13 @@ const RENEW_MS = 15_000;
 const EVENTS_AT_ONCE = 4_096;
 
 /**
- * The file with the signed head at which the last good pass of this installation ended. All workers share it, in the folder of the heads. It is a state
- * and no evidence: neither its name nor its first line is that of a head, so no list of heads holds it, and no reader takes it for one.
+ * The file with the signed head at which the last good pass of this installation ended. All workers share it, in the folder of the heads. It is not
+ * evidence. Neither its name nor its first line is that of a head, so it is never listed or read as a head.
  */
 const verificationFile = (folder: string): string => join(folder, 'verification.txt');
 const VERIFICATION_HEADING = 'payfold verification: the last good pass ended at this head\n';
 
-/** The signed head in the file. null: there is no file. If the file is damaged, the text is no head. */
+/** The signed head in the file. null: there is no file. If the file is damaged, the text is not a head. */
 const readVerified = (folder: string): string | null => {
   const file = verificationFile(folder);
   if (!existsSync(file)) return null;
@@ -75,7 +75,7 @@ const readVerified = (folder: string): string | null => {
 
 export interface PassWork extends PassPorts {
   readonly folder: string;
-  readonly clock: Pick<Clock, 'monotonic'>;
+  readonly clock: Pick<Clock, 'monotonic' | 'realNow'>;
   readonly ids: Ids;
   /** Awaited within and between pages, so that other work can go on. If it returns false, the pass ends here and goes on later. */
   readonly goOn: () => Promise<boolean>;
@@ -100,13 +100,13 @@ class PassInterrupted extends Error {}
 
 /** Does the passes that are due, unless another worker does them. */
 export const runDuePasses = async (work: PassWork): Promise<void> => {
-  const { db, ids, now } = work;
+  const { db, ids, clock } = work;
   const { rows } = await db.query<{ pass: PassName; is_new: boolean }>(
     'select pass, due_at is null as is_new from verify_pass where due_at is null or due_at <= now() order by due_at, pass',
   );
   const failures: unknown[] = [];
   for (const { pass, is_new } of rows)
-    if (is_new) await db.query('update verify_pass set due_at = $2 where pass = $1 and due_at is null', [pass, nextPass(pass, now())]);
+    if (is_new) await db.query('update verify_pass set due_at = $2 where pass = $1 and due_at is null', [pass, nextPass(pass, clock.realNow())]);
     // A pass that fails must not keep the other one from running.
     else await new ScheduledPass(work, pass, ids.uuid()).run().catch((error: unknown) => failures.push(error));
   if (failures.length > 0) throw failures[0];
@@ -203,7 +203,7 @@ class ScheduledPass {
     if (failed === 0 && note !== null) writeVerified(work.folder, note, holder);
     await work.db.query(
       `update verify_pass set state = null, finished_at = now(), failed_checks = $3, checks = $4, due_at = $5 where pass = $1 and holder = $2`,
-      [pass, holder, failed, JSON.stringify(checks), nextPass(pass, work.now())],
+      [pass, holder, failed, JSON.stringify(checks), nextPass(pass, work.clock.realNow())],
     );
   }
 

@@ -76,7 +76,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
       referenceId: trusted ? echoed(pairs.get('reference_id'), MAX_REFERENCE_LENGTH) : null,
       state: trusted ? echoed(pairs.get('state'), MAX_STATE_LENGTH) : null,
     };
-    const location = cancelAddress(keys, portal, cancelUrl.address, told, ports.payments.clock.now());
+    const location = cancelAddress(keys, portal, cancelUrl.address, told, ports.payments.clock.realNow());
     return { to: 'cancel_url', location, code: error.code, message: error.message };
   }
 };
@@ -123,7 +123,7 @@ const accepted = async (
 
   const known = nonce === undefined ? null : await ports.sessions.load(checkoutId);
   if (known) return resumed(ports, known, fingerprint, request, origin);
-  refuseLapsed(request, ports.payments.clock.now());
+  refuseLapsed(request, ports.payments.clock.realNow());
   const { amountCents, ...content } = request.content();
   const returnUrl = vetted(pairs.get('return_url'), portal.checkout.allow);
   if (!returnUrl.accepted) throw invalid(`return_url ${returnUrl.why}.`);
@@ -190,12 +190,12 @@ const resumed = async (
   origin: Origin,
 ): Promise<IntakeOutcome> => {
   if (known.checkout.terms.fingerprint !== fingerprint) throw invalid('This nonce was used with other content.');
-  const nowMs = ports.payments.clock.now();
+  const { clock } = ports.payments;
   const { phase } = known.checkout;
   const bound = request.kind !== 'json' && (phase === 'open' || phase === 'processing' || phase === 'unknown');
   if (phase !== 'open' || known.content === null) return { to: 'session', session: known, bound };
-  const lapsed = viewOf(known, nowMs) === 'expired';
-  if (lapsed) refuseLapsed(request, nowMs);
+  const lapsed = viewOf(known, clock.now()) === 'expired';
+  if (lapsed) refuseLapsed(request, clock.realNow());
   try {
     const awake = lapsed ? await ports.sessions.execute(known, { type: 'Extend' }, origin) : known;
     return { to: 'session', session: bound ? await ports.sessions.execute(awake, { type: 'Open' }, origin) : awake, bound };

@@ -9,6 +9,7 @@ import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import type { Slot } from '#platform';
 import { ageMs, type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
 import {
+  atStableTime,
   charge,
   type ChargeRequest,
   isVisible,
@@ -67,20 +68,21 @@ export interface PayRequest {
  * Makes one attempt. Returns the session after it: paid, open again, unknown, or processing. In the last case, the outcome could not be recorded yet,
  * and the worker records it later.
  *
- * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page. Throws RATE_LIMITED before an
- * attempt begins, so that the attempts of the payer are not used up.
+ * Throws Conflict or ServiceError INVALID_STATE if no attempt began. Then load the session again and show its page. Throws RATE_LIMITED, and
+ * IDEMPOTENCY_UNAVAILABLE while the time of a sandbox is being moved. Both come before an attempt begins, so they use up no attempt of the payer.
  */
-export const pay = async (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> => {
-  const deadline = requestDeadline(ports.payments, request.slot);
-  const payments = awayAtGateway(ports.payments, request.slot);
-  const { accountId } = session.checkout.terms;
-  const slot = request.gateway === null ? null : await payments.slots.reserve(request.gateway, accountId, 'payer', deadline, payments.during);
-  try {
-    return await payWithSlot({ ...ports, payments }, session, request, slot, origin, deadline);
-  } finally {
-    slot?.release();
-  }
-};
+export const pay = (ports: CheckoutPorts, session: Session, request: PayRequest, origin: Origin): Promise<Session> =>
+  atStableTime(ports.payments, async () => {
+    const deadline = requestDeadline(ports.payments, request.slot);
+    const payments = awayAtGateway(ports.payments, request.slot);
+    const { accountId } = session.checkout.terms;
+    const slot = request.gateway === null ? null : await payments.slots.reserve(request.gateway, accountId, 'payer', deadline, payments.during);
+    try {
+      return await payWithSlot({ ...ports, payments }, session, request, slot, origin, deadline);
+    } finally {
+      slot?.release();
+    }
+  });
 
 const payWithSlot = async (
   ports: CheckoutPorts,

@@ -136,7 +136,7 @@ export class CheckoutSessions {
   async start(terms: Omit<CheckoutTerms, 'content'>, content: CheckoutContent, exp: string | null, origin: Origin): Promise<Session> {
     const { checkoutId } = terms;
     const { rows, clock, ids } = this.ports;
-    const row = intakeRow(checkoutId, content, { salt: ids.uuid(), exp, now: clock.now() });
+    const row = intakeRow(checkoutId, content, { salt: ids.uuid(), exp, now: clock.realNow() });
     // An event must never name a row that a crash can lose.
     await rows.write(row);
     const begun = { type: 'Start', terms: { ...terms, content: row.hash } } as const;

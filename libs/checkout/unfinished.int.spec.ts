@@ -37,7 +37,7 @@ test('sessions whose payment waits for staff are not counted', async () => {
     { checkoutId: 'b', paymentId: open, since: since(100) },
     { checkoutId: 'c', paymentId: stuck, since: since(100_000) },
   ]);
-  const { count, oldestSeconds } = await unfinishedSessions(pool);
+  const { count, oldestSeconds } = await unfinishedSessions(pool, Date.now());
   expect([count, Math.floor(oldestSeconds / 100)]).toEqual([2, 1]);
   await pool.end();
   await drop();

@@ -129,10 +129,11 @@ export const finishSessions = async (
  * For metrics: the number of sessions without an outcome, and the age of the oldest in seconds (0: there is none). Sessions whose payment waits for
  * staff are not counted.
  */
-export const unfinishedSessions = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
+export const unfinishedSessions = async (db: Queryable, nowMs: number): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    `select count(*) as count, extract(epoch from now() - min(c.since)) as oldest from checkout_unfinished c
+    `select count(*) as count, extract(epoch from $1::timestamptz - min(c.since)) as oldest from checkout_unfinished c
      where not exists (select from payment_list p where p.payment_id = c.payment_id and ${WAITS_FOR_STAFF})`,
+    [timestamp(nowMs)],
   );
   return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
 };

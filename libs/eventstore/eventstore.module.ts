@@ -1,7 +1,7 @@
 /** The log of the installation, its schema and its read models, for Nest (`#eventstore/module`). */
 import { pid } from 'node:process';
 import { type DynamicModule, Global, Module } from '@nestjs/common';
-import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, type Queryable, recordProcess } from '#platform';
+import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, type Queryable, recordProcess, refuseMovedTime } from '#platform';
 import { ProcessContext } from '#platform/module';
 import { postgresCheckpoint } from './checkpoint.js';
 import { type EventStore, OutcomeUnknown, Unavailable } from './event-store.js';
@@ -123,6 +123,7 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     stop: options.stop,
   });
   context.atEnd(() => log.close());
+  await followTime(context, pool);
   const stop = new AbortController();
   const checking = log.run(stop.signal);
   context.atEnd(() => {
@@ -135,6 +136,15 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     context.atEnd(() => recorded.stop());
   }
   return { pool, log };
+};
+
+/** A process must know the time of its sandbox before it serves. */
+const followTime = async (context: ProcessContext, pool: Pool): Promise<void> => {
+  const { sandboxTime, options } = context;
+  if (sandboxTime === null) return refuseMovedTime(pool);
+  if (options.sandboxTime) return;
+  await sandboxTime.begin(context.pool({ name: 'sandbox time', max: 1 }), options.stop);
+  context.atEnd(() => sandboxTime.stop());
 };
 
 const requirePrepared = async (pool: Pool, { migrations, readModels }: Pick<Schema, 'migrations' | 'readModels'>): Promise<void> => {

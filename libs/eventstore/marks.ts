@@ -111,7 +111,7 @@ export interface MarkBookOptions {
   /** The role of the process. */
   readonly name: string;
   readonly pid: number;
-  readonly clock: Pick<Clock, 'now' | 'monotonic'>;
+  readonly clock: Pick<Clock, 'realNow' | 'monotonic'>;
 }
 
 /**
@@ -148,7 +148,7 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
       const { incident } = await readRows(pool, processId);
       // If no incident is open now, a person has just closed the one that was open at the insert. With `id` null, the caller opens a new incident at
       // its next check.
-      return incident ?? { id: null, kind, message, mark, since: timestamp(clock.now()), foundBy: name };
+      return incident ?? { id: null, kind, message, mark, since: timestamp(clock.realNow()), foundBy: name };
     },
     isClosed: async (id) => {
       const { rowCount } = await pool.query('select from store_incident where id = $1 and closed_at is not null', [id]);
@@ -307,6 +307,6 @@ const forgetOlder = async (options: MarkBookOptions, { position }: Mark): Promis
   for (const { file, marks } of await readFiles(options)) {
     if (marks.some(({ mark }) => mark.position > position)) continue;
     const written = await stat(file).catch(() => null);
-    if (written && clock.now() - written.mtimeMs > FORGET_AFTER_SECONDS * 1_000) await rm(file, { force: true });
+    if (written && clock.realNow() - written.mtimeMs > FORGET_AFTER_SECONDS * 1_000) await rm(file, { force: true });
   }
 };

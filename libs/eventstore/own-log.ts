@@ -281,7 +281,7 @@ export class OwnLog implements EventStore, LogGate {
   private async open(finding: Finding): Promise<void> {
     const { log, clock } = this.options;
     // Stops the appends of this process first, because the database may not be able to record the incident now.
-    this.enter({ ...finding, id: null, since: timestamp(clock.now()), foundBy: 'this process' });
+    this.enter({ ...finding, id: null, since: timestamp(clock.realNow()), foundBy: 'this process' });
     await this.tell().catch((error: unknown) => log.error({ err: error }, 'the incident could not be written down; the next try comes in a second'));
   }
 

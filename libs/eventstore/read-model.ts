@@ -280,7 +280,7 @@ export class ReadModels {
           store,
           pool,
           ...(this.options.ownLog && { ownLog: this.options.ownLog }),
-          now: () => clock.now(),
+          now: () => clock.realNow(),
           stop,
           onProgress: ({ events, total }) => {
             if (clock.monotonic() - told < TELL_EVERY_MS) return;

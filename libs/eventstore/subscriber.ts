@@ -172,7 +172,7 @@ class LogSubscriber<Tx> implements Subscriber {
     this.name = projection.name;
     this.checkpoint = options.checkpoint;
     this.clock = options.clock ?? systemClock;
-    this.lease = { owner: options.owner ?? uuidV7(this.clock.now()), ms: options.leaseMs ?? LEASE_MS };
+    this.lease = { owner: options.owner ?? uuidV7(this.clock.realNow()), ms: options.leaseMs ?? LEASE_MS };
     this.batchEvents = options.batchEvents ?? BATCH_EVENTS;
     this.watch = new Watch(this.checkpoint, this.clock);
   }
@@ -624,7 +624,7 @@ export const projectionStatus = async (
   try {
     if (behind)
       for await (const [oldest] of store.readAll(position, { max: 1, ...(streamPrefixes && { streamPrefixes }) }))
-        if (oldest) lagMs = Math.max(0, clock.now() - oldest.storedAt.getTime());
+        if (oldest) lagMs = Math.max(0, clock.realNow() - oldest.storedAt.getTime());
   } catch (error) {
     if (error instanceof NotInTheLog) return unknown;
     throw error;

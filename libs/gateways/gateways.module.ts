@@ -14,8 +14,9 @@ import { createSimulatorGateway } from './simulator/simulator.js';
       inject: [ProcessContext, GatewayCalls],
       // The simulator is the only gateway of the sandbox. Production has no simulator, so no account has a gateway there.
       useFactory: (context: ProcessContext, calls: GatewayCalls): Gateways => {
-        const { config, places, clock } = context;
-        const simulator = places.simulatorUrl ? calls.observed(createSimulatorGateway({ url: places.simulatorUrl }), clock) : null;
+        const { config, places, clock, sandboxTime } = context;
+        const aheadMs = () => sandboxTime?.clock.aheadMs ?? 0;
+        const simulator = places.simulatorUrl ? calls.observed(createSimulatorGateway({ url: places.simulatorUrl, aheadMs }), clock) : null;
         return context.guarded<Gateways>({
           find: ({ gateway, environment }) => (gateway === 'simulator' && environment === config.environment ? simulator : null),
         });

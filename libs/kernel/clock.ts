@@ -1,7 +1,13 @@
-/** Code in `libs/` gets the time only from a `Clock`. Tests and the simulation pass clocks of their own. */
+/**
+ * Code in `libs/` gets the time only from a `Clock`. Tests and the simulation pass clocks of their own.
+ *
+ * A clock has two times. They differ only in a sandbox whose time was moved. docs/decisions/0048-two-clocks.md lists the uses of each.
+ */
 export interface Clock {
-  /** Milliseconds since the epoch, for times that are recorded. */
+  /** Business time, in milliseconds since the epoch. For times in events, and for times that are compared with them. */
   now(): number;
+  /** The time of the host, in milliseconds since the epoch. It is never moved. For keys, tokens, windows and signatures. */
+  realNow(): number;
   /** Milliseconds that never jump, for deadlines. */
   monotonic(): number;
   /** Resolves after `ms`, or at once when `signal` aborts. Never rejects. */
@@ -10,6 +16,7 @@ export interface Clock {
 
 export const systemClock: Clock = {
   now: () => Date.now(),
+  realNow: () => Date.now(),
   monotonic: () => performance.now(),
   sleep: (ms, signal) =>
     new Promise((resolve) => {
@@ -23,6 +30,29 @@ export const systemClock: Clock = {
       signal?.addEventListener('abort', done, { once: true });
     }),
 };
+
+/** The clock of a sandbox process. Its business time is the host's time and the time that `payfold sandbox advance` has added. */
+export class SandboxClock implements Clock {
+  private ahead = 0;
+
+  constructor(private readonly host: Clock = systemClock) {}
+
+  now = (): number => this.host.now() + this.ahead;
+  realNow = (): number => this.host.realNow();
+  monotonic = (): number => this.host.monotonic();
+  sleep = (ms: number, signal?: AbortSignal): Promise<void> => this.host.sleep(ms, signal);
+
+  get aheadMs(): number {
+    return this.ahead;
+  }
+
+  /** Business time never goes back. Returns whether it has moved. */
+  moveTo(aheadMs: number): boolean {
+    if (aheadMs <= this.ahead) return false;
+    this.ahead = aheadMs;
+    return true;
+  }
+}
 
 /** RFC 3339, UTC, milliseconds (C2). */
 export const timestamp = (epochMs: number): string => new Date(epochMs).toISOString();

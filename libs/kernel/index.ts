@@ -1,4 +1,4 @@
-export { ageMs, type Clock, Deadline, HOST_CLOCKS_DIFFER_MS, isDay, orStopped, systemClock, timestamp, within } from './clock.js';
+export { ageMs, type Clock, Deadline, HOST_CLOCKS_DIFFER_MS, isDay, orStopped, SandboxClock, systemClock, timestamp, within } from './clock.js';
 export { type Decider, fold, unreachable } from './decider.js';
 export { AuthenticationError, type ErrorCode, internalError, ServiceError, STATUS_OF } from './errors.js';
 export { FairShare, type FairShareLimits, type Lane, LANES, type SlotRequest } from './fair-share.js';

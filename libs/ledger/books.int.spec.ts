@@ -39,7 +39,12 @@ const EDGES = Array.from({ length: DAYS + 1 }, (_, number) => [-1, 0, 1, DAY_MS 
 
 /** A clock that stands still until it is set. */
 let now = FIRST_DAY;
-const clock: Clock = { now: () => now, monotonic: () => performance.now(), sleep: (ms) => new Promise((wake) => setTimeout(wake, ms)) };
+const clock: Clock = {
+  now: () => now,
+  realNow: () => now,
+  monotonic: () => performance.now(),
+  sleep: (ms) => new Promise((wake) => setTimeout(wake, ms)),
+};
 const ids = systemIds(() => now);
 const store = memoryEventStore({ now: () => now });
 let database: Awaited<ReturnType<typeof freshDatabase>>;

@@ -1,10 +1,10 @@
 /**
- * The posting rules R1 to R20: how each fact changes the books. Pure.
+ * The posting rules R1 to R17 and R20: how each fact changes the books. Pure.
  *
  * Only facts about money are posted. A request, a decline, a failure or an unknown outcome posts nothing.
  *
- * Order of this file: entries; the books of a payment; the rules in all their versions; then the facts of payments, of settlement, and of
- * adjustments.
+ * Order of this file: entries; the books of a payment; the rules in all their versions; then the facts of payments, of settlement, of
+ * adjustments, and of remittances.
  */
 import { type Cents, proRata, sumCents, unreachable } from '#kernel';
 import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';

@@ -63,7 +63,7 @@ const termsOf = (principal: number, fee: number, chargeMode: 'separate' | 'combi
     serviceFeeCents: fee,
     feeVersion: 1,
     chargeMode,
-    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', description: null, metadata: null }],
+    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', description: null, metadata: null, coding: null }],
     payer: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
     legs:
@@ -140,7 +140,7 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
         type: 'RecordChargeOutcome',
         at: AT,
         attemptId: 'a0',
-        outcome: { kind: 'declined', leg: terms.legs[0]!.leg, code: 'generic_decline', transactionId: null, raw: null },
+        outcome: { kind: 'declined', leg: terms.legs[0]!.leg, code: 'generic_decline', transactionId: null, raw: null, avs: null, cvv: null },
       });
       break;
     default:

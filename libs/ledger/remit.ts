@@ -1,4 +1,4 @@
-/** Pays agencies: reads what is owed and what of it is funded, and records the remittance at the exact revision of the portal's stream. */
+/** Records payments to agencies. Reads the balance and its funded part, then appends at the exact revision of the portal's stream. */
 import { type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
 import { ServiceError, sumCents, timestamp } from '#kernel';
 import { refuseStaffText, staff } from '#payments';
@@ -36,12 +36,12 @@ export interface ReverseRemittanceRequest {
 export type Remitted = Extract<RemittanceEvent, { type: 'AgencyRemitted' }>['data'] & Standing;
 export type Reversed = Extract<RemittanceEvent, { type: 'AgencyRemittanceReversed' }>['data'];
 
-/** Characters of a reference: more than any bank's field for it. */
+/** Longest reference. The field of no bank is longer. */
 const MAX_REFERENCE_CHARACTERS = 140;
 
 /**
  * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if the reference was used before, the period is closed, or the amount
- * is more than the funded part and is no advance. Returns the standing before it.
+ * is more than the funded part without an advance. Returns the standing before the remittance.
  */
 export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<Remitted> => {
   const { clock, ids } = ports;
@@ -49,7 +49,7 @@ export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<R
   const reference = request.reference.trim();
   refuseStaffText('reference', reference, MAX_REFERENCE_CHARACTERS);
   return retryOnConflict(async () => {
-    // The stream is read before the head of the log. So the balance holds every remittance that this revision knows.
+    // The stream is read before the head of the log. So the balance includes every remittance up to this revision.
     const before = await load(ports.store, REMITTANCE_STREAM, request.portalId);
     const standing = await standingOf(ports, request.portalId);
     const closedTo = await closedToOf(ports.store);
@@ -77,15 +77,15 @@ export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemit
   }, busy);
 };
 
-const busy = () => new ServiceError('INVALID_STATE', 'Somebody else is paying this agency; try again.');
+const busy = () => new ServiceError('INVALID_STATE', 'Another remittance of this agency is being recorded; try again.');
 
 const closedToOf = async (store: EventStore): Promise<string | null> => (await load(store, PERIODS_STREAM, PERIODS_ID)).state.closedTo;
 
 /**
- * What we owe to an agency at or beyond the present end of the log.
+ * The standing of an agency at the present end of the log, or later.
  *
- * Journal and register move on by themselves. So the credits are read first, then the register, then the debits, each at or beyond the place of the
- * one before. A charge that comes in between is not counted, and a refund is. So no part is too large.
+ * Journal and register follow the log while this function reads. So the credits are read first, then the register, then the debits, each at the place
+ * of the one before or at a later place. A charge that comes in between is not counted, but a refund is. So no part is too large.
  */
 export const standingOf = async (ports: RemitPorts, portalId: string): Promise<Standing> => {
   const { db, store } = ports;
@@ -97,13 +97,13 @@ export const standingOf = async (ports: RemitPorts, portalId: string): Promise<S
   await upTo(ports.journalReached);
   const { credit } = await balanceOf(db, name);
   await upTo(ports.registerReached);
-  const { unsettled, unfunded, disputed } = await heldBack(db, portalId);
+  const { unsettled, unfunded, short, disputed } = await heldBack(db, portalId);
   const adopted = await adoptedUnfunded(ports, portalId);
   await upTo(ports.journalReached);
   const { debit } = await balanceOf(db, name);
   const payableCents = credit - debit;
   const settledCents = payableCents - unsettled;
-  return { payableCents, settledCents, fundedCents: settledCents - unfunded - disputed - adopted };
+  return { payableCents, settledCents, fundedCents: settledCents - unfunded - short - disputed - adopted };
 };
 
 const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; credit: number }> => {
@@ -114,33 +114,59 @@ const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; 
   return { debit: Number(rows[0]?.debit ?? 0), credit: Number(rows[0]?.credit ?? 0) };
 };
 
-/** Principal of a portal that is charged and in no batch, that is in a batch without funding, and that open disputes hold. */
-const heldBack = async (db: Queryable, portalId: string): Promise<{ unsettled: number; unfunded: number; disputed: number }> => {
-  const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'disputed', string>>(
-    `with open_charge as (
+/**
+ * Principal of a portal that is charged and not funded. `unsettled`: in no batch. `unfunded`: in a batch that is not funded. `short`: missing,
+ * because a batch settled less than the charge. `disputed`: in open disputes. If staff resolved a line's exception as `settles`, the line's batch counts.
+ */
+const heldBack = async (db: Queryable, portalId: string): Promise<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', number>> => {
+  const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', string>>(
+    `with settles as (
+       select payment_id, leg, gateway, merchant_account, batch_id, gross_cents from settlement_exception
+       where settles and type = 'sale' and not superseded and leg is not null),
+     open_charge as (
        select payment_id, leg, true as waits from gateway_transaction
        where settled_batch_id is null and not rejected and moved_at is not null and amount_cents > voided_cents and op = 'charge'
+         and not exists (select from settles e where e.payment_id = gateway_transaction.payment_id and e.leg = gateway_transaction.leg)
        union all
        select t.payment_id, t.leg, false
        from settlement_begun s
        left join settlement_batch b on b.gateway = s.gateway and b.merchant_account = s.merchant_account and b.batch_id = s.batch_id
        join gateway_transaction t on t.settled_batch_id = s.batch_id and t.gateway = s.gateway and t.merchant_account = s.merchant_account
-       where b.funded is not true and t.op = 'charge'),
+       where b.funded is not true and t.op = 'charge'
+       union all
+       select e.payment_id, e.leg, false from settles e
+       left join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id
+       where b.funded is not true),
      held as (
        select c.waits, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint as cents
        from open_charge c join journal_payment p on p.payment_id = c.payment_id cross join json_array_elements(p.books->'legs') as l
        where p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = c.leg),
+     -- While the batch is not funded, the whole principal is held back already.
+     short as (
+       select least(e.expected_cents - e.gross_cents, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint) as cents
+       from settlement_exception e
+       join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id and b.funded
+       join journal_payment p on p.payment_id = e.payment_id cross join json_array_elements(p.books->'legs') as l
+       where e.kind = 'AMOUNT_MISMATCH' and e.type = 'sale' and not e.superseded and e.expected_cents > e.gross_cents
+         and p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = e.leg
+       union all
+       select least(t.amount_cents - t.voided_cents - e.gross_cents, (l->>'principalCents')::bigint - (l->>'voidedPrincipalCents')::bigint)
+       from settles e
+       join settlement_batch b on b.gateway = e.gateway and b.merchant_account = e.merchant_account and b.batch_id = e.batch_id and b.funded
+       join gateway_transaction t on t.payment_id = e.payment_id and t.leg = e.leg and t.op = 'charge' and t.amount_cents - t.voided_cents > e.gross_cents
+       join journal_payment p on p.payment_id = e.payment_id cross join json_array_elements(p.books->'legs') as l
+       where p.books->>'portalId' = $1 and (p.books->>'charged')::bool and l->>'leg' = e.leg),
      taken as (
        select (s->>'principalCents')::bigint as cents
        from dispute d join journal_payment p on p.payment_id = d.payment_id
          cross join json_array_elements(p.books->'disputes'->(d.dispute_id::text)->'shares') as s
        where d.status <> 'recovered' and d.status <> 'lost' and p.books->>'portalId' = $1)
      select coalesce((select sum(cents) from held where waits), 0) as unsettled, coalesce((select sum(cents) from held where not waits), 0) as unfunded,
-       coalesce((select sum(cents) from taken), 0) as disputed`,
+       coalesce((select sum(cents) from short), 0) as short, coalesce((select sum(cents) from taken), 0) as disputed`,
     [portalId],
   );
-  const { unsettled, unfunded, disputed } = rows[0]!;
-  return { unsettled: Number(unsettled), unfunded: Number(unfunded), disputed: Number(disputed) };
+  const { unsettled, unfunded, short, disputed } = rows[0]!;
+  return { unsettled: Number(unsettled), unfunded: Number(unfunded), short: Number(short), disputed: Number(disputed) };
 };
 
 /** Principal that staff adopted for the portal out of lines whose batch is not funded. */

@@ -1,7 +1,8 @@
 /**
  * Remittances: money that the operator pays to an agency out of what it owes the agency (R20). Pure.
  *
- * All remittances of a portal share one stream, `remittance-<portalId>`, which keeps them in order. So two at once can never both use the same money.
+ * All remittances of a portal share one stream, `remittance-<portalId>`, which keeps them in order. So two remittances
+ * can never use the same money.
  */
 import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
 import { beginOf } from './days.js';
@@ -25,7 +26,7 @@ export type RemittanceEvent =
         readonly by: string;
       }
     >
-  /** A remittance was taken back, since it did not take place, or came back. */
+  /** A remittance was taken back, because it did not take place, or because the money came back. */
   | Fact<
       'AgencyRemittanceReversed',
       {
@@ -50,8 +51,9 @@ export interface Remittance {
 export type Remittances = readonly Remittance[];
 
 /**
- * What we owe to an agency, in cents. The settled part is the balance less charges that are in no batch. The funded part is the settled part less
- * charges whose batch is not funded, and less principal that an open dispute holds. A part is negative if more was paid than it holds.
+ * The balance that we owe to an agency, in cents. The settled part is the balance less charges that are in no batch. The funded part is the settled
+ * part less charges and adopted lines whose batch is not funded, less amounts that a batch settled too little, and less principal in open disputes. A
+ * part is negative if more was paid than it holds.
  */
 export interface Standing {
   readonly payableCents: number;
@@ -94,7 +96,7 @@ const decide = (remittances: Remittances, command: RemittanceCommand): readonly 
   if (cents > standing.fundedCents && !advance)
     throw new ServiceError(
       'INVALID_STATE',
-      `${cents} cents are more than the funded part: ${standing.payableCents} payable, of it ${standing.settledCents} settled, of it ${standing.fundedCents} funded. To pay in advance, say so.`,
+      `${cents} cents are more than the funded part: ${standing.payableCents} payable, of it ${standing.settledCents} settled, of it ${standing.fundedCents} funded. Only an advance (--advance) may pay more.`,
       { ...standing },
     );
   return [{ type: 'AgencyRemitted', at, data: remittance }];

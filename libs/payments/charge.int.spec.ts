@@ -3,11 +3,14 @@
  * is durable.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
 import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, refused, unheard } from '../../test/support/payments.js';
+import { charge } from './charge.js';
 import { chargeOnce } from './commands.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import type { PaymentTerms } from './payment.js';
 import type { PaymentView } from './payment.view.js';
 
 let ground: Ground;
@@ -82,19 +85,39 @@ describe('approved', () => {
   });
 });
 
+test('lines carry the coding that their portal names, from the next charge on, and no answer shows it', async () => {
+  const withMetadata = async (metadata: Readonly<Record<string, string | number>> | null) => {
+    const request = { ...house.request({ lines: [6_000, 4_000] }) };
+    const lineItems = request.lineItems.map((line, index) => ({ ...line, metadata: index === 0 ? metadata : null }));
+    const paymentId = house.ids.uuid();
+    const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
+    const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
+    const view = await charge(house.ports, { ...request, lineItems }, attempt, origin, new Deadline(house.clock, 20_000));
+    expect(JSON.stringify([view, await house.view(paymentId)])).not.toContain('coding');
+    const [initiated] = await house.events(paymentId);
+    return (initiated!.data as unknown as PaymentTerms).lineItems.map(({ coding }) => coding);
+  };
+  expect(await withMetadata({ fund: '402' })).toEqual([null, null]);
+  await house.administration.setCoding(house.portalId, ['fund', 'gl']);
+  await house.project();
+  expect(await withMetadata({ fund: '402', gl: 40_100, ward: 'north' })).toEqual([{ fund: '402', gl: '40100' }, null]);
+  expect(await withMetadata({ fund: 'paid by Alex Rivera' })).toEqual([null, null]);
+});
+
 describe('definite outcomes (C43, C54)', () => {
   test.each([
-    [CARDS.declined, 'generic_decline'],
-    [CARDS.insufficientFunds, 'insufficient_funds'],
-    ['4000000000006975', 'card_limit_exceeded'],
-    ['4000000000000069', 'expired_card'],
-    ['4000000000000127', 'cvv_mismatch'],
-    ['4000007770004619', 'postal_code_mismatch'],
-  ])('declined %s → failed, 402 %s', async (card, declineCode) => {
+    [CARDS.declined, 'generic_decline', 'not_checked', 'match'],
+    [CARDS.insufficientFunds, 'insufficient_funds', 'not_checked', 'match'],
+    ['4000000000006975', 'card_limit_exceeded', 'not_checked', 'match'],
+    ['4000000000000069', 'expired_card', 'not_checked', 'match'],
+    [CARDS.cvvMismatch, 'cvv_mismatch', 'not_checked', 'no_match'],
+    ['4000007770004619', 'postal_code_mismatch', 'no_match', 'match'],
+  ])('declined %s → failed, 402 %s; the event has what the gateway said of AVS (%s) and CVV (%s)', async (card, declineCode, avs, cvv) => {
     const { paymentId, refusal } = await failing({ card });
     expect(refusal).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402, details: { id: paymentId, declineCode } });
     expect(await house.view(paymentId)).toMatchObject({ status: 'failed', capturedAmountCents: 0, confirmationNumber: null });
     expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentDeclined']);
+    expect((await house.events(paymentId)).at(-1)).toMatchObject({ v: 2, data: { declineCode, avs, cvv } });
     expect(await house.balance()).toBe(0);
   });
   test.each([

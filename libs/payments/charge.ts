@@ -5,8 +5,9 @@
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
 import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
-import { brandOf, crockford, type Logger, type Slot, type Waiting } from '#platform';
+import { brandOf, crockford, type Logger, type SandboxTime, type Slot, type Waiting } from '#platform';
 import { createHash } from 'node:crypto';
+import { codingOf } from './coding.js';
 import { feeByLine, serviceFee } from './fee.js';
 import { callGateway, holdingKey } from './gateway/call.js';
 import type { GatewaySlots } from './gateway/slots.js';
@@ -25,6 +26,7 @@ import type {
 } from './gateway/gateway.js';
 import {
   type ChargeOutcome,
+  checksOf,
   type Intent,
   isVisible,
   type LegTerms,
@@ -36,11 +38,14 @@ import {
 } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { INTENT, type LoadedPayment, type PaymentStreams } from './stream.js';
-import type { Velocity } from './velocity.js';
+import type { Refusals } from './refusals.js';
+import type { Velocity, VelocitySubject } from './velocity.js';
 
 /** The ports of every payment command. The simulation passes its own. */
 export interface PaymentPorts {
   readonly clock: Clock;
+  /** Absent: the time never moves, as in production. */
+  readonly sandboxTime?: Pick<SandboxTime, 'run' | 'isOpen'>;
   readonly ids: Ids;
   readonly streams: PaymentStreams;
   /** Says whether the log is ours and whole. */
@@ -51,6 +56,7 @@ export interface PaymentPorts {
   readonly during?: Waiting;
   readonly directory: Directory;
   readonly velocity: Velocity;
+  readonly refusals: Refusals;
   readonly log: Logger;
 }
 
@@ -94,10 +100,8 @@ export const charge = async (
   const { clock, directory, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
   const terms = await directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
-  const { gateway, plan } = refuseOrPlan(ports, request, attempt, terms);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
-  const { limits } = terms.portal!;
-  await velocity.admit(subject, limits, attempt.attemptId);
+  const { gateway, plan, limits } = await admitted(ports, request, attempt, terms, subject);
   const slot =
     attempt.slot ??
     (await reserved(ports, request.accountId, terms, origin, deadline).catch(async (error: unknown) => {
@@ -148,6 +152,25 @@ export const charge = async (
         ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
       );
   return chargeAnswer(attempt.paymentId, loaded.payment);
+};
+
+/** The checks E8 to E11, and the plan. Counts the attempt, or notes its refusal. Throws the refusal. */
+const admitted = async (
+  ports: PaymentPorts,
+  request: ChargeRequest,
+  attempt: ChargeAttempt,
+  terms: ChargeTerms,
+  subject: VelocitySubject,
+): Promise<ReturnType<typeof refuseOrPlan> & { limits: Portal['limits'] }> => {
+  try {
+    const planned = refuseOrPlan(ports, request, attempt, terms);
+    const { limits } = terms.portal!;
+    await ports.velocity.admit(subject, limits, attempt.attemptId);
+    return { ...planned, limits };
+  } catch (error) {
+    if (error instanceof ServiceError) ports.refusals.note(subject, error.code);
+    throw error;
+  }
 };
 
 /** Reserves a slot at the gateway of the portal. Throws RATE_LIMITED (E11). */
@@ -284,6 +307,7 @@ const refuseOrPlan = (
       referenceId: line.referenceId,
       description: line.description,
       metadata: line.metadata,
+      coding: codingOf(line.metadata, portal.coding),
     })),
     payer: request.payer,
     paymentMethod: method,
@@ -353,8 +377,7 @@ const moveMoney = async (
       leg: leg.leg,
       transactionId: txn.transactionId,
       authCode: txn.authCode,
-      avs: txn.avs ?? null,
-      cvv: txn.cvv ?? null,
+      ...checksOf(txn),
     })),
   };
 };
@@ -364,8 +387,10 @@ const definiteFailure = (
   outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'unknown' }>,
 ): Extract<ChargeOutcome, { kind: 'declined' | 'failed' }> => {
   switch (outcome.kind) {
-    case 'declined':
-      return { kind: 'declined', leg, code: outcome.decline.code, transactionId: outcome.transactionId ?? null, raw: outcome.decline.raw ?? null };
+    case 'declined': {
+      const { decline, transactionId = null } = outcome;
+      return { kind: 'declined', leg, code: decline.code, transactionId, raw: decline.raw ?? null, ...checksOf(decline) };
+    }
     case 'rejected':
       return { kind: 'failed', reason: `rejected by the gateway: ${outcome.why}` };
     case 'not_processed':

@@ -7,7 +7,7 @@ import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import { awayAtGateway } from './gateway/slots.js';
 import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
-import { type AnswerEncoder, type Answered, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
+import { type AnswerEncoder, type Answered, atStableTime, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts } from './list.js';
 import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
@@ -166,10 +166,12 @@ const keyed = <View>(
   { idempotencyKey: key, fingerprintText, loggedText, requestId }: Received,
   work: KeyedWork<View>,
 ): Promise<Answered<View>> =>
-  onceByKey(
-    { idempotency, claims, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
-    { accountId, key, operation, fingerprintText, loggedText },
-    work,
+  atStableTime(ports, () =>
+    onceByKey(
+      { idempotency, claims, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
+      { accountId, key, operation, fingerprintText, loggedText },
+      work,
+    ),
   );
 
 /** The deadline of a request (C42). Its wait for a slot counts. */
@@ -197,7 +199,7 @@ export const findPayment = async (services: PaymentServices, accountId: string, 
   if (ports.ownLog.incident) return paymentView(id, payment);
   // If the payment has been open for a while, recovery tries to resolve it in the background (docs/contract.md#recovery).
   const open = openOf(payment);
-  if (open && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
+  if (open && ports.sandboxTime?.isOpen !== false && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
   return paymentView(id, payment);
 };
 

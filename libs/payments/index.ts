@@ -79,7 +79,7 @@ export {
   rebuildKeys,
 } from './keys/from-log.js';
 export { abandon, type EmptyCreate, emptyCreates, endedCreates, unborne, type Unborne } from './incident.js';
-export { type Answered, type AnswerEncoder, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
+export { type Answered, type AnswerEncoder, atStableTime, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { type Claims, type ClaimsDatabase, ClaimsGate, claimsMigration, type KeptPlace } from './keys/claims.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
@@ -103,6 +103,7 @@ export {
 } from './list.js';
 export {
   cents,
+  type Charge,
   type Charged,
   type ChargedLeg,
   type Dispute,
@@ -140,11 +141,12 @@ export {
   purgeTries,
   type Recovery,
   RECOVERY_STARTS_AFTER_MS,
+  RECOVERY_SCHEDULE_MS,
   recoveryMigration,
   type RecoveryWork,
   type Resolution,
 } from './recovery.js';
-export { resolvePayment, type ResolveRequest } from './resolve.js';
+export { GatewayCannotTell, resolvePayment, type ResolveRequest, transactionOf } from './resolve.js';
 export { finalizeReference, reverse, type ReverseRequest } from './reverse.js';
 export {
   ACKNOWLEDGED_TASKS,
@@ -159,4 +161,15 @@ export {
 } from './staff.js';
 export { openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
 export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
+export {
+  listRefusals,
+  postgresRefusals,
+  purgeRefusals,
+  refusalMigration,
+  REFUSALS_KEPT_DAYS,
+  type RefusalPlace,
+  type RefusalQuery,
+  type Refusals,
+  type RefusedAttempt,
+} from './refusals.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';

@@ -4,7 +4,7 @@
  */
 import type { Directory } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
-import { ServiceError } from '#kernel';
+import { ServiceError, timestamp } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
@@ -18,7 +18,7 @@ export const MAX_PAGE = 100;
 /** How long a page waits for the read model to reach the log's head (C48). */
 export const LIST_WAIT_MS = 2_000;
 
-// `state` is JSON. As text, its size is read without reading the state itself.
+// `state` is JSON, stored as text: Postgres knows the size of a text without reading it.
 const PAYMENT_LIST_TABLE = `
   create table payment_list (
     payment_id uuid not null, account_id uuid not null, portal_id uuid not null, created_at timestamptz not null, status text not null,
@@ -37,7 +37,10 @@ export interface PaymentRow {
   readonly payment: Payment;
 }
 
-/** Largest size of the states of one page, in bytes of their JSON. 100 ordinary payments have 200 thousand. Without it, one page could have 24 million. */
+/**
+ * Largest size of the states of one page, in bytes of their JSON. 100 ordinary payments have 200 thousand bytes. Without this limit, a page could
+ * have 24 million.
+ */
 export const PAGE_BYTES = 512 * 1_024;
 
 /** The port to the rows of the list. Postgres and the simulation pass the same contract tests (test/support/list-rows.contract.ts). */
@@ -151,7 +154,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 4,
+  shape: 5,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],
@@ -272,10 +275,11 @@ export const listPlaces = async (
  * The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. Payments that wait for staff are
  * not counted: {@link openStaffTasks} counts them.
  */
-export const openAttempts = async (db: Queryable): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
+export const openAttempts = async (db: Queryable, nowMs: number): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
   const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    `select count(*) as count, extract(epoch from now() - min(p.open_since)) as oldest from payment_list p
+    `select count(*) as count, extract(epoch from $1::timestamptz - min(p.open_since)) as oldest from payment_list p
      where p.open_since is not null and not (${WAITS_FOR_STAFF})`,
+    [timestamp(nowMs)],
   );
   return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
 };

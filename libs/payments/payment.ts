@@ -25,7 +25,7 @@ export type PaymentEvent =
         readonly transactionId: string | null;
         readonly raw: string | null;
         readonly takenBack?: readonly TakenBack[];
-      }
+      } & Checks
     >
   | Fact<'PaymentFailed', { readonly attemptId: string; readonly reason: string; readonly takenBack?: readonly TakenBack[] }>
   | Fact<'PaymentOutcomeUnknown', { readonly attemptId: string; readonly leg: Leg; readonly cause: string }>
@@ -99,7 +99,11 @@ export interface LineItem {
   readonly referenceId: string;
   readonly description: string | null;
   readonly metadata: Readonly<Record<string, Json>> | null;
+  /** Codes for the general ledger, from the metadata. null: the portal named no key, or the line has none of them. */
+  readonly coding: Coding | null;
 }
+
+export type Coding = Readonly<Record<string, string>>;
 
 export interface Payer {
   readonly firstName?: string;
@@ -140,15 +144,21 @@ export interface PaymentTerms {
   readonly legs: readonly LegTerms[];
 }
 
+/** The answers of the card's bank about the address (AVS) and the security code (CVV). null: no answer. The code itself is never stored. */
+export interface Checks {
+  readonly avs: Check | null;
+  readonly cvv: Check | null;
+}
+
+export const checksOf = ({ avs = null, cvv = null }: Partial<Checks>): Checks => ({ avs, cvv });
+
 export interface Charge {
   readonly confirmationNumber: string;
-  readonly legs: readonly {
+  readonly legs: readonly ({
     readonly leg: Leg;
     readonly transactionId: string;
     readonly authCode: string;
-    readonly avs: Check | null;
-    readonly cvv: Check | null;
-  }[];
+  } & Checks)[];
 }
 
 /**
@@ -742,21 +752,21 @@ export type PaymentCommand =
 
 export type ChargeOutcome =
   | ({ readonly kind: 'charged' } & Charge)
-  | {
+  | ({
       readonly kind: 'declined';
       readonly leg: Leg;
       readonly code: DeclineCode;
       readonly transactionId: string | null;
       readonly raw: string | null;
       readonly takenBack?: readonly TakenBack[];
-    }
+    } & Checks)
   | { readonly kind: 'failed'; readonly reason: string; readonly takenBack?: readonly TakenBack[] }
   | { readonly kind: 'unknown'; readonly leg: Leg; readonly cause: string };
 
 /** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: the charge was executed, then undone. */
 export type ChargeFinding = { readonly leg: Leg } & (
   | { readonly found: 'reversed'; readonly transactionId: string }
-  | { readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null }
+  | ({ readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null } & Checks)
   | { readonly found: 'never' }
 );
 
@@ -846,8 +856,8 @@ const recordChargeOutcome = (payment: Payment, { at, attemptId, outcome }: Ask<'
     case 'charged':
       return [{ type: 'PaymentCreated', at, data: { attemptId, confirmationNumber: outcome.confirmationNumber, legs: outcome.legs } }];
     case 'declined': {
-      const { leg, code: declineCode, transactionId, raw } = outcome;
-      return [{ type: 'PaymentDeclined', at, data: { attemptId, leg, declineCode, transactionId, raw, ...takenBackOf(outcome) } }];
+      const { leg, code: declineCode, transactionId, raw, avs, cvv } = outcome;
+      return [{ type: 'PaymentDeclined', at, data: { attemptId, leg, declineCode, transactionId, raw, avs, cvv, ...takenBackOf(outcome) } }];
     }
     case 'failed':
       return [{ type: 'PaymentFailed', at, data: { attemptId, reason: outcome.reason, ...takenBackOf(outcome) } }];
@@ -878,14 +888,10 @@ const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask
       return { type: 'PaymentVoided', at, data: { attemptId, leg, principalCents, feeCents, transactionId } };
     });
   const declined = findings.find((finding) => finding.found === 'declined');
-  if (declined?.found === 'declined')
-    return [
-      {
-        type: 'PaymentDeclined',
-        at,
-        data: { attemptId, leg: declined.leg, declineCode: declined.code, transactionId: declined.transactionId, raw: null },
-      },
-    ];
+  if (declined?.found === 'declined') {
+    const { leg, code: declineCode, transactionId, avs, cvv } = declined;
+    return [{ type: 'PaymentDeclined', at, data: { attemptId, leg, declineCode, transactionId, raw: null, avs, cvv } }];
+  }
   return [{ type: 'PaymentVoided', at, data: { attemptId, leg: null, principalCents: 0, feeCents: 0, transactionId: null } }];
 };
 

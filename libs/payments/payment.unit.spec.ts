@@ -109,7 +109,9 @@ describe('creating a payment', () => {
   test('approved → succeeded', () => given(initiated()).when(approved).then(created()));
   test('declined → failed', () =>
     given(initiated())
-      .when(outcome({ kind: 'declined', leg: 'principal', code: 'insufficient_funds', transactionId: 'ch_x', raw: null }))
+      .when(
+        outcome({ kind: 'declined', leg: 'principal', code: 'insufficient_funds', transactionId: 'ch_x', raw: null, avs: 'match', cvv: 'no_match' }),
+      )
       .then(declined));
   test('certainly not processed → failed', () =>
     given(initiated())
@@ -135,7 +137,7 @@ describe('creating a payment', () => {
   });
   test('a leg that was charged and taken back stands in the fact, and nothing where none was (C41)', () => {
     const takenBack = [{ leg: 'principal', amountCents: 10_000, transactionId: 'ch_principal', voidTransactionId: 'vd_principal' }] as const;
-    const declinedFee = { leg: 'fee', transactionId: 'ch_fee', raw: '51' } as const;
+    const declinedFee = { leg: 'fee', transactionId: 'ch_fee', raw: '51', avs: null, cvv: 'match' } as const;
     const fee = outcome({ kind: 'declined', code: 'generic_decline', ...declinedFee, takenBack });
     given(initiated())
       .when(fee)
@@ -199,7 +201,12 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
       .then(neverProcessed));
   test('the gateway shows a decline → failed', () =>
     given(...open)
-      .when(found({ leg: 'principal', found: 'declined', code: 'insufficient_funds', transactionId: 'ch_x' }, { leg: 'fee', found: 'never' }))
+      .when(
+        found(
+          { leg: 'principal', found: 'declined', code: 'insufficient_funds', transactionId: 'ch_x', avs: 'match', cvv: 'no_match' },
+          { leg: 'fee', found: 'never' },
+        ),
+      )
       .then(declined));
   test('of a payment with one leg that leg is all there is to look at', () =>
     given(initiated(combined), unknown, fenced())
@@ -210,17 +217,22 @@ describe('unknown becomes voided or failed, never succeeded by itself (C29)', ()
       .when(
         found(
           { leg: 'principal', found: 'reversed', transactionId: 'rv_principal' },
-          { leg: 'fee', found: 'declined', code: 'generic_decline', transactionId: null },
+          { leg: 'fee', found: 'declined', code: 'generic_decline', transactionId: null, avs: null, cvv: null },
         ),
       )
       .then(undone('principal', 10_000, 0)));
   test('a decline of the fee alone → failed', () =>
     given(...open)
-      .when(found({ leg: 'principal', found: 'never' }, { leg: 'fee', found: 'declined', code: 'generic_decline', transactionId: null }))
+      .when(
+        found(
+          { leg: 'principal', found: 'never' },
+          { leg: 'fee', found: 'declined', code: 'generic_decline', transactionId: null, avs: 'not_checked', cvv: null },
+        ),
+      )
       .then({
         type: 'PaymentDeclined',
         at: AT,
-        data: { attemptId: ATTEMPT, leg: 'fee', declineCode: 'generic_decline', transactionId: null, raw: null },
+        data: { attemptId: ATTEMPT, leg: 'fee', declineCode: 'generic_decline', transactionId: null, raw: null, avs: 'not_checked', cvv: null },
       }));
   test('every leg was looked at, or nothing is decided (C61)', () =>
     given(...open)

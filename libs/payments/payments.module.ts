@@ -30,6 +30,7 @@ import { type ListedPage, listPayments, type ListRequest, paymentListModel, post
 import type { PaymentView, ReversalView } from './payment.view.js';
 import { createRecovery, postgresRecoveryWork } from './recovery.js';
 import type { ReverseRequest } from './reverse.js';
+import { postgresRefusals } from './refusals.js';
 import { PaymentStreams } from './stream.js';
 import { postgresVelocity } from './velocity.js';
 
@@ -37,6 +38,8 @@ import { postgresVelocity } from './velocity.js';
 const KEY_POOL = { max: 6, statementTimeoutMs: 2_000, lockTimeoutMs: 1_000, byKey: true } as const;
 /** Charges of one case or card wait for each other in transactions. Velocity has connections of its own, so that other requests do not wait, too. */
 const VELOCITY_POOL_CONNECTIONS = 4;
+/** Refused attempts are written one transaction after the other. A row may be lost, so its commit does not wait for the disk. */
+const REFUSALS_POOL = { name: 'refusals', max: 1, byKey: true, synchronousCommit: 'off' } as const;
 
 /** Token of the {@link Gateways}, which the module of the gateways provides. */
 export const GATEWAYS = Symbol('gateways');
@@ -119,8 +122,11 @@ export class PaymentsModule {
         useFactory: (context: ProcessContext, store: EventStore, ownLog: LogGate, directory: Directory, gateways: Gateways): PaymentPorts => {
           const { clock, ids, keys, log } = context;
           const velocityPool = context.pool({ name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
+          const refusals = postgresRefusals(context.pool(REFUSALS_POOL), keys, clock, ids, log);
+          context.atEnd(() => refusals.stop());
           return {
             clock,
+            ...(context.sandboxTime && { sandboxTime: context.sandboxTime }),
             ids,
             log,
             ownLog,
@@ -129,6 +135,7 @@ export class PaymentsModule {
             directory,
             streams: new PaymentStreams(store, clock, ids),
             velocity: postgresVelocity(velocityPool, keys, clock),
+            refusals,
           };
         },
       },

@@ -92,10 +92,13 @@ describe('a charge', () => {
     expect((await house.truth()).filter(({ op }) => op === 'tombstone')).toHaveLength(2);
   });
   test('declined → failed', async () => {
-    const id = await unknown({ card: CARDS.insufficientFunds, ...(await armed('charge', 'principal', CUT)) });
+    const id = await unknown({ card: CARDS.cvvMismatch, ...(await armed('charge', 'principal', CUT)) });
     expect(await resolve(id)).toBe('resolved');
     expect(await house.view(id)).toMatchObject({ status: 'failed', capturedAmountCents: 0 });
-    expect((await house.history(id)).at(-1)).toBe('PaymentDeclined');
+    expect((await house.events(id)).at(-1)).toMatchObject({
+      type: 'PaymentDeclined',
+      data: { declineCode: 'cvv_mismatch', avs: 'not_checked', cvv: 'no_match' },
+    });
   });
   test('combined: one leg, one reversal', async () => {
     house = await openHouse(ground, COMBINED);

@@ -9,7 +9,7 @@ import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
-import { type Awaiting, type ChargeFinding, openOf } from './payment.js';
+import { type Awaiting, type ChargeFinding, checksOf, openOf } from './payment.js';
 import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
@@ -17,7 +17,7 @@ import { raiseStaffTask } from './staff.js';
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
 /** The wait before the first try, the second try and so on. The last wait repeats for ever. */
-const SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
+export const RECOVERY_SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
 /** Time limit for one payment, which may need several gateway calls, one after the other. */
 const RESOLUTION_MS = 40_000;
 /** Payments that a round works on at the same time. */
@@ -102,7 +102,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
         begunBefore: timestamp(now - startsAfterMs),
         begunAfter: timestamp(now + HOST_CLOCKS_DIFFER_MS),
         nextTryBefore: timestamp(now),
-        nextTryAfter: timestamp(now + SCHEDULE_MS.at(-1)! + HOST_CLOCKS_DIFFER_MS),
+        nextTryAfter: timestamp(now + RECOVERY_SCHEDULE_MS.at(-1)! + HOST_CLOCKS_DIFFER_MS),
       });
       let resolved = 0;
       const queue = due.values();
@@ -119,7 +119,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
           log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
           // An outage of our own event store says nothing about the gateway, so it does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
-          const pause = ours ? SCHEDULE_MS[0]! : SCHEDULE_MS[Math.min(tries + 1, SCHEDULE_MS.length - 1)]!;
+          const pause = ours ? RECOVERY_SCHEDULE_MS[0]! : RECOVERY_SCHEDULE_MS[Math.min(tries + 1, RECOVERY_SCHEDULE_MS.length - 1)]!;
           await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
         }
       };
@@ -189,14 +189,15 @@ const resolveWithSlot = async (
         else if (undone.kind === 'rejected') {
           kept.push({ leg: leg.leg, transactionId, why: undone.why });
           // `finalised`: the gateway has promised staff that this leg stays charged. Staff are about to resolve the payment as succeeded, so recovery
-          // leaves the other legs to them.
-          if (undone.why === 'finalised') break;
+          // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.
+          if (undone.why === 'finalised' && !payment.returns) break;
         }
         // The gateway's answer for this reference is final, so the call is not repeated.
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return 'open';
       } else if (found.result.kind === 'declined') {
-        findings.push({ leg: leg.leg, found: 'declined', code: found.result.decline.code, transactionId: found.result.transactionId ?? null });
+        const { decline, transactionId = null } = found.result;
+        findings.push({ leg: leg.leg, found: 'declined', code: decline.code, transactionId, ...checksOf(decline) });
       } else if (found.result.kind === 'unknown') return 'open';
       else findings.push({ leg: leg.leg, found: 'never' });
     }

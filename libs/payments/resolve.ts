@@ -7,11 +7,11 @@
  * If the evidence agrees, references are finalised. For `succeeded`: those that could still undo the charge. For any other decision: also those that
  * could still make the charge.
  */
-import { Deadline, ServiceError, timestamp } from '#kernel';
+import { type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
-import type { Leg, LookedUp, NamedTransaction } from './gateway/gateway.js';
-import { type Awaiting, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
+import type { GatewayAccount, Leg, LookedUp, NamedTransaction, PaymentGateway } from './gateway/gateway.js';
+import { type Awaiting, cents, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
@@ -64,30 +64,37 @@ export interface SettledCharges {
   caughtUp(): Promise<void>;
   /** The transaction of each leg that a batch settled while the payment was not known to be charged. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
+  /** Cents of each leg that went back to the card by refunds for settlement exceptions (C75). */
+  sentBack(paymentId: string): Promise<Readonly<Partial<Record<Leg, Cents>>>>;
 }
 
-/**
- * Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE. `returned`: legs whose whole money we
- * have refunded, as our own log says.
- */
-export const resolvePayment = async (
-  ports: PaymentPorts,
-  settled: SettledCharges,
-  request: ResolveRequest,
-  returned: ReadonlySet<Leg> = new Set(),
-): Promise<PaymentView> => {
+/** The gateway cannot tell about a leg. Nothing contradicts the decision, and the same call may succeed later. */
+export class GatewayCannotTell extends ServiceError {
+  constructor(legs: readonly Leg[]) {
+    super('INVALID_STATE', `The gateway cannot tell about the ${legs.join(' and the ')} leg; with other proof, resolve it with --force.`);
+  }
+}
+
+/** Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE or {@link GatewayCannotTell}. */
+export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
   refuseStaffText('evidence', request.evidence);
   const origin = staff(request.by, ports.ids.uuid());
   await settled.caughtUp();
-  return retryingConflicts(async () => resolveOnce(ports, request, await settled.settledUnknown(request.paymentId), returned, origin));
+  const { paymentId } = request;
+  return retryingConflicts(async () =>
+    resolveOnce(ports, request, await settled.settledUnknown(paymentId), await settled.sentBack(paymentId), origin),
+  );
 };
 
-/** `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. */
+/**
+ * `settled`: the transactions of legs that a batch has settled. They count even if the gateway cannot tell. `sentBack`: the cents of
+ * each leg that refunds for exceptions returned. A leg whose whole amount went back counts as undone.
+ */
 const resolveOnce = async (
   ports: PaymentPorts,
   request: ResolveRequest,
   settled: ResolveRequest['transactions'],
-  refunded: ReadonlySet<Leg>,
+  sentBack: Readonly<Partial<Record<Leg, Cents>>>,
   origin: Origin,
 ): Promise<PaymentView> => {
   const { clock, streams, ids, log } = ports;
@@ -107,7 +114,7 @@ const resolveOnce = async (
   for (const leg of terms.legs)
     found.push({
       terms: leg,
-      evidence: refunded.has(leg.leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]),
+      evidence: (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]),
     });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
@@ -167,13 +174,13 @@ const refuseOtherTransactions = async (
     const { terms, evidence } = leg;
     if (as === 'succeeded' && evidence.shows === 'charged' && evidence.transactionId !== transactionId)
       throw refuse(`is not the charge of the ${name} leg, which is ${evidence.transactionId}`);
-    const known = await transactionOf(ports, terms, transactionId, deadline);
+    const known = await transactionOf(ports, ports.gateways.find(terms.account), terms.account, transactionId, deadline);
     if (known === 'cannot_tell') unchecked.push(name);
     else if (known === null) throw refuse('is unknown to the gateway');
     else {
       const op = as === 'succeeded' ? 'charge' : 'refund';
       if (known.op !== op) throw refuse(`is a ${known.op}, not a ${op}`);
-      const amountCents = terms.principalCents + terms.feeCents;
+      const amountCents = cents(terms);
       if (known.amountCents !== amountCents) throw refuse(`has ${known.amountCents} cents, the ${name} leg has ${amountCents}`);
       if (op === 'charge' && known.ref !== terms.references.charge)
         throw refuse(`belongs to another payment or leg than the ${name} leg of this one`);
@@ -196,17 +203,18 @@ const returns = async (
 ): Promise<boolean> => {
   if (chargeTransactionId === null) return false;
   if (evidence.shows === 'charged') return evidence.transactionId === chargeTransactionId;
-  const charge = await transactionOf(ports, terms, chargeTransactionId, deadline);
+  const charge = await transactionOf(ports, ports.gateways.find(terms.account), terms.account, chargeTransactionId, deadline);
   return charge !== null && charge !== 'cannot_tell' && charge.ref === terms.references.charge;
 };
 
-const transactionOf = async (
-  { clock, gateways }: PaymentPorts,
-  { account }: LegTerms,
+/** Asks the gateway about a transaction by its own id. null: the gateway knows none. */
+export const transactionOf = async (
+  { clock }: Pick<PaymentPorts, 'clock'>,
+  gateway: PaymentGateway | null,
+  account: GatewayAccount,
   transactionId: string,
   deadline: Deadline,
 ): Promise<NamedTransaction | null | 'cannot_tell'> => {
-  const gateway = gateways.find(account);
   if (!gateway?.transaction) return 'cannot_tell';
   const ask = gateway.transaction.bind(gateway);
   return bounded<NamedTransaction | null | 'cannot_tell'>(
@@ -218,11 +226,7 @@ const transactionOf = async (
 };
 
 const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
-  if (legs.length > 0 && !force)
-    throw new ServiceError(
-      'INVALID_STATE',
-      `The gateway cannot tell about the ${legs.join(' and the ')} leg; with other proof, resolve it with --force.`,
-    );
+  if (legs.length > 0 && !force) throw new GatewayCannotTell(legs);
 };
 
 /**

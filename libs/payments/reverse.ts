@@ -125,7 +125,7 @@ export const reverse = async (
         continue;
       }
 
-      const repeated = (key === null ? untold(payment, request, at()) : undefined) ?? finishedMeanwhile(payment, request);
+      const repeated = (key === null ? untold(payment, request, timestamp(clock.realNow())) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
         const told = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
         if (told) return executed(told);

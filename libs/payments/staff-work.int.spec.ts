@@ -72,12 +72,12 @@ test('payments that wait for staff are counted by their task, and not among the 
   await raise(refunding, 'settlement_rejected');
   await raise(before, 'settled_while_unknown');
   await follow();
-  expect(await openStaffTasks(pool)).toEqual([
+  expect(await openStaffTasks(pool, Date.now())).toEqual([
     { task: 'charge_cannot_be_undone', count: 2, oldestSeconds: expect.any(Number) },
     { task: 'settled_while_unknown', count: 1, oldestSeconds: expect.any(Number) },
     { task: 'settlement_rejected', count: 1, oldestSeconds: expect.any(Number) },
   ]);
-  expect((await openAttempts(pool)).count).toBe(2);
+  expect((await openAttempts(pool, Date.now())).count).toBe(2);
   expect(await shown()).toEqual([
     [stuck, 'charge_cannot_be_undone'],
     [stuck, 'settled_while_unknown'],
@@ -89,11 +89,11 @@ test('payments that wait for staff are counted by their task, and not among the 
 
   await record([declined], RECOVERY, stuck);
   await follow();
-  expect((await openStaffTasks(pool)).map(({ task, count }) => [task, count])).toEqual([
+  expect((await openStaffTasks(pool, Date.now())).map(({ task, count }) => [task, count])).toEqual([
     ['charge_cannot_be_undone', 1],
     ['settlement_rejected', 1],
   ]);
-  expect((await openAttempts(pool)).count).toBe(2);
+  expect((await openAttempts(pool, Date.now())).count).toBe(2);
   expect((await shown()).map(([paymentId]) => paymentId)).toEqual([other, refunding]);
 });
 
@@ -105,7 +105,7 @@ test('a task about a rejected settlement ends when a person acknowledges it, and
   await raise(id, 'settlement_rejected');
   await follow();
   const open = async () => (await shown()).filter(([paymentId]) => paymentId === id).length;
-  const counted = async () => (await openStaffTasks(pool)).find(({ task }) => task === 'settlement_rejected')!.count;
+  const counted = async () => (await openStaffTasks(pool, Date.now())).find(({ task }) => task === 'settlement_rejected')!.count;
   const before = await counted();
   expect(await open()).toBe(1);
   const done = { paymentId: id, task: 'settlement_rejected', reason: 'the payer paid at the counter', by: 'Dana' };

@@ -3,7 +3,7 @@
  * that reports and figures need not read the log.
  */
 import { type EventStore, load, type ReadModel, type Recorded } from '#eventstore';
-import { fold, type Json } from '#kernel';
+import { fold, type Json, timestamp } from '#kernel';
 import type { Queryable } from '#platform';
 import { isVisible, payment as decider, type PaymentEvent, type PaymentStatus, statusOf } from './payment.js';
 import {
@@ -92,13 +92,14 @@ export interface OpenStaffTasks {
 }
 
 /** For metrics: the open tasks, by reason. Reads only open payments and open tasks. */
-export const openStaffTasks = async (db: Queryable): Promise<readonly OpenStaffTasks[]> => {
+export const openStaffTasks = async (db: Queryable, nowMs: number): Promise<readonly OpenStaffTasks[]> => {
   const { rows } = await db.query<{ task: StaffTaskReason; count: string; oldest: string }>(
-    `select t.reason as task, count(*) as count, extract(epoch from now() - min(t.raised_at)) as oldest
+    `select t.reason as task, count(*) as count, extract(epoch from $1::timestamptz - min(t.raised_at)) as oldest
      from payment_list p join staff_task t on t.payment_id = p.payment_id
      where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED} group by t.reason
-     union all select reason, count(*), extract(epoch from now() - min(raised_at)) from staff_task
+     union all select reason, count(*), extract(epoch from $1::timestamptz - min(raised_at)) from staff_task
      where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null group by reason order by task`,
+    [timestamp(nowMs)],
   );
   return rows.map(({ task, count, oldest }) => ({ task, count: Number(count), oldestSeconds: Number(oldest) }));
 };

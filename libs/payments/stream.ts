@@ -12,15 +12,35 @@ import {
   type Recorded,
   retryOnConflict,
 } from '#eventstore';
-import { type Intent, type KeyedEvent, payment as decider, type Payment, type PaymentCommand, type PaymentEvent } from './payment.js';
+import {
+  type Checks,
+  type Intent,
+  type KeyedEvent,
+  type LineItem,
+  payment as decider,
+  type Payment,
+  type PaymentCommand,
+  type PaymentEvent,
+  type PaymentTerms,
+} from './payment.js';
 
 /** Upcasts to version 2. Events of version 1 did not name the key of their request. */
 const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
+/** Upcast to version 3. Lines of version 2 had no coding. */
+const withoutCoding = ({ lineItems, ...data }: Initiated<Omit<LineItem, 'coding'>>): Initiated<LineItem> => ({
+  ...data,
+  lineItems: lineItems.map((line) => ({ ...line, coding: null })),
+});
+type Initiated<Line> = Intent & Omit<PaymentTerms, 'lineItems'> & { readonly lineItems: readonly Line[] };
+
+/** Upcast to version 2. Version 1 dropped the results of AVS and CVV. */
+const withoutChecks = <Data extends Checks>(data: Omit<Data, keyof Checks>): Data => ({ ...data, avs: null, cvv: null }) as Data;
+
 export const paymentEvents = defineEvents<PaymentEvent>({
-  PaymentInitiated: [withoutKey],
+  PaymentInitiated: [withoutKey, withoutCoding],
   PaymentCreated: [],
-  PaymentDeclined: [],
+  PaymentDeclined: [withoutChecks],
   PaymentFailed: [],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],

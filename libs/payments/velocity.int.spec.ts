@@ -9,7 +9,7 @@ import { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } fro
 
 const START = Date.parse('2026-03-01T10:00:00.000Z');
 let now: number;
-const clock = { now: () => now, monotonic: () => now, sleep: async () => undefined };
+const clock = { now: () => now, realNow: () => now, monotonic: () => now, sleep: async () => undefined };
 const ids = systemIds(() => now);
 const keys = newKeyRing();
 

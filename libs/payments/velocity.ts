@@ -50,7 +50,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
     (['card', 'case'] as const).flatMap((scope) => {
       const limit = limits[scope];
       const text = scope === 'card' ? instrumentText(subject.instrument) : subject.referenceId;
-      return limit === null || text === null ? [] : [{ scope, limit, subject: keys.mac('card', `${scope}\n${subject.portalId}\n${text}`) }];
+      return limit === null || text === null ? [] : [{ scope, limit, subject: subjectHash(keys, scope, subject.portalId, text) }];
     });
   const record = (client: Client, portalId: string, { scope, limit, subject }: Window, kind: 'attempt' | 'decline', entryId: string) =>
     insertEntry(client, {
@@ -60,7 +60,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
       kid: keys.current,
       kind,
       entryId,
-      at: timestamp(clock.now()),
+      at: timestamp(clock.realNow()),
       keepSeconds: limit.windowSeconds + (limit.blockSeconds ?? 0),
     });
 
@@ -72,7 +72,7 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
         // Attempts of one subject are counted one at a time. Otherwise two of them could both pass as the last allowed one.
         for (const { subject: hash } of [...checks].sort((a, b) => Buffer.compare(a.subject, b.subject)))
           await client.query('select pg_advisory_xact_lock($1::bigint)', [hash.readBigInt64BE(0).toString()]);
-        const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.now())));
+        const found = await Promise.all(checks.map((check) => refusal(client, subject.portalId, check, clock.realNow())));
         const refused = found.find((error) => error?.code === 'DECLINE_BLOCKED') ?? found.find((error) => error !== null);
         if (refused) throw refused;
         for (const check of checks) if (check.limit.attempts !== null) await record(client, subject.portalId, check, 'attempt', entryId);
@@ -97,6 +97,15 @@ export const postgresVelocity = (pool: Pool, keys: KeyRing, clock: Clock): Veloc
     },
   };
 };
+
+const subjectHash = (keys: KeyRing, scope: LimitScope, portalId: string, text: string): Buffer => keys.mac('card', `${scope}\n${portalId}\n${text}`);
+
+/**
+ * A card or token of a refused attempt as a keyed hash, equal for the same card on the same portal until the master key is rotated. It differs from the
+ * hash that velocity counts, so the two tables cannot be joined.
+ */
+export const refusedCardHash = (keys: KeyRing, portalId: string, instrument: PaymentInstrument): Buffer =>
+  keys.mac('card', `refused\n${portalId}\n${instrumentText(instrument)}`);
 
 const instrumentText = (instrument: PaymentInstrument): string =>
   instrument.type === 'card' ? instrument.number.reveal() : instrument.token.reveal();

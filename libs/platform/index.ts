@@ -1,6 +1,6 @@
 export { batched, Convoy, shared } from './batch.js';
 export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
-export { type Config, ConfigError, type Network, readConfig, type WebhookSettings } from './config.js';
+export { type Config, ConfigError, isLoopback, type Network, readConfig, type WebhookSettings } from './config.js';
 // Exported here and not from #platform/http, which would load the HTTP server and its validators into every process.
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';
@@ -16,6 +16,7 @@ export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } 
 export { ALL_AS_TEXT, type Client, createPool, endConnections, type Pool, type PoolOptions, type Queryable, transaction } from './postgres/pool.js';
 export { databaseTime, livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
 export { purge, PURGE_BATCH } from './postgres/purge.js';
+export { advanceSandboxTime, clockOf, type MovedTime, refuseMovedTime, SandboxTime, sandboxTimeMigration } from './postgres/sandbox-time.js';
 export { isMigrated, migrate, type Migration, missingMigrations } from './postgres/schema.js';
 export { compareReleases, RELEASE } from './release.js';
 export { type Slot, type SlotRefusal, Slots, type SlotsOptions, type Waiting } from './slots.js';

@@ -11,6 +11,7 @@ import { systemIds } from './ids.js';
 import type { KeyRing } from './keys.js';
 import type { Logger } from './logging.js';
 import { createPool, type Pool, type PoolOptions } from './postgres/pool.js';
+import { SandboxTime } from './postgres/sandbox-time.js';
 
 /** The addresses of the database and of the simulator. `simulatorUrl` null: there is no simulator. */
 export interface Places {
@@ -21,6 +22,8 @@ export interface Places {
 export interface ProcessOptions {
   /** The clock of the process. Tests may replace it. */
   readonly clock?: Clock;
+  /** The time of the sandbox that this process follows already. */
+  readonly sandboxTime?: SandboxTime;
   /** The role of a process that keeps running, recorded for `payfold upgrade`. Absent for a command. */
   readonly role?: string;
   /** The owner of the leases on projections (`SubscriberOptions.owner`). */
@@ -32,6 +35,8 @@ export interface ProcessOptions {
 /** The settings of a process, and the resources that it must close at its end. */
 export class ProcessContext {
   readonly clock: Clock;
+  /** null: production, whose time never moves. */
+  readonly sandboxTime: SandboxTime | null;
   readonly ids: Ids;
   private readonly closers: (() => Promise<unknown>)[] = [];
   private closed = false;
@@ -43,8 +48,9 @@ export class ProcessContext {
     readonly log: Logger,
     readonly options: ProcessOptions = {},
   ) {
-    this.clock = options.clock ?? systemClock;
-    this.ids = systemIds(() => this.clock.now());
+    this.sandboxTime = options.sandboxTime ?? (config.environment === 'sandbox' ? new SandboxTime(log, options.clock) : null);
+    this.clock = this.sandboxTime?.clock ?? options.clock ?? systemClock;
+    this.ids = systemIds(() => this.clock.realNow());
   }
 
   /** Registers `close` for the end of the process. The last registered function runs first. */

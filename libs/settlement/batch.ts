@@ -289,6 +289,8 @@ export const judgeSentRefund = (
   now: number,
 ): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
+  if (line.type === 'fee') return judged('MATCHED');
+  if (line.type === 'adjustment') return judged('MISSING_HERE');
   if (line.type !== 'refund' || (found.settledBatchId !== null && found.settledBatchId !== batch.batchId)) return judged('DUPLICATE_AT_GATEWAY');
   if (refund?.attemptId !== found.attemptId) return judged('STATUS_MISMATCH', 0);
   if (refund.transactionId === null) return now - Date.parse(refund.requestedAt) < WAIT_FOR_REVERSAL_MS ? 'wait' : judged('STATUS_MISMATCH', 0);

@@ -12,6 +12,7 @@ import {
   isSettledSale,
   isSettlementStream,
   judgeLine,
+  judgeSentRefund,
   type LineCorrection,
   type RecordedLine,
   type Registered,
@@ -74,6 +75,37 @@ const cameBack = (means: 'void' | 'refund') => [
   returned('R', 'principal', 2_500, 0, means),
   ended('R', { outcome: 'completed', reversalType: means, amountCents: 2_500 }),
 ];
+
+describe('a line that names a refund for an exception (C75)', () => {
+  const found = { leg: 'combined', op: 'refund', attemptId: 'a', merchantAccount: 'm', settledBatchId: null } as const;
+  const refund = (transactionId: string | null) =>
+    ({ attemptId: 'a', amountCents: 10_000, requestedAt: AT, transactionId }) as Parameters<typeof judgeSentRefund>[3];
+  const judge = (change: Partial<SettlementRecord>, transactionId: string | null = 'rf_1', now = NOW) => {
+    const judgement = judgeSentRefund(
+      line({ transactionId: 'rf_1', type: 'refund', grossCents: -10_000, ...change }),
+      BATCH,
+      found,
+      refund(transactionId),
+      now,
+    );
+    return judgement === 'wait' ? 'wait' : judgement.result;
+  };
+
+  test.each([
+    ['the refund', {}, 'MATCHED'],
+    ['another amount', { grossCents: -9_000 }, 'AMOUNT_MISMATCH'],
+    ['refused by the processor', { accepted: false }, 'STATUS_MISMATCH'],
+    ['another transaction', { transactionId: 'rf_2' }, 'STATUS_MISMATCH'],
+    ['a fee of the refund', { type: 'fee', grossCents: 0, feeCents: 30, netCents: -30 }, 'MATCHED'],
+    ['an adjustment', { type: 'adjustment', grossCents: -10 }, 'MISSING_HERE'],
+    ['a sale under its reference', { type: 'sale', grossCents: 10_000 }, 'DUPLICATE_AT_GATEWAY'],
+  ] as const)('%s is %s', (_, change, result) => expect(judge(change)).toBe(result));
+
+  test('waits an hour for the outcome of the refund', () => {
+    expect(judge({}, null)).toBe('wait');
+    expect(judge({}, null, NOW + HOUR)).toBe('STATUS_MISMATCH');
+  });
+});
 
 describe('a sale', () => {
   const ok = { result: 'MATCHED', expectedCents: null, settles: true };

@@ -61,7 +61,7 @@ export type Resolution = (typeof RESOLUTIONS)[number];
 /** The intent to send the money of a sale back to the card. */
 export interface ExceptionRefund {
   readonly attemptId: string;
-  /** Our reference of the refund, of its own. */
+  /** Our reference, used for this refund only. */
   readonly ref: Ref;
   readonly account: GatewayAccount;
   /** The payment's leg. If no payment belongs to the exception: `combined`. */
@@ -136,6 +136,8 @@ export type ExceptionCommand =
       readonly by: string;
       readonly portalId: string | null;
       readonly feeCents: Cents;
+      /** True: the money of the refund that was sent went back. If a refund was sent, only this resolves the exception. */
+      readonly refunded?: true;
     };
 
 const evolve = (state: SettlementCase | null, event: ExceptionEvent): SettlementCase => {
@@ -192,7 +194,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
     case 'Resolve': {
       const { resolution, reason, portalId, feeCents } = command;
       const { merchantAccount, suspenseCents, paymentId } = state.opened;
-      if (state.refund && (resolution !== 'refund' || state.refund.transactionId === null)) throw underWay();
+      if (state.refund && (!command.refunded || state.refund.transactionId === null)) throw underWay();
       if (resolution !== 'no_posting' && suspenseCents === 0)
         throw new ServiceError('INVALID_STATE', 'Nothing of this exception lies in suspense: resolve it with no_posting, or adjust the books.');
       if (resolution === 'adopt' && portalId === null) throw new ServiceError('VALIDATION_ERROR', 'Money is adopted for an agency: name its portal.');
@@ -211,6 +213,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
   }
 };
 
-const underWay = () => new ServiceError('INVALID_STATE', 'A refund of this exception was sent. The exception ends when the outcome is recorded.');
+const underWay = () =>
+  new ServiceError('INVALID_STATE', 'A refund of this exception was sent. A worker ends the exception as soon as it knows the outcome.');
 
 export const settlementException: Decider<SettlementCase | null, ExceptionCommand, ExceptionEvent> = { initial: null, decide, evolve };

@@ -1,4 +1,5 @@
 /** Figures of settlement for metrics. Each query reads only open or newest rows, however large the tables are. */
+import { timestamp } from '#kernel';
 import type { Queryable } from '#platform';
 import { EXCEPTION_KINDS, type ExceptionKind, type ExceptionStatus } from './exception.js';
 
@@ -12,10 +13,10 @@ export interface ExceptionFigure {
 const OPEN: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
 
 /** Exceptions that nobody has resolved yet, one figure for each kind. */
-export const exceptionFigures = async (db: Queryable): Promise<readonly ExceptionFigure[]> => {
+export const exceptionFigures = async (db: Queryable, nowMs: number): Promise<readonly ExceptionFigure[]> => {
   const { rows } = await db.query<{ kind: string; count: string; oldest: string }>(
-    `select kind, count(*) as count, extract(epoch from now() - min(opened_at)) as oldest from settlement_case where status = any ($1::text[]) group by kind`,
-    [OPEN],
+    `select kind, count(*) as count, extract(epoch from $2::timestamptz - min(opened_at)) as oldest from settlement_case where status = any ($1::text[]) group by kind`,
+    [OPEN, timestamp(nowMs)],
   );
   const found = new Map(rows.map((row) => [row.kind, row]));
   return EXCEPTION_KINDS.map((kind) => ({ kind, count: Number(found.get(kind)?.count ?? 0), oldestSeconds: Number(found.get(kind)?.oldest ?? 0) }));
@@ -28,19 +29,20 @@ export interface BatchFigures {
   readonly waitingSeconds: number;
 }
 
-export const batchFigures = async (db: Queryable): Promise<BatchFigures> => {
+export const batchFigures = async (db: Queryable, nowMs: number): Promise<BatchFigures> => {
   const { rows } = await db.query<{ last: string | null; waiting: string | null }>(
     `with last as (
        select max(b.recorded_at) as at from gateway_account a cross join lateral (
          select recorded_at from settlement_batch b
          where b.gateway = a.gateway and b.merchant_account = a.merchant_account and b.listed_position is not null
          order by b.listed_position desc limit 1) b)
-     select extract(epoch from now() - last.at) as last,
-       (select extract(epoch from now() - t.moved_at) from gateway_transaction t
+     select extract(epoch from $1::timestamptz - last.at) as last,
+       (select extract(epoch from $1::timestamptz - t.moved_at) from gateway_transaction t
         where t.settled_batch_id is null and not t.rejected and t.moved_at is not null and t.amount_cents > t.voided_cents
           and t.moved_at > coalesce((select at from last), '-infinity')
         order by t.moved_at limit 1) as waiting
      from last`,
+    [timestamp(nowMs)],
   );
   const { last = null, waiting = null } = rows[0] ?? {};
   return { lastBatchSeconds: last === null ? null : Number(last), waitingSeconds: Number(waiting ?? 0) };

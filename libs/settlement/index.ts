@@ -23,6 +23,6 @@ export {
   importSettlementFile,
   openExceptions,
 } from './matching.js';
-export { recoverRefunds, type SentRefund, sendRefund, type SendRequest } from './send.js';
+export { createRefundRecovery, type SentRefund, sendRefund, type SendRequest } from './send.js';
 export { batchOf, type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
 export { paymentRegisterModel, postgresRegister, type Register, type RegisteredDispute, type RegisteredTransaction } from './register.js';

@@ -297,7 +297,8 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
     `select t.*, (select count(*) from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY') as before from gateway_transaction t
      where t.settled_batch_id is null and not t.rejected and t.moved_at < $1::timestamptz - $2::int * interval '1 day' and t.amount_cents > t.voided_cents
        and not exists (select from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY' and c.status <> 'superseded')
-       and not exists (select from settlement_exception d where d.payment_id = t.payment_id and d.transaction_id = t.transaction_id
+       and not exists (select from settlement_exception d where (d.payment_id = t.payment_id or t.payment_id is null and d.payment_id is null)
+         and d.gateway = t.gateway and d.merchant_account = t.merchant_account and d.transaction_id = t.transaction_id
          and d.type = case t.op when 'charge' then 'sale' else 'refund' end and not d.superseded)
      order by t.moved_at limit $3`,
     [now, LATE_AFTER_DAYS, DETECTED_PER_ROUND],
@@ -472,7 +473,7 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
       continue;
     }
     if (event.type === 'ExceptionRefundRequested' || event.type === 'ExceptionRefundEnded') {
-      // A refund that went back waits for the resolution, which ends the exception.
+      // If the money went back, recovery still has to resolve the exception.
       const sending = event.type === 'ExceptionRefundRequested' || event.data.transactionId !== null;
       await client.query('update settlement_case set sending = $2, changed_at = $3 where exception_id = $1', [exceptionId, sending, event.at]);
       continue;

@@ -5,7 +5,17 @@
 import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
 import { collect, everyRow, hashedUuid, type Pool, type Queryable } from '#platform';
-import { type Dispute, type DisputeStatus, type GatewayAccount, type Leg, type PaymentEvent, paymentEvents, paymentIdOf } from '#payments';
+import {
+  type Charge,
+  type Dispute,
+  type DisputeStatus,
+  type GatewayAccount,
+  type Leg,
+  type PaymentEvent,
+  paymentEvents,
+  paymentIdOf,
+  type PaymentTerms,
+} from '#payments';
 import { exceptionEvents, settlementEvents } from './events.js';
 import type { ExceptionEvent } from './exception.js';
 import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
@@ -18,7 +28,7 @@ const TABLES = `
   create table gateway_transaction (
     amount_cents bigint not null, voided_cents bigint not null default 0, moved_at timestamptz, payment_id uuid, attempt_id uuid not null,
     ref text not null, gateway text not null, merchant_account text not null, leg text not null, op text not null, transaction_id text,
-    settled_batch_id text, exception_id uuid, rejected boolean not null default false);
+    settled_batch_id text, exception_id uuid, rejected boolean not null default false, auth_code text, brand text, last4 text, avs text, cvv text);
   create table dispute (
     dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null, reason text not null,
     disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
@@ -34,7 +44,7 @@ const TABLES = `
     kind text not null, type text not null, transaction_id text not null, ref text, payment_id uuid, leg text, gross_cents bigint not null,
     expected_cents bigint, suspense_cents bigint not null, recorded_at timestamptz not null, position text collate "C" not null,
     superseded boolean not null default false, opened boolean not null default false, ended boolean not null default false,
-    resolved_cents bigint not null default 0)`;
+    resolved_cents bigint not null default 0, settles boolean not null default false)`;
 // The worker looks every 20 s for what it must open or supersede. The last three indexes hold only that, so an idle round reads nothing.
 const INDEXES = `
   alter table gateway_transaction add constraint gateway_transaction_pkey primary key (ref);
@@ -55,14 +65,17 @@ const INDEXES = `
   create index settlement_exception_batch on settlement_exception (batch_id, line);
   create index settlement_exception_unopened on settlement_exception (recorded_at) where not opened and not superseded;
   create index settlement_exception_ending on settlement_exception (exception_id) where superseded and opened and not ended;
-  create index settlement_exception_corrected on settlement_exception (exception_id) where superseded and resolved_cents <> 0`;
+  create index settlement_exception_corrected on settlement_exception (exception_id) where superseded and resolved_cents <> 0;
+  create index settlement_exception_settles on settlement_exception (payment_id) where settles;
+  create index settlement_exception_short on settlement_exception (exception_id)
+    where kind = 'AMOUNT_MISMATCH' and type = 'sale' and not superseded and expected_cents > gross_cents`;
 
 /** The register collects events for this long before it writes. Call `caughtUp` for the newest state. */
 const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 5,
+  shape: 7,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
@@ -86,7 +99,12 @@ interface TransactionRow {
   transactionId: string | null;
   /** When the processor moved the money. null: it has not. */
   movedAt: string | null;
+  readonly card: PaymentTerms['paymentMethod'];
+  approval: Approval | null;
 }
+
+/** The processor's approval of a charge. `authCode` is empty if staff resolved the payment, since they know none. */
+type Approval = Pick<Charge['legs'][number], 'authCode' | 'avs' | 'cvv'>;
 
 /** A transaction id for a row that is already in the table. */
 interface LateId {
@@ -96,6 +114,8 @@ interface LateId {
   readonly refundAttemptId: string | null;
   readonly transactionId: string;
   readonly at: string;
+  /** null: the id belongs to a refund. */
+  readonly approval: Approval | null;
 }
 
 /** A reduction of a charge: voided cents, which never settle, or a rejection by the processor. */
@@ -115,7 +135,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   const nameOf = (paymentId: string, leg: Leg, attemptId: string | null) => `${paymentId} ${leg} ${attemptId ?? ''}`;
   const identify = (late: LateId) => {
     const row = rows.get(nameOf(late.paymentId, late.leg, late.refundAttemptId));
-    if (row) [row.transactionId, row.movedAt] = [late.transactionId, late.at];
+    if (row) [row.transactionId, row.movedAt, row.approval] = [late.transactionId, late.at, late.approval];
     else lateIds.push(late);
   };
   const lessened: Lessened[] = [];
@@ -146,22 +166,25 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
             amountCents: principalCents + feeCents,
             transactionId: null,
             movedAt: null,
+            card: event.data.paymentMethod,
+            approval: null,
           });
         break;
       case 'PaymentCreated':
-        for (const { leg, transactionId } of event.data.legs) identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at });
+      case 'PaymentResolved': {
+        const charge = event.type === 'PaymentCreated' ? event.data : event.data.charge;
+        for (const { leg, transactionId, ...approval } of charge?.legs ?? [])
+          identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at, approval });
         break;
-      case 'PaymentResolved':
-        for (const { leg, transactionId } of event.data.charge?.legs ?? [])
-          identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at });
-        break;
+      }
       case 'RefundRequested':
         refunds.push({ paymentId, event });
         break;
       case 'PaymentRefunded':
       case 'FeeRefunded': {
         const { leg, attemptId, transactionId } = event.data;
-        if (leg !== null && transactionId !== null) lateIds.push({ paymentId, leg, refundAttemptId: attemptId, transactionId, at: event.at });
+        if (leg !== null && transactionId !== null)
+          lateIds.push({ paymentId, leg, refundAttemptId: attemptId, transactionId, at: event.at, approval: null });
         break;
       }
       case 'PaymentVoided':
@@ -198,10 +221,11 @@ const writeProgress = async (client: Queryable, { stream }: Recorded, event: Exc
   const isEnd = event.type === 'ExceptionResolved' || event.type === 'ExceptionSuperseded';
   if (event.type !== 'ExceptionOpened' && !isEnd) return;
   const resolvedCents = event.type === 'ExceptionResolved' ? event.data.suspenseCents : 0;
+  const settles = event.type === 'ExceptionResolved' && event.data.resolution === 'settles';
   await client.query({
     name: 'register-exception-progress',
-    text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3 where exception_id = $1',
-    values: [stream.slice('exception-'.length), isEnd, resolvedCents],
+    text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3, settles = $4 where exception_id = $1',
+    values: [stream.slice('exception-'.length), isEnd, resolvedCents, settles],
   });
 };
 
@@ -212,11 +236,15 @@ const writeSentRefund = async (
   event: Extract<ExceptionEvent, { type: 'ExceptionRefundRequested' | 'ExceptionRefundEnded' }>,
 ): Promise<void> => {
   if (event.type === 'ExceptionRefundRequested') {
-    const { ref, account, paymentId, leg, attemptId, amountCents } = event.data;
+    const { ref, account, paymentId, leg, attemptId, amountCents, last4 } = event.data;
+    // If the refund belongs to a payment, the card is that of its charge. Otherwise staff may have given the last four digits.
     await client.query(
-      `insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, exception_id)
-       values ($1, $2, $3, $4, $5, 'refund', $6, $7, $8) on conflict (ref) do nothing`,
-      [ref, account.gateway, account.merchantAccount, paymentId, leg, attemptId, amountCents, exceptionId],
+      `insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, exception_id, brand, last4)
+       select u.ref, u.gateway, u.merchant_account, u.payment_id, u.leg, 'refund', u.attempt_id, u.amount_cents, u.exception_id, c.brand, coalesce(c.last4, u.last4)
+       from (values ($1, $2, $3, $4::uuid, $5, $6::uuid, $7::bigint, $8::uuid, $9)) as u (ref, gateway, merchant_account, payment_id, leg, attempt_id, amount_cents, exception_id, last4)
+       left join gateway_transaction c on c.payment_id = u.payment_id and c.leg = u.leg and c.op = 'charge'
+       on conflict (ref) do nothing`,
+      [ref, account.gateway, account.merchantAccount, paymentId, leg, attemptId, amountCents, exceptionId, last4],
     );
   } else if (event.data.transactionId !== null)
     await client.query('update gateway_transaction set transaction_id = $3, moved_at = $4 where exception_id = $1 and attempt_id = $2', [
@@ -247,8 +275,10 @@ const writeTransactions = async (client: Queryable, rows: readonly TransactionRo
   await client.query({
     name: 'register-transactions',
     text: `
-      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, moved_at)
-      select * from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::uuid[], $8::bigint[], $9::text[], $10::timestamptz[])
+      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, moved_at,
+        brand, last4, auth_code, avs, cvv)
+      select * from unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::uuid[], $8::bigint[], $9::text[], $10::timestamptz[],
+        $11::text[], $12::text[], $13::text[], $14::text[], $15::text[])
       on conflict (ref) do nothing`,
     values: [
       rows.map(({ ref }) => ref),
@@ -261,9 +291,19 @@ const writeTransactions = async (client: Queryable, rows: readonly TransactionRo
       rows.map(({ amountCents }) => amountCents),
       rows.map(({ transactionId }) => transactionId),
       rows.map(({ movedAt }) => movedAt),
+      rows.map(({ card }) => card.brand),
+      rows.map(({ card }) => card.last4),
+      ...approvalColumns(rows),
     ],
   });
 };
+
+/** The columns auth_code, avs and cvv of rows. */
+const approvalColumns = (rows: readonly { readonly approval: Approval | null }[]): (string | null)[][] => [
+  rows.map(({ approval }) => approval?.authCode || null),
+  rows.map(({ approval }) => approval?.avs ?? null),
+  rows.map(({ approval }) => approval?.cvv ?? null),
+];
 
 /** A refund goes through the account that charged the leg (C68). The row of the charge names this account. */
 const writeRefunds = async (
@@ -275,8 +315,8 @@ const writeRefunds = async (
   await client.query({
     name: 'register-refunds',
     text: `
-      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents)
-      select u.ref, c.gateway, c.merchant_account, u.payment_id, u.leg, 'refund', u.attempt_id, u.amount_cents
+      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, brand, last4)
+      select u.ref, c.gateway, c.merchant_account, u.payment_id, u.leg, 'refund', u.attempt_id, u.amount_cents, c.brand, c.last4
       from unnest($1::text[], $2::uuid[], $3::text[], $4::uuid[], $5::bigint[]) as u (ref, payment_id, leg, attempt_id, amount_cents)
       join gateway_transaction c on c.payment_id = u.payment_id and c.leg = u.leg and c.op = 'charge'
       on conflict (ref) do nothing`,
@@ -295,8 +335,10 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
   await client.query({
     name: 'register-transaction-ids',
     text: `
-      update gateway_transaction g set transaction_id = u.transaction_id, moved_at = u.moved_at
-      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[]) as u (payment_id, leg, refund_attempt_id, transaction_id, moved_at)
+      update gateway_transaction g
+      set transaction_id = u.transaction_id, moved_at = u.moved_at, auth_code = u.auth_code, avs = u.avs, cvv = u.cvv
+      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[], $6::text[], $7::text[], $8::text[])
+        as u (payment_id, leg, refund_attempt_id, transaction_id, moved_at, auth_code, avs, cvv)
       where g.payment_id = u.payment_id and g.leg = u.leg
         and case when u.refund_attempt_id is null then g.op = 'charge' else g.op = 'refund' and g.attempt_id = u.refund_attempt_id end`,
     values: [
@@ -305,6 +347,7 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
       ids.map(({ refundAttemptId }) => refundAttemptId),
       ids.map(({ transactionId }) => transactionId),
       ids.map(({ at }) => at),
+      ...approvalColumns(ids),
     ],
   });
 };
@@ -574,6 +617,10 @@ export interface Register {
   fundable(today: string): Promise<RegisteredBatch[]>;
   /** For each leg: the transaction of a settled sale that does not fit the payment's state. */
   settledUnknown(paymentId: string): Promise<Readonly<Partial<Record<Leg, string>>>>;
+  /** For each leg: the cents that went back by refunds for exceptions. */
+  sentBack(paymentId: string): Promise<Readonly<Partial<Record<Leg, Cents>>>>;
+  /** An accepted line of this refund and amount that did not match, because the refund had no outcome yet. null: there is none. */
+  settledRefund(account: GatewayAccount, ref: string, amountCents: Cents): Promise<{ readonly transactionId: string } | null>;
   /** All disputes: open ones first, each group by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
@@ -649,6 +696,22 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         [paymentId],
       );
       return Object.fromEntries(rows.map((row) => [row.leg, row.transaction_id]));
+    },
+    sentBack: async (paymentId) => {
+      const { rows } = await pool.query<{ leg: Leg; cents: string }>(
+        `select leg, sum(amount_cents)::bigint as cents from gateway_transaction
+         where payment_id = $1 and exception_id is not null and op = 'refund' and moved_at is not null group by leg`,
+        [paymentId],
+      );
+      return Object.fromEntries(rows.map((row) => [row.leg, Number(row.cents)]));
+    },
+    settledRefund: async ({ gateway, merchantAccount }, ref, amountCents) => {
+      const { rows } = await pool.query<{ transaction_id: string }>(
+        `select transaction_id from settlement_exception
+         where gateway = $1 and merchant_account = $2 and ref = $3 and type = 'refund' and suspense_cents = $4 and not superseded`,
+        [gateway, merchantAccount, ref, -amountCents],
+      );
+      return rows[0] ? { transactionId: rows[0].transaction_id } : null;
     },
     disputes: async () => {
       const rows = everyRow<StoredDispute>(async (after, limit) => {

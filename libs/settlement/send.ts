@@ -1,27 +1,34 @@
 /**
  * Sends the money of a settled sale back to the card, for a settlement exception (C75).
  *
- * The order is: the payment's stream, if one belongs to it, says that it must not succeed any more; its reversal is finalised; the intent stands in
- * the exception's stream; the gateway is called once, under a reference of its own; the outcome is recorded; the payment is voided; the exception is
- * resolved. {@link recoverRefunds} goes on from any of these places, and never sends.
+ * 1. If a payment belongs to the exception: its stream records that it can no longer succeed. Then the reversal of the leg is finalised.
+ * 2. The exception's stream records the intent.
+ * 3. The gateway is called once, under a reference of its own.
+ * 4. The exception's stream records the outcome.
+ * 5. The payment is voided.
+ * 6. The exception is resolved.
+ *
+ * {@link createRefundRecovery} goes on after any step from the intent on, and never sends.
  */
 import { load, type Origin, StoreIncident } from '#eventstore';
 import { ageMs, Deadline, ServiceError, timestamp } from '#kernel';
 import {
   callGateway,
-  cents,
   finalizeReference,
+  GatewayCannotTell,
   type GatewayAccount,
   gatewayRef,
   type Leg,
   type Outcome,
   type PaymentGateway,
+  RECOVERY_SCHEDULE_MS,
   RECOVERY_STARTS_AFTER_MS,
   refuseStaffText,
   REQUEST_DEADLINE_MS,
   resolvePayment,
   retryingConflicts,
   type ReversalTxn,
+  transactionOf,
 } from '#payments';
 import type { Queryable } from '#platform';
 import { linesOf } from './batch.js';
@@ -47,8 +54,8 @@ export interface SentRefund {
 }
 
 /**
- * Sends the refund. Throws INVALID_STATE if nothing was returned, and PAYMENT_TIMEOUT if the outcome is unknown: then a worker finds it and ends the
- * exception.
+ * Sends the refund. Throws PAYMENT_TIMEOUT if the outcome is unknown, or if the money went back and the gateway cannot tell about the rest of the
+ * payment. Then a worker ends the exception. Throws another ServiceError if nothing was returned.
  */
 export const sendRefund = async (ports: SettlementPorts, request: SendRequest, origin: Origin): Promise<SentRefund> => {
   const { payments, store } = ports;
@@ -77,7 +84,8 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   });
   const { account, gateway } = await gatewayOf(ports, opened);
   const command = { type: 'RequestRefund', at: at(), by, refund: await refund(account) } as const;
-  // Refuse before the payment is touched. The append of the intent decides again.
+  if (paymentId === null) await refuseChargeOfPayment(ports, gateway, account, command.refund.chargeTransactionId, deadline);
+  // Refuse before the payment's stream changes. The append of the intent decides again.
   settlementException.decide(state, command);
   if (paymentId !== null) await requestReturn(ports, exceptionId, paymentId, leg, origin, deadline);
 
@@ -104,7 +112,13 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
     );
   if (found.transactionId === null)
     throw new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the refund is unknown. A worker finds it and ends the exception; do not send another.');
-  await complete(ports, exceptionId, origin);
+  await complete(ports, exceptionId, origin).catch((error: unknown) => {
+    if (!(error instanceof GatewayCannotTell)) throw error;
+    throw new ServiceError(
+      'PAYMENT_TIMEOUT',
+      `The money went back (${found.transactionId}). The gateway cannot tell about the rest of the payment; a worker asks again and ends the exception.`,
+    );
+  });
   return { exceptionId, status: 'resolved', transactionId: found.transactionId, amountCents: found.amountCents, paymentId };
 };
 
@@ -136,14 +150,40 @@ const gatewayOf = async (
   return { account, gateway };
 };
 
+/**
+ * The line of this sale named no reference of ours, but the sale may still be the charge of a payment. Then it is refused: that payment could still
+ * be resolved as succeeded.
+ */
+const refuseChargeOfPayment = async (
+  { register, payments }: SettlementPorts,
+  gateway: PaymentGateway,
+  account: GatewayAccount,
+  transactionId: string,
+  deadline: Deadline,
+): Promise<void> => {
+  await register.caughtUp();
+  const shown = await transactionOf(payments, gateway, account, transactionId, deadline);
+  if (shown === 'cannot_tell')
+    throw new ServiceError('INVALID_STATE', 'The gateway cannot tell whether this sale is the charge of a payment; nothing was sent.');
+  const refs = shown?.ref ? [shown.ref] : [];
+  const charge = (await register.transactions(account.gateway, [transactionId], refs)).find(
+    ({ op, paymentId }) => op === 'charge' && paymentId !== null,
+  );
+  if (charge)
+    throw new ServiceError(
+      'INVALID_STATE',
+      `Transaction ${transactionId} is the charge of payment ${charge.paymentId}; nothing was sent. Resolve that payment, or refund it.`,
+    );
+};
+
 const last4Of = async ({ payments }: SettlementPorts, paymentId: string | null): Promise<string | null> => {
   const payment = paymentId === null ? null : (await payments.streams.load(paymentId)).payment;
   return payment && 'terms' in payment ? payment.terms.paymentMethod.last4 : null;
 };
 
 /**
- * Says in the payment's stream that its money goes back. After that the payment cannot be resolved as succeeded. Then finalises the reversal of the
- * leg, so that recovery can never void the same charge.
+ * Records in the payment's stream that its money goes back. After that the payment cannot be resolved as succeeded. Then finalises the reversal of
+ * the leg, so that recovery can never void the same charge.
  */
 const requestReturn = async (
   { payments }: SettlementPorts,
@@ -178,50 +218,63 @@ const endOf = (outcome: Outcome<ReversalTxn>): Ended | null => {
   return outcome.kind === 'not_processed' && !outcome.answered ? null : { outcome: 'refused', transactionId: null };
 };
 
-/** Asks the gateway about the reference, and records what became of it. If the gateway cannot tell, the attempt stays open. */
+/** The end of an attempt whose whole refund is in a batch. null: no batch has it. */
+const settledEnd = async ({ register }: SettlementPorts, { account, ref, amountCents }: ExceptionRefund): Promise<Ended | null> => {
+  const line = await register.settledRefund(account, ref, amountCents);
+  return line && { outcome: 'refunded', transactionId: line.transactionId };
+};
+
+/**
+ * Asks the gateway about the reference, and records the outcome. If the gateway cannot tell, the refund's line in a batch decides. If there is no
+ * such line, the attempt stays open.
+ */
 const findOutcome = async (
   ports: SettlementPorts,
   exceptionId: string,
-  { account, ref, attemptId, by }: ExceptionRefund,
+  refund: ExceptionRefund,
   origin: Origin,
   deadline: Deadline,
 ): Promise<void> => {
+  const { account, ref, attemptId, by } = refund;
   const gateway = ports.payments.gateways.find(account);
-  if (!gateway) return;
-  const found = await finalizeReference(ports.payments, gateway, { ref, account, op: 'refund' }, deadline);
-  if (found.kind === 'cannot_tell') return;
-  const ended = found.kind === 'never' ? ({ outcome: 'never_executed', transactionId: null } as const) : endOf(found.result);
+  const found = gateway
+    ? await finalizeReference(ports.payments, gateway, { ref, account, op: 'refund' }, deadline)
+    : ({ kind: 'cannot_tell' } as const);
+  const ended =
+    found.kind === 'cannot_tell'
+      ? await settledEnd(ports, refund)
+      : found.kind === 'never'
+        ? ({ outcome: 'never_executed', transactionId: null } as const)
+        : endOf(found.result);
   if (ended) await changeCase(ports, exceptionId, { type: 'EndRefund', at: timestamp(ports.payments.clock.now()), by, attemptId, ...ended }, origin);
 };
 
-/** After the money went back: voids the payment, then resolves the exception. Safe to repeat. */
+/** After the money went back: voids the payment, then resolves the exception. Safe to repeat. Throws {@link GatewayCannotTell}. */
 const complete = async (ports: SettlementPorts, exceptionId: string, origin: Origin): Promise<void> => {
   const { store, payments } = ports;
   const { state } = await load(store, EXCEPTION_STREAM, exceptionId);
   if (!state?.refund || state.refund.transactionId === null || state.status === 'resolved') return;
-  const { paymentId, reason, by, transactionId } = state.refund;
-  if (paymentId !== null) await voidPayment(ports, paymentId, `refunded by ${transactionId} for exception ${exceptionId}`, by);
-  const resolve = { type: 'Resolve', at: timestamp(payments.clock.now()), resolution: 'refund', reason, by, portalId: null, feeCents: 0 } as const;
+  const { paymentId, reason, by } = state.refund;
+  if (paymentId !== null) await voidPayment(ports, paymentId, `refunded for exception ${exceptionId}`, by);
+  const at = timestamp(payments.clock.now());
+  const resolve = { type: 'Resolve', at, resolution: 'refund', reason, by, portalId: null, feeCents: 0, refunded: true } as const;
   await changeCase(ports, exceptionId, resolve, origin).catch((error: unknown) => {
     // Another process has resolved it meanwhile.
     if (!(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
   });
 };
 
-/** Voids the payment if every leg is undone. If another leg still stands, the payment stays unknown, with its task for staff. */
-const voidPayment = async ({ payments, store, register }: SettlementPorts, paymentId: string, evidence: string, by: string): Promise<void> => {
+/**
+ * Voids the payment if every leg is undone. If another leg still stands, the payment stays unknown, with its task for staff. If the gateway cannot
+ * tell about another leg, throws {@link GatewayCannotTell}.
+ */
+const voidPayment = async ({ payments, register }: SettlementPorts, paymentId: string, evidence: string, by: string): Promise<void> => {
   const { payment } = await payments.streams.load(paymentId);
   if (payment.phase !== 'unknown') return;
-  const returned = new Set<Leg>();
-  for (const exceptionId of payment.returns ?? []) {
-    const refund = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.refund;
-    const leg = payment.terms.legs.find((one) => one.leg === refund?.leg);
-    if (refund && refund.transactionId !== null && leg && refund.amountCents === cents(leg)) returned.add(leg.leg);
-  }
   try {
-    await resolvePayment(payments, register, { paymentId, as: 'voided', evidence, by, force: false, transactions: {} }, returned);
+    await resolvePayment(payments, register, { paymentId, as: 'voided', evidence, by, force: false, transactions: {} });
   } catch (error) {
-    if (!(error instanceof ServiceError && error.code === 'INVALID_STATE')) throw error;
+    if (!(error instanceof ServiceError && error.code === 'INVALID_STATE') || error instanceof GatewayCannotTell) throw error;
     payments.log.error(
       { paymentId, err: error },
       'money of an unknown payment went back, but another part of it is not undone; staff decide about it',
@@ -229,31 +282,64 @@ const voidPayment = async ({ payments, store, register }: SettlementPorts, payme
   }
 };
 
-/** Refunds that a round ends. */
+/** Most refunds of one round. */
 const RECOVERED_PER_ROUND = 50;
 /** Time limit for one refund. */
 const RECOVERY_MS = 40_000;
+/** If a refund has not ended its exception after this time, an error is logged. */
+const UNKNOWN_FOR_LONG_MS = 3_600_000;
 
-/** Ends refunds whose command died or got no answer. Sends nothing. Returns the number of exceptions that were looked at. */
-export const recoverRefunds = async (ports: SettlementPorts, db: Queryable, stop?: AbortSignal): Promise<number> => {
+export interface RefundRecovery {
+  /** Ends refunds whose command died or got no answer. Sends nothing. Returns the number of exceptions that were looked at. */
+  round(stop?: AbortSignal): Promise<number>;
+}
+
+/** The pauses between the tries of one refund are those of payments. A new process begins them again. */
+export const createRefundRecovery = (ports: SettlementPorts, db: Queryable): RefundRecovery => {
   const { payments, store } = ports;
   const { clock, ids, log } = payments;
-  const { rows } = await db.query<{ exception_id: string }>(
-    'select exception_id from settlement_case where sending order by changed_at, exception_id limit $1',
-    [RECOVERED_PER_ROUND],
-  );
-  for (const { exception_id: exceptionId } of rows) {
-    if (stop?.aborted) break;
+  const tried = new Map<string, { readonly tries: number; readonly nextTryAt: number }>();
+  const warned = new Set<string>();
+
+  /** True: the exception has ended, or is too young for a try. */
+  const recover = async (exceptionId: string): Promise<boolean> => {
     const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
-    try {
-      const refund = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.refund;
-      // A younger refund may still be running.
-      if (!refund || ageMs(clock, refund.requestedAt) < RECOVERY_STARTS_AFTER_MS) continue;
-      if (refund.transactionId === null) await findOutcome(ports, exceptionId, refund, origin, new Deadline(clock, RECOVERY_MS));
-      await complete(ports, exceptionId, origin);
-    } catch (error) {
-      log.warn({ exceptionId, err: error }, 'recovery could not end the refund of an exception');
+    const stateOf = async () => (await load(store, EXCEPTION_STREAM, exceptionId)).state;
+    const refund = (await stateOf())?.refund;
+    // A younger refund may still be running.
+    if (!refund || ageMs(clock, refund.requestedAt) < RECOVERY_STARTS_AFTER_MS) return true;
+    if (refund.transactionId === null) await findOutcome(ports, exceptionId, refund, origin, new Deadline(clock, RECOVERY_MS));
+    await complete(ports, exceptionId, origin);
+    const after = await stateOf();
+    if (!after?.refund || after.status === 'resolved') return true;
+    if (ageMs(clock, refund.requestedAt) >= UNKNOWN_FOR_LONG_MS && !warned.has(exceptionId)) {
+      warned.add(exceptionId);
+      log.error({ exceptionId, ref: refund.ref }, 'the refund of an exception has no end for an hour; recovery goes on');
     }
-  }
-  return rows.length;
+    return false;
+  };
+
+  return {
+    round: async (stop) => {
+      const now = clock.now();
+      const waiting = [...tried].filter(([, { nextTryAt }]) => nextTryAt > now).map(([exceptionId]) => exceptionId);
+      const { rows } = await db.query<{ exception_id: string }>(
+        `select exception_id from settlement_case where sending and exception_id <> all($2::uuid[]) order by changed_at, exception_id limit $1`,
+        [RECOVERED_PER_ROUND, waiting],
+      );
+      for (const { exception_id: exceptionId } of rows) {
+        if (stop?.aborted) break;
+        const done = await recover(exceptionId).catch((error: unknown) => {
+          log.warn({ exceptionId, err: error }, 'recovery could not end the refund of an exception');
+          return false;
+        });
+        if (done) tried.delete(exceptionId);
+        else {
+          const tries = (tried.get(exceptionId)?.tries ?? 0) + 1;
+          tried.set(exceptionId, { tries, nextTryAt: clock.now() + RECOVERY_SCHEDULE_MS[Math.min(tries, RECOVERY_SCHEDULE_MS.length - 1)]! });
+        }
+      }
+      return rows.length;
+    },
+  };
 };

@@ -6,6 +6,7 @@ import { EVENT_STORE, POOL } from '#eventstore/module';
 import {
   acknowledgeStaffTask,
   type AcknowledgeRequest,
+  atStableTime,
   type Dispute,
   type PaymentPorts,
   type PaymentView,
@@ -110,7 +111,7 @@ export class ChangeException extends Command<void> {
 
 const HANDLERS = [
   commandHandler(ResolvePayment, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { request }) =>
-    resolvePayment(payments, register, request),
+    atStableTime(payments, () => resolvePayment(payments, register, request)),
   ),
   commandHandler(AcknowledgeTask, SETTLEMENT_PORTS, ({ payments, store }: SettlementPorts, { request }) =>
     acknowledgeStaffTask(payments, store, request),
@@ -125,7 +126,9 @@ const HANDLERS = [
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),
   ),
-  commandHandler(SendRefund, SETTLEMENT_PORTS, (ports: SettlementPorts, { request, origin }) => sendRefund(ports, request, origin)),
+  commandHandler(SendRefund, SETTLEMENT_PORTS, (ports: SettlementPorts, { request, origin }) =>
+    atStableTime(ports.payments, () => sendRefund(ports, request, origin)),
+  ),
   commandHandler(ChangeException, SETTLEMENT_PORTS, (ports: SettlementPorts, { exceptionId, change, origin }) =>
     changeException(ports, exceptionId, change, origin),
   ),

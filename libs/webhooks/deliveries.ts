@@ -10,6 +10,7 @@
  */
 import { ServiceError } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
+import { announceDue } from './due.js';
 import { recordStaffAction, type Redelivered, type StaffDeps } from './endpoint.js';
 import { OUTBOX_NEVER_AGAIN, WEBHOOK_OUTBOX } from './outbox.js';
 import type { Outcome } from './safe-request.js';
@@ -466,6 +467,15 @@ const cannotRedeliver = async (rows: StaffRows, ids: readonly string[]): Promise
   const { id, state, status } = await rows.deliveryState(ids);
   const why = status === 'disabled' ? 'its endpoint is disabled' : `it is ${state.replace('_', ' ')}`;
   return new ServiceError('INVALID_STATE', `Delivery ${id} cannot be sent again: ${why}.`);
+};
+
+/** Makes every pending delivery due earlier by `ms`: its retry time follows the time of the sandbox. Returns the number of deliveries. */
+export const bringForward = async (db: Queryable, ms: number): Promise<number> => {
+  const { rowCount } = await db.query(`update webhook_delivery set due_at = due_at - $1::bigint * interval '1 millisecond' where state = 'pending'`, [
+    ms,
+  ]);
+  await announceDue(db);
+  return rowCount ?? 0;
 };
 
 /** Attempts are deleted after this time. */

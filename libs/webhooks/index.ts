@@ -1,5 +1,6 @@
 export {
   type AttemptRow,
+  bringForward,
   type Claimed,
   type Deliveries,
   deliveryFigures,

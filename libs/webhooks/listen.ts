@@ -66,9 +66,9 @@ export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForw
       for (const { id, number, type, payment_id: paymentId, payload } of rows) {
         if (signal.aborted) return;
         const begun = clock.monotonic();
-        const headers = headersOf({ id, type, body: payload }, secret, Math.floor(clock.now() / 1000));
+        const headers = headersOf({ id, type, body: payload }, secret, Math.floor(clock.realNow() / 1000));
         const answer = await forward(forwardTo, headers, payload, clock);
-        onForwarded({ at: timestamp(clock.now()), eventId: id, type, paymentId, ...answer, ms: Math.round(clock.monotonic() - begun) });
+        onForwarded({ at: timestamp(clock.realNow()), eventId: id, type, paymentId, ...answer, ms: Math.round(clock.monotonic() - begun) });
         after = number;
       }
       if (rows.length < BATCH) await clock.sleep(LOOK_EVERY_MS, bell.wake.signal);

@@ -80,7 +80,7 @@ export class Partners {
   readonly charges: Charge[] = [];
   readonly returns: Return[] = [];
   readonly violations: string[] = [];
-  readonly figures = { requests: 0, answers: 0, unanswered: 0, replays: 0, reads: 0, lists: 0 };
+  readonly figures = { requests: 0, answers: 0, unanswered: 0, rateLimited: 0, replays: 0, reads: 0, lists: 0 };
   /** Called for each answer. `kind`: GET, list, payments, refund or void. `ms`: from the first byte sent. */
   onAnswered: (kind: string, ms: number, status: number) => void = () => undefined;
   private readonly agent = new Agent({ keepAlive: true });
@@ -167,7 +167,7 @@ export class Partners {
         // No payment began under this key, and none can begin later.
         this.newKey(charge, CARD.approved);
         continue;
-      } else if (reply && reply.status < 500 && reply.code !== 'IDEMPOTENCY_IN_PROGRESS') {
+      } else if (reply && reply.status < 500 && !isBusy(reply)) {
         this.violation(`${use.key}: a create was answered ${reply.text}`);
         charge.state = 'declined';
       }
@@ -181,7 +181,7 @@ export class Partners {
   /** Reads the payment before charging again (specification, Errors, rule 1). */
   private async look(charge: Charge, paymentId: string, random: Random): Promise<Pursuit> {
     const reply = await this.send('GET', `payments/${paymentId}`, null, null, random);
-    if (reply === null || reply.status >= 500) return 'parked';
+    if (reply === null || reply.status >= 500 || isBusy(reply)) return 'parked';
     const status = reply.data.status as string | undefined;
     if (reply.status !== 200) this.violation(`${paymentId}: an answer named it, and GET says ${reply.text}`);
     else if (status === 'pending' || status === 'unknown') return 'unknown';
@@ -244,7 +244,7 @@ export class Partners {
         one.state = 'refused';
       } else if (reply?.code === 'INVALID_STATE' && /in progress|being reconciled/.test(reply.text)) return 'unknown';
       else if (reply?.status === 504) return 'unknown';
-      else if (reply && reply.status < 500 && reply.code !== 'IDEMPOTENCY_IN_PROGRESS' && reply.code !== 'VOID_FAILED') {
+      else if (reply && reply.status < 500 && !isBusy(reply) && reply.code !== 'VOID_FAILED') {
         this.violation(`${use.key}: ${use.path} ${JSON.stringify(use.body)} was answered ${reply.text}`);
         one.state = 'refused';
       }
@@ -258,13 +258,13 @@ export class Partners {
     return 'parked';
   }
 
-  /** Checks that GET shows the amounts of the earlier answers, unless a return is running. false: a 5xx or no answer. */
+  /** Checks that GET shows the amounts of the earlier answers, unless a return is running. false: a 5xx, a 429 or no answer. */
   async read(charge: Charge, random: Random): Promise<boolean> {
     this.figures.reads += 1;
     const told = charge.toldReturnedCents;
     const { id, totalChargedCents } = charge.payment!;
     const reply = await this.send('GET', `payments/${id}`, null, null, random);
-    if (reply === null || reply.status >= 500) return false;
+    if (reply === null || reply.status >= 500 || isBusy(reply)) return false;
     if (charge.returning !== null || charge.toldReturnedCents !== told) return true;
     const { refundedAmountCents, capturedAmountCents } = reply.data;
     if (reply.status !== 200 || refundedAmountCents !== told || capturedAmountCents !== totalChargedCents)
@@ -275,7 +275,7 @@ export class Partners {
   async list(random: Random): Promise<void> {
     this.figures.lists += 1;
     const reply = await this.send('GET', `payments?limit=${LIST_LIMIT}`, null, null, random);
-    if (reply === null || reply.status >= 500) return;
+    if (reply === null || reply.status >= 500 || isBusy(reply)) return;
     const payments = (reply.data.payments ?? []) as PaymentView[];
     const order = payments.map(({ createdAt, id }) => `${createdAt} ${id}`);
     if (reply.status !== 200 || new Set(payments.map(({ id }) => id)).size !== payments.length || order.join() !== [...order].sort().reverse().join())
@@ -355,6 +355,7 @@ export class Partners {
       call.once('error', () => resolve(null)).end(text ?? undefined);
     }).then((reply) => {
       this.figures[reply === null ? 'unanswered' : 'answers'] += 1;
+      if (reply?.code === 'RATE_LIMITED') this.figures.rateLimited += 1;
       if (reply !== null) this.onAnswered(kindOf(method, path), performance.now() - sent, reply.status);
       if (reply === null) this.silentUntil[chosen] = performance.now() + AVOID_MS;
       return reply;
@@ -388,6 +389,9 @@ const kindOf = (method: string, path: string): string =>
 
 /** True if the service stores this answer under the key and replays it (C15). */
 export const isStored = ({ status, code, retryable }: Reply): boolean => status === 200 || status === 402 || (code === 'VOID_FAILED' && !retryable);
+
+/** True if nothing began for this request: another one holds its key, or its account holds too many slots. The same request may succeed later. */
+const isBusy = ({ code }: Reply): boolean => code === 'IDEMPOTENCY_IN_PROGRESS' || code === 'RATE_LIMITED';
 
 /** True if a create with this answer may have charged. Its key then never executes again (C16). */
 const isUnsettled = ({ status, code }: Reply): boolean =>

@@ -35,6 +35,8 @@ const CPU_EVERY_MS = 1_000;
 /** After a fault, costs and error lines count as those of the fault for this long after the service is ready again. */
 const CALM_AFTER_MS = 15_000;
 const PAUSE_MS = { least: 4_000, most: 12_000 } as const;
+/** Violations that are printed while the run goes on. All are counted at the end. */
+const SHOWN_AT_ONCE = 5;
 const COMMAND_MS = 10 * 60_000;
 /** How many of the newest charges are sent again at the end. */
 const ASKED_AGAIN = 500;
@@ -245,6 +247,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       () => command('calm', 'settlement', 'exceptions'),
       (round) => restart('SIGTERM', 2 * round + 1),
     ];
+    const shown = { own: 0, partners: 0 };
     for (let deed = 0; performance.now() - begun < lasts; deed++) {
       const round = Math.floor(deed / deeds.length);
       await deeds[deed % deeds.length]!(round);
@@ -252,6 +255,9 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       const { charges, figures } = partners;
       if (deed % deeds.length === deeds.length - 1)
         onProgress(`${((performance.now() - begun) / 60_000).toFixed(1)} min, round ${round + 1}: ${charges.length} charges, ${figures.answers} answers, ${violations.length + partners.violations.length} violations`); // prettier-ignore
+      const found = [...violations.slice(shown.own), ...partners.violations.slice(shown.partners)];
+      for (const one of found.slice(0, SHOWN_AT_ONCE)) onProgress(`✗ ${one.slice(0, 500)}`);
+      Object.assign(shown, { own: violations.length, partners: partners.violations.length });
       await sleep(Math.max(0, Math.min(random.int(PAUSE_MS.least, PAUSE_MS.most), lasts - (performance.now() - begun))));
     }
     stop.abort();

@@ -38,7 +38,7 @@ const tool = (name: string) => join(folder, 'node_modules', '.bin', name);
 
 interface Generator {
   readonly name: string;
-  /** What is missing on this machine. null: nothing. */
+  /** The tool that is missing on this machine. null: none. */
   readonly missing: () => string | null;
   readonly play: (env: Readonly<Record<string, string>>) => void;
 }

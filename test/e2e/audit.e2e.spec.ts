@@ -109,6 +109,7 @@ const PATHS = () => [
   '/audit/v1/ledger/journal',
   '/audit/v1/drift',
   '/audit/v1/exceptions',
+  '/audit/v1/refusals',
   '/audit/v1/batches',
   '/audit/v1/exports/payments',
 ];
@@ -304,6 +305,58 @@ describe('reading', () => {
   });
 });
 
+describe('refused attempts', () => {
+  interface Refusal {
+    readonly refusedAt: string;
+    readonly code: string;
+    readonly referenceId: string | null;
+    readonly cardHash: string | null;
+    readonly attempts: number;
+  }
+  const page = async (query: string) =>
+    (await get(`/audit/v1/refusals?${query}`)).data as unknown as { refusals: Refusal[]; nextCursor: string | null };
+  const WRITTEN = { timeoutMs: 10_000 };
+
+  test('a blocked case and a rule leave rows, by portal, reference and time, page by page; a replay leaves none', async () => {
+    const { client } = day.partner;
+    const portal = await service.portal(day.partner);
+    const pay = (referenceId: string, sent?: { key: string }) => client.create(paymentOf(portal, { referenceId }), sent);
+    expect((await pay('CASE-1', { key: 'refusals' })).status).toBe(200);
+    const from = new Date(service.clock.now()).toISOString();
+    await service.administer(service.admin.restrictCase({ portalId: portal, referenceId: 'CASE-1', kind: 'block', until: null, reason: null }));
+    await service.administer(service.admin.setRules(portal, { brands: ['amex'] }));
+    expect((await pay('CASE-1', { key: 'refusals' })).status).toBe(200);
+    expect([(await pay('CASE-1')).code, (await pay('CASE-2')).code, (await pay('CASE-2')).code]).toEqual([
+      'PAYMENT_BLOCKED',
+      'PAYMENT_NOT_ALLOWED',
+      'PAYMENT_NOT_ALLOWED',
+    ]);
+    await eventually(async () => (await page(`portalId=${portal}`)).refusals.length >= 3, WRITTEN);
+    const { refusals, nextCursor } = await page(`portalId=${portal}`);
+    expect([refusals.map(({ code, referenceId, attempts }) => [code, referenceId, attempts]), nextCursor]).toEqual([
+      [
+        ['PAYMENT_NOT_ALLOWED', 'CASE-2', 1],
+        ['PAYMENT_NOT_ALLOWED', 'CASE-2', 1],
+        ['PAYMENT_BLOCKED', 'CASE-1', 1],
+      ],
+      null,
+    ]);
+    expect(new Set(refusals.map(({ cardHash }) => cardHash)).size).toBe(1);
+    const first = await page(`portalId=${portal}&limit=2`);
+    const rest = await page(`portalId=${portal}&limit=2&cursor=${first.nextCursor}`);
+    expect([...first.refusals, ...rest.refusals]).toEqual(refusals);
+    expect((await page(`portalId=${portal}&referenceId=CASE-1&from=${from}`)).refusals).toEqual(refusals.slice(2));
+    expect((await page(`portalId=${portal}&to=${from}`)).refusals).toEqual([]);
+    await caughtUp();
+  });
+  test.each(['limit=0', 'portalId=1', 'referenceId=', 'referenceId=%00', `referenceId=${'x'.repeat(256)}`, 'cursor=x', 'from=yesterday', 'code=X'])(
+    '?%s is refused',
+    async (query) => {
+      expect((await get(`/audit/v1/refusals?${query}`)).status).toBe(400);
+    },
+  );
+});
+
 describe('reports', () => {
   const report = async (name: ReportName, format: 'csv' | 'ndjson' = 'ndjson', after: string | null = null) => {
     const said = { rows: 0, totals: {} as Record<string, number>, after };
@@ -336,6 +389,21 @@ describe('reports', () => {
       { reversal_type: 'refund', reason: 'billed twice' },
     ]);
     expect((await report('staff-actions')).objects.map(({ actor, event }) => `${actor} ${event}`)).toContain('Dana RefundRequested');
+  });
+  test('transactions name the card, and of a charge the authorization code and the checks; a refund names the card of its charge', async () => {
+    const { objects } = await report('transactions');
+    const of = (id: string, operation: string) => objects.filter((row) => row.payment_id === id && row.operation === operation);
+    for (const { id, gateway, paymentMethod } of day.payments) {
+      const { brand, last4 } = paymentMethod;
+      const charges = of(id, 'charge');
+      expect(charges.length).toBeGreaterThan(0);
+      for (const row of charges)
+        expect([row, row.auth_code !== null && row.auth_code !== '']).toMatchObject([{ brand, last4, avs: 'not_checked', cvv: 'match' }, true]);
+      expect(charges.find(({ leg }) => leg !== 'fee')).toMatchObject({ auth_code: gateway.authCode });
+      for (const row of of(id, 'refund')) expect(row).toMatchObject({ brand, last4, auth_code: null, avs: null, cvv: null });
+    }
+    expect(objects.filter(({ operation }) => operation === 'refund').length).toBeGreaterThan(0);
+    expect(new Set(objects.map(({ last4 }) => last4)).size).toBeGreaterThan(1);
   });
   test('goes on after a break', async () => {
     const { store, pool } = service.services;

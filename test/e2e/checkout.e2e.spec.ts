@@ -5,6 +5,7 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { checkoutUnfinishedModel } from '#checkout';
 import { timestamp } from '#kernel';
+import { listRefusals } from '#payments';
 import { recordSettlements } from '#settlement';
 import {
   CARD_FORM,
@@ -627,6 +628,10 @@ describe('paying', () => {
     await service.administer(service.admin.configureCheckout(own.portalId, { enabled: false }));
     expect((await one.pay(id)).status).toBe(403);
     expect(await events(id)).toEqual(['CheckoutStarted', 'AttemptStarted', 'AttemptDeclined', 'AttemptStarted', 'AttemptDeclined']);
+    const { pool } = service.services;
+    const refusals = async () => (await listRefusals(pool, { portalId: own.portalId, referenceId: 'CASE-7', from: null, to: null, after: null, limit: 10 })).refusals; // prettier-ignore
+    await eventually(async () => (await refusals()).length >= 3);
+    expect((await refusals()).map(({ code }) => code)).toEqual(['PAYMENT_BLOCKED', 'PAYMENT_BLOCKED', 'PAYMENT_NOT_ALLOWED']);
   });
   test('ten attempts, then none', async () => {
     const { one, id } = await begun();

@@ -1,11 +1,11 @@
 /**
- * `settlement exceptions resolve --as refund --send`: money that a batch settled goes back to the card, once, whatever is raced or dies on the way.
+ * `settlement exceptions resolve --as refund --send`: money that a batch settled goes back to the card exactly once, also in races and after crashes.
  */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
 import { type PaymentGateway, resolvePayment, type ResolveRequest, Secret, staff } from '#payments';
-import { changeException, type ExceptionRow, recordSettlements, recoverRefunds, sendRefund, type SettlementPorts } from '#settlement';
+import { changeException, createRefundRecovery, type ExceptionRow, recordSettlements, sendRefund, type SettlementPorts } from '#settlement';
 import { crockford } from '#platform';
 import { eventually } from '../support/eventually.js';
 import { CARD, type Client, paymentOf, type Service, startService } from '../support/service.js';
@@ -56,12 +56,18 @@ const history = async (stream: string) => {
   for await (const { type } of service.services.store.read(stream)) types.push(type);
   return types;
 };
-/** A payment whose outcome nobody knows, that a batch has settled, with the exceptions of its lines. */
+/** A payment with an unknown outcome that a batch has settled, with the exceptions of its lines. */
 const settledWhileUnknown = async (portal = combined): Promise<{ id: string; exceptions: ExceptionRow[] }> => {
   const answer = await client.create(paymentOf(portal, { number: portal === combined ? CARD.unresolvable : CARD.unreadable }));
   const id = answer.details!.id as string;
   await settle();
   return { id, exceptions: (await desk.exceptions()).filter(({ paymentId }) => paymentId === id) };
+};
+/** The charge of an unknown payment's first leg, as the processor has it. */
+const chargeOf = async (paymentId: string) => {
+  const { payment } = await service.services.payments.ports.streams.load(paymentId);
+  if (payment.phase !== 'unknown') throw new Error(`the payment is ${payment.phase}`);
+  return (await service.simulator.truth()).find(({ ref }) => ref === payment.terms.legs[0]!.references.charge)!;
 };
 const refundsOf = async (charge: string) =>
   (await service.simulator.truth()).filter(
@@ -70,11 +76,18 @@ const refundsOf = async (charge: string) =>
 /** Settlement ports whose gateway does this instead of a refund. */
 const instead = (
   refund: (real: PaymentGateway, ...call: Parameters<PaymentGateway['refund']>) => ReturnType<PaymentGateway['refund']>,
+  finalize?: PaymentGateway['finalize'],
 ): SettlementPorts => {
   const { settlement } = service.services;
   const find: SettlementPorts['payments']['gateways']['find'] = (account) => {
     const real = settlement.payments.gateways.find(account);
-    return real && { ...real, refund: (...call) => refund(real, ...call) };
+    if (!real) return real;
+    const isRefund = (call: Parameters<PaymentGateway['finalize']>) => call[0].op === 'refund';
+    return {
+      ...real,
+      refund: (...call) => refund(real, ...call),
+      finalize: (...call) => (finalize && isRefund(call) ? finalize(...call) : real.finalize(...call)),
+    };
   };
   return { ...settlement, payments: { ...settlement.payments, gateways: { find } } };
 };
@@ -83,7 +96,7 @@ const MINUTE_MS = 60_000;
 const recovered = async (exceptionId: string, type = 'ExceptionResolved') => {
   service.clock.advance(MINUTE_MS + 1_000);
   await desk.exceptions();
-  await recoverRefunds(service.services.settlement, service.services.pool);
+  await createRefundRecovery(service.services.settlement, service.services.pool).round();
   await eventually(async () => (await history(`exception-${exceptionId}`)).includes(type));
 };
 
@@ -105,11 +118,11 @@ describe('a sale that settled while its payment was unknown', () => {
     ]);
     await settle();
     expect((await desk.exceptions()).filter(({ transactionId }) => transactionId === sent.transactionId)).toEqual([]);
-    const { rows } = await service.services.pool.query<{ settled_batch_id: string | null }>(
-      'select settled_batch_id from gateway_transaction where transaction_id = $1',
+    const { rows } = await service.services.pool.query<{ settled_batch_id: string | null; brand: string; last4: string }>(
+      'select settled_batch_id, brand, last4 from gateway_transaction where transaction_id = $1',
       [sent.transactionId],
     );
-    expect(rows).toEqual([{ settled_batch_id: expect.stringMatching(/^bat_/) }]);
+    expect(rows).toEqual([{ settled_batch_id: expect.stringMatching(/^bat_/), brand: 'visa', last4: CARD.unresolvable.slice(-4) }]);
     const after = await desk.booked();
     for (const account of ['liabilities:suspense', `assets:processor:${exception!.merchantAccount}:unsettled`])
       expect([account, after(account)]).toEqual([account, before(account)]);
@@ -199,6 +212,57 @@ describe('a sale that settled while its payment was unknown', () => {
     expect(await client.status(id)).toBe('voided');
   });
 
+  test('between the outcome and its end, a person cannot resolve the exception in the books only', async () => {
+    const { id, exceptions } = await settledWhileUnknown();
+    const { exceptionId } = exceptions[0]!;
+    const { settlement } = service.services;
+    const dying = { ...settlement, register: { ...settlement.register, caughtUp: () => Promise.reject(new Error('killed')) } };
+    await expect(send(exceptionId, dying)).rejects.toThrow('killed');
+    const refund = { type: 'Resolve', resolution: 'refund', portalId: null, feeCents: 0, reason: 'x', by: 'Robin' } as const;
+    expect(await refused(changeException(settlement, exceptionId, refund, origin()))).toMatchObject({ code: 'INVALID_STATE' });
+    await recovered(exceptionId);
+    expect(await client.status(id)).toBe('voided');
+  });
+
+  test('a gateway that cannot tell is asked again after the pauses of recovery; the line of the refund in a batch ends the attempt', async () => {
+    await settle();
+    const before = await desk.booked();
+    const { id, exceptions } = await settledWhileUnknown();
+    const { exceptionId, transactionId } = exceptions[0]!;
+    let asked = 0;
+    const deaf = instead(
+      async (real, ...call) => {
+        // The worker of this service asks, too.
+        await service.simulator.arm({ match: { call: 'finalize', ref: call[0].ref }, times: null, effect: false, answer: 'cut' });
+        await real.refund(...call);
+        return { kind: 'unknown', cause: 'disconnected' };
+      },
+      async () => (asked++, { kind: 'cannot_tell' }),
+    );
+    expect(await refused(send(exceptionId, deaf))).toMatchObject({ code: 'PAYMENT_TIMEOUT' });
+    const recovery = createRefundRecovery(deaf, service.services.pool);
+    service.clock.advance(MINUTE_MS + 1_000);
+    await desk.exceptions();
+    asked = 0;
+    for (let round = 0; round < 3; round++) await recovery.round();
+    expect(asked).toBe(1);
+    service.clock.advance(60 * MINUTE_MS);
+    await recovery.round();
+    expect(asked).toBe(2);
+    await settle();
+    const line = (await desk.exceptions()).find(({ kind, suspenseCents }) => kind === 'STATUS_MISMATCH' && suspenseCents === -10_300)!;
+    service.clock.advance(60 * MINUTE_MS);
+    await recovery.round();
+    expect(await client.status(id)).toBe('voided');
+    expect(await refundsOf(transactionId!)).toHaveLength(1);
+    const refund = { type: 'Resolve', resolution: 'refund', portalId: null, feeCents: 0, reason: 'its line', by: 'Dana' } as const;
+    await changeException(service.services.settlement, line.exceptionId, refund, origin());
+    await service.simulator.clearFaults();
+    const after = await desk.booked();
+    for (const account of ['liabilities:suspense', `assets:processor:${line.merchantAccount}:unsettled`])
+      expect([account, after(account)]).toEqual([account, before(account)]);
+  });
+
   test('an answer that is lost: the gateway is asked at once, and the refund counts', async () => {
     const { id, exceptions } = await settledWhileUnknown();
     const lost = instead(async (real, ...call) => (await real.refund(...call), { kind: 'unknown', cause: 'disconnected' }));
@@ -245,6 +309,22 @@ describe('money that belongs to no payment', () => {
     expect((await desk.exceptions()).filter((one) => one.transactionId === transactionId)).toEqual([]);
     expect((await desk.booked())('liabilities:suspense')).toBe(before('liabilities:suspense'));
   });
+
+  test.each(['unknown', 'succeeded'] as const)(
+    'a sale whose line names no payment, but which is the charge of one that is %s: nothing is sent',
+    async (status) => {
+      const answer = await client.create(paymentOf(combined, { number: CARD.unresolvable }));
+      const id = answer.details!.id as string;
+      const charge = await chargeOf(id);
+      await desk.importFile(desk.csv(desk.line(`nameless_${status}`, charge.transactionId!, { gross: 10_300, fee: 0 })), charge.merchantAccount);
+      const exception = (await desk.exceptions()).find((one) => one.transactionId === charge.transactionId)!;
+      expect(exception).toMatchObject({ kind: 'MISSING_HERE', paymentId: null });
+      if (status === 'succeeded') await resolve(id, { transactions: { combined: charge.transactionId! } });
+      expect((await refused(send(exception.exceptionId)))?.message).toContain(`is the charge of payment ${id}`);
+      expect(await refundsOf(charge.transactionId!)).toEqual([]);
+      expect(await history(`exception-${exception.exceptionId}`)).toEqual(['ExceptionOpened']);
+    },
+  );
 });
 
 describe('refused before anything is written', () => {

@@ -1,6 +1,6 @@
 /**
- * Two workers on hosts of their own: each with its own `DATA_DIR`, both with one `HEADS_DIR`. All signed heads lie there, and what one worker has
- * verified, the other does not verify again.
+ * Two workers on hosts of their own: each with its own `DATA_DIR`, both with one `HEADS_DIR`. All signed heads lie there, and one worker
+ * does not verify again the events that the other has verified.
  */
 import { existsSync, mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -68,7 +68,7 @@ afterAll(async () => {
   await database?.drop();
 });
 
-test('heads of every host lie in one place; the state of the verification is there too, and nobody takes it for a head', async () => {
+test('heads of every host lie in one place; the state of the verification is there too, and is never read as a head', async () => {
   const one = await startWorker('one');
   const first = await signed('three');
   expect(await verified()).toMatch(/^\d+ events/);

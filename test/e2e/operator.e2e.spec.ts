@@ -239,6 +239,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
       feeVersion: 1,
       limits: { card: null, case: null },
       rules: { minCents: null, maxCents: null, brands: null },
+      coding: [],
       checkout: { enabled: false, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null },
       secretStaged: false,
     });
@@ -304,6 +305,15 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
     expect(await json('portals', 'set-rules', portalId, ...args)).toMatchObject({ portalId, rules });
     expect((await postgresDirectory(pool).portal(portalId))?.rules).toEqual(rules);
     expect(await json('portals', 'set-rules', portalId, '--brands', 'none')).toMatchObject({ rules: { ...rules, brands: null } });
+  });
+  test('set-coding: the keys of line metadata for the general ledger, and none again', async () => {
+    const portalId = await aPortal('--account', await anAccount());
+    expect(await json('portals', 'set-coding', portalId, '--keys', 'fund, gl,fund')).toMatchObject({ portalId, coding: ['fund', 'gl'] });
+    expect((await postgresDirectory(pool).portal(portalId))?.coding).toEqual(['fund', 'gl']);
+    expect((await payfold(['portals', 'show', portalId])).stdout).toMatch(/coding keys +fund, gl/);
+    expect((await refused(1, 'portals', 'set-coding', portalId, '--keys', 'a,b,c,d,e,f')).message).toBe('A portal has at most 5 coding keys.');
+    expect((await refused(1, 'portals', 'set-coding', portalId, '--keys', 'general ledger')).details.code).toBe('VALIDATION_ERROR');
+    expect(await json('portals', 'set-coding', portalId, '--keys', 'none')).toMatchObject({ coding: [] });
   });
   test('checkout: on with an allow-list and a name, off again with both kept', async () => {
     const portalId = await aPortal('--account', await anAccount());
@@ -526,6 +536,7 @@ describe('wrong usage: one line, exit 2, nothing opened', () => {
     [['portals', 'set-limits', NOBODY, '--scope', 'card'], /--window-seconds/],
     [['portals', 'set-limits', NOBODY, '--scope', 'payer', '--window-seconds', '1'], /Allowed choices are card, case/],
     [['portals', 'set-rules', NOBODY, '--brands', 'visa,maestro'], /Brands are visa/],
+    [['portals', 'set-coding', NOBODY], /required option '--keys <keys>'/],
     [['portals', 'checkout', NOBODY, '--enable', '--disable'], /cannot be used with/],
     [['portals', 'checkout', NOBODY, '--stage-secret', '--activate-secret'], /cannot be used with/],
     [['portals', 'checkout', NOBODY, '--locale', 'fr'], /Allowed choices are en, es, none/],

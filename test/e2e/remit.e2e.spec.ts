@@ -10,11 +10,11 @@ import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { findDrift, writePack } from '#audit';
 import type { ServiceError } from '#kernel';
 import { balances, closePeriod, JOURNAL_START, journalHeading, journalModel, journalPages, journalText, remit, type RemitPorts, reverseRemittance, standingOf } from '#ledger'; // prettier-ignore
-import { staff } from '#payments';
+import { resolvePayment, staff } from '#payments';
 import { changeException, paymentRegisterModel, recordSettlements } from '#settlement';
 import type { EventStore, Position } from '#eventstore';
 import { addHledger, dispute, settle } from '../support/books.js';
-import { everySubscriber, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
+import { CARD, everySubscriber, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 import { settlementDesk } from '../support/settlement.js';
 
 const DAY_MS = 86_400_000;
@@ -95,14 +95,14 @@ test('an adopted line of a batch without funding is owed, but not funded', async
 test('more than the funded part is refused with the figures; the funded part is paid from the bank, and then nothing is left', async () => {
   const before = await bank();
   expect(await refusal(paying(8_501))).toBe(
-    '8501 cents are more than the funded part: 11750 payable, of it 9150 settled, of it 8500 funded. To pay in advance, say so.',
+    '8501 cents are more than the funded part: 11750 payable, of it 9150 settled, of it 8500 funded. Only an advance (--advance) may pay more.',
   );
   expect(await paying(500)).toMatchObject({ cents: 500, payableCents: 11_750, settledCents: 9_150, fundedCents: 8_500 });
   expect(await standing()).toEqual({ payableCents: 11_250, settledCents: 8_650, fundedCents: 8_000 });
   expect(await bank()).toBe(before! - 500);
 });
 
-test('of payments at once, those that succeed do not exceed the funded part', async () => {
+test('several payments at once never exceed the funded part together', async () => {
   const { fundedCents } = await standing();
   const each = Math.floor(fundedCents / 2) + 1;
   const outcomes = await Promise.all([paying(each), paying(each)].map(refusal));
@@ -146,7 +146,7 @@ test('the same payment by two people at once is recorded once', async () => {
   expect(await refusal(paying(100, { reference: 'WIRE-SAME', portalId: combined, advance: true }))).toBe('done');
 });
 
-test('an advance makes the funded part negative; taken back, all is as before, and it cannot be taken back twice', async () => {
+test('an advance makes the funded part negative; taking it back restores the amounts, and it cannot be taken back twice', async () => {
   const before = await standing();
   const { remittanceId } = await paying(50_000, { advance: true });
   expect((await standing()).fundedCents).toBe(before.fundedCents - 50_000);
@@ -167,6 +167,42 @@ test('a day in a closed period, or a day to come, is refused for a payment and f
   expect(await refusal(reverseRemittance(ports, { ...back, on: yesterday }))).toContain('The books are closed to');
   expect(await refusal(paying(1, { on: '2099-01-01' }))).toBe('2099-01-01 lies in the future.');
   expect(await refusal(reverseRemittance(ports, { ...back, on: today }))).toBe('done');
+});
+
+test('an amount that a batch settled too little is held back; an amount that staff resolved as settles is not', async () => {
+  const desk = settlementDesk(service);
+  const other = await service.portal(partner, { fee: { flatCents: 300 } });
+  try {
+    const short = await pay(other, 10_000);
+    const { merchantAccount, transactionId, ref } = await desk.transaction(short);
+    const fundedOn = new Date(service.clock.now() + DAY_MS).toISOString().slice(0, 10);
+    await desk.importFile(desk.csv(desk.line('bat_short', transactionId, { ref, gross: 1_000, fee: 0, funded: fundedOn })), merchantAccount);
+    await fund();
+    expect(await standing(other)).toEqual({ payableCents: 10_000, settledCents: 10_000, fundedCents: 1_000 });
+
+    const unknown = (await partner.client.create(paymentOf(combined, { number: CARD.unresolvable }))).details!.id as string;
+    await settle(service);
+    const before = await standing(combined);
+    const { exceptionId } = (await desk.exceptions()).find(({ paymentId }) => paymentId === unknown)!;
+    const { payments, settlement, ids } = service.services;
+    await resolvePayment(payments.ports, settlement.register, { paymentId: unknown, as: 'succeeded', evidence: 'statement', by: 'Dana', force: true, transactions: {} }); // prettier-ignore
+    const settles = { type: 'Resolve', resolution: 'settles', reason: 'ours', by: 'Dana', portalId: null, feeCents: 0 } as const;
+    await changeException(settlement, exceptionId, settles, staff('Dana', ids.uuid()));
+    // The processor funds by the time of the host, so at the time of this service the batch is funded already.
+    const after = {
+      payableCents: before.payableCents + 10_000,
+      settledCents: before.settledCents + 10_000,
+      fundedCents: before.fundedCents + 10_000,
+    };
+    expect(await standing(combined)).toEqual(after);
+    const asIf = (funded: boolean) => service.services.pool.query('update settlement_batch set funded = $1 where funded <> $1', [funded]);
+    await asIf(false);
+    expect((await standing(combined)).fundedCents).toBeLessThanOrEqual(before.fundedCents);
+    await asIf(true);
+    expect(await standing(combined)).toEqual(after);
+  } finally {
+    desk.close();
+  }
 });
 
 test('books and events agree, hledger’s text balances, and the verifier that shares no code makes the same journal', async () => {

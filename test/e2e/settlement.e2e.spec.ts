@@ -664,7 +664,7 @@ describe('resolving what recovery must not (C29, C69)', () => {
       expect(await client.status(id)).toBe('unknown');
       await record();
     });
-    test('a gateway that cannot be asked: only by force, and the event says that nobody checked', async () => {
+    test('a gateway that cannot be asked: only by force, and the event says that the transaction was not checked', async () => {
       const id = await unknown(CARD.unresolvable, combined);
       const { transactionId } = await chargeAtBank(id);
       await service.bank.stop();

@@ -200,7 +200,7 @@ describe('beside the running service', () => {
       acknowledged: null,
     });
   });
-  test('a sale that settled while unknown goes back to the card: each step has its command, and a command that is killed is ended by the worker', async () => {
+  test('a sale that settled while unknown goes back to the card: each step has its command, and the worker finishes a killed command', async () => {
     const settledWhileUnknown = async () => {
       const id = (await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.unresolvable }))).body.details!.id!;
       await payfold('settlement', 'close');
@@ -229,7 +229,7 @@ describe('beside the running service', () => {
     const killed = await payfoldIn({ FAILPOINT: 'refund.principal:after' }, ...resolve, second.exceptionId, ...back);
     expect(killed).toMatchObject({ code: 99, value: {} });
     expect((await payfold(...resolve, second.exceptionId, ...back)).value).toMatchObject({
-      message: 'A refund of this exception was sent. The exception ends when the outcome is recorded.',
+      message: 'A refund of this exception was sent. A worker ends the exception as soon as it knows the outcome.',
     });
     const succeeded = ['--as', 'succeeded', '--evidence', 'statement', '--force'];
     expect((await payfold('payments', 'resolve', second.id, ...succeeded, ...BY)).value).toMatchObject({ details: { code: 'INVALID_STATE' } });
@@ -310,6 +310,24 @@ describe('beside the running service', () => {
     const { code, value, stderr } = await payfold('payments', 'find', ...args);
     expect([code, value]).toEqual([2, { success: false, message: expect.stringContaining(message), details: { code: 'VALIDATION_ERROR' } }]);
     expect(stderr).not.toContain('4242424242424242');
+  });
+  test('refused attempts: a charge of a blocked case is listed, by portal and reference', async () => {
+    await done('cases', 'block', '--portal', welcome.portalId, '--reference', 'CASE-REFUSED');
+    const { status } = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { referenceId: 'CASE-REFUSED' }));
+    expect(status).toBe(403);
+    const refusals = (...options: string[]) => done('payments', 'refusals', ...options) as unknown as Promise<object[]>;
+    const row = {
+      refusedAt: expect.any(String),
+      portalId: welcome.portalId,
+      code: 'PAYMENT_BLOCKED',
+      referenceId: 'CASE-REFUSED',
+      cardHash: expect.stringMatching(/^[0-9a-f]{64}$/),
+      attempts: 1,
+    };
+    await eventually(async () => (await refusals('--reference', 'CASE-REFUSED')).length > 0);
+    expect(await refusals('--portal', welcome.portalId, '--reference', 'CASE-REFUSED')).toEqual([row]);
+    expect(await refusals('--reference', 'CASE-REFUSED', '--to', '2020-01-01')).toEqual([]);
+    expect((await payfold('payments', 'refusals', '--limit', '0')).code).toBe(2);
   });
   test('resolve', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));

@@ -7,8 +7,8 @@ import pg from 'pg';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
 import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
-import { PAYMENT_STATUSES, purgeKeys, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
-import { recordSettlements, recoverRefunds } from '#settlement';
+import { PAYMENT_STATUSES, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
+import { createRefundRecovery, recordSettlements } from '#settlement';
 import { listDeliveries, purgeAttempts, purgeDelivered } from '#webhooks';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { createMetrics } from '../../apps/metrics.js';
@@ -209,6 +209,11 @@ test.each([
   'drift',
   'exceptions',
   'exceptions?status=assigned',
+  'refusals',
+  'refusals?portalId=$portal',
+  'refusals?portalId=$portal&from=$from&to=$to',
+  'refusals?referenceId=CASE-0',
+  'refusals?referenceId=CASE-0&portalId=$portal',
   'batches',
 ])('the audit route %s', (path) =>
   readsLittle(
@@ -292,12 +297,13 @@ test('each loop of the worker, when nothing is due', () =>
     await payments.recovery.round(stop);
     await recordSettlements(settlement, stop);
     await openExceptions(stop);
-    await recoverRefunds(settlement, pool, stop);
+    await createRefundRecovery(settlement, pool).round(stop);
     await sweepKeys(payments);
     await finishSessions(checkout, postgresUnfinishedRows(pool), { stop });
     await purgeKeys(payments, stop);
     await purgeTries(pool, stop);
     await purgeVelocity(pool, stop);
+    await purgeRefusals(pool, service.clock.now(), stop);
     await purgeIntakes(postgresIntakeRows(pool), Date.now(), stop);
     await purgeAttempts(pool, stop);
     await purgeDelivered(pool, config.webhooks.keepDays, stop);

@@ -422,6 +422,8 @@ export class Replica {
       slots: new GatewaySlots(clock, SLOTS),
       directory: simulatedDirectory(DIRECTORY, simulatedStatement(sim, process, 'directory'), world.directoryChanges),
       velocity: world.velocity.port(statement),
+      // Rows of refused attempts are written behind the answer, and nothing reads them to decide.
+      refusals: { note: () => undefined },
       log: logged,
     };
     const database = new Database(sim, process, world.tables);

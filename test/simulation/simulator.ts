@@ -401,6 +401,7 @@ export class Simulator {
     const { incarnation } = process;
     return {
       now: () => this.now + process.skewMs,
+      realNow: () => this.now + process.skewMs,
       monotonic: () => this.elapsed - process.missedMs(this.now),
       sleep: (ms, signal) =>
         new Promise((resolve) => {

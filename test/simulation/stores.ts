@@ -619,6 +619,9 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
     disputes: async () => [...disputes.values()],
     dispute: async (disputeId) => disputes.get(disputeId) ?? null,
     settledUnknown: async (paymentId) => settledUnknown.get(paymentId) ?? {},
+    // Nobody sends refunds of exceptions here.
+    sentBack: async () => ({}),
+    settledRefund: async () => null,
   };
 };
 

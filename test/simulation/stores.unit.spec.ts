@@ -55,6 +55,7 @@ for (const name of ['bank-lowering', 'bank-plain', 'bank-refunding'] as const sa
       account,
       approved: card(CARDS.approved),
       declined: card(CARDS.declined),
+      namesTransactions: false,
       closeBatch: async () => bank.closeBatch('m'),
       close: async () => undefined,
     };

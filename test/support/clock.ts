@@ -15,6 +15,11 @@ export class MovableClock implements Clock {
     return Date.now() + this.offset + this.wrongByMs;
   }
 
+  /** Here all times move together. */
+  realNow(): number {
+    return this.now();
+  }
+
   monotonic(): number {
     return performance.now() + this.offset;
   }

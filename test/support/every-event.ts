@@ -77,6 +77,7 @@ const administer = async (service: Service): Promise<void> => {
   await admin.reactivateAccount(partner.accountId);
   await admin.setLimits(portal, 'card', { attempts: null, declines: 3, windowSeconds: 3_600, blockSeconds: 1_800 });
   await admin.setRules(portal, { minCents: 100, maxCents: 500_000, brands: ['visa', 'mastercard'] });
+  await admin.setCoding(portal, ['fund', 'gl']);
   await admin.configureCheckout(portal, { enabled: true, allow: [`${SHOP}/pay`], agencyName: 'City of Riverton', colour: '#0b5fff', locale: 'en' });
   await admin.stageSigningSecret(portal);
   await admin.activateSigningSecret(portal);
@@ -99,6 +100,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<string> => {
   const { client } = partner;
   const { payments } = service.services;
   const portal = await service.portal(partner, { fee: { flatCents: 300 } });
+  await service.administer(service.admin.setCoding(portal, ['fund', 'gl']));
   const payer = {
     firstName: 'Alex',
     lastName: 'Rivera',
@@ -107,7 +109,7 @@ const pay = async (service: Service, partner: TestAccount): Promise<string> => {
     address: { line1: '1 Main Street', city: 'Riverton', state: 'CA', zip: '90001', country: 'US' },
   };
   const lineItems = [
-    { amountCents: 6_000, referenceId: 'WTR-2041', description: 'Water', metadata: { ward: 4, meters: ['A-17', 'A-18'] } },
+    { amountCents: 6_000, referenceId: 'WTR-2041', description: 'Water', metadata: { ward: 4, meters: ['A-17', 'A-18'], fund: '402' } },
     { amountCents: 4_000, referenceId: 'WTR-2042' },
   ];
   const body = (number: string = CARD.approved) => paymentOf(portal, { number, lineItems, referenceId: 'CASE-7', payer });

@@ -68,6 +68,7 @@ const termsOf = (lines: readonly (readonly [amountCents: Cents, feeCents: Cents]
       referenceId: `INV-${index + 1}`,
       description: null,
       metadata: null,
+      coding: null,
     })),
     payer: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
@@ -117,7 +118,7 @@ export const charged = (terms: PaymentTerms = separate): PaymentEvent[] => [init
 export const declined: PaymentEvent = {
   type: 'PaymentDeclined',
   at: AT,
-  data: { attemptId: ATTEMPT, leg: 'principal', declineCode: 'insufficient_funds', transactionId: 'ch_x', raw: null },
+  data: { attemptId: ATTEMPT, leg: 'principal', declineCode: 'insufficient_funds', transactionId: 'ch_x', raw: null, avs: 'match', cvv: 'no_match' },
 };
 export const failed: PaymentEvent = { type: 'PaymentFailed', at: AT, data: { attemptId: ATTEMPT, reason: 'not processed' } };
 export const unknown: PaymentEvent = { type: 'PaymentOutcomeUnknown', at: AT, data: { attemptId: ATTEMPT, leg: 'principal', cause: 'timeout' } };

@@ -76,10 +76,11 @@ const STATEMENTS = [
   `insert into payment_find (name_hash, payment_id)
      select f.name_hash, m.payment_id from made m join payment_find f on f.payment_id = m.template_id where m.n % 2 = 0`,
   `insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, settled_batch_id,
-       moved_at, voided_cents, rejected)
+       moved_at, voided_cents, rejected, auth_code, brand, last4, avs, cvv)
      select g.ref || '-' || m.n, g.gateway, g.merchant_account, m.payment_id, g.leg, g.op, g.attempt_id, g.amount_cents, g.transaction_id || '-' || m.n,
        case when g.moved_at is not null and m.created_at < $until - $unsettled then coalesce(g.settled_batch_id, 'bat') || '-' || m.created_at::date end,
-       case when g.moved_at is not null then m.created_at + interval '1 second' end, g.voided_cents, g.rejected
+       case when g.moved_at is not null then m.created_at + interval '1 second' end, g.voided_cents, g.rejected,
+       g.auth_code, g.brand, g.last4, g.avs, g.cvv
      from made m join gateway_transaction g on g.payment_id = m.template_id order by m.n`,
   `insert into settlement_batch (gateway, merchant_account, batch_id, closed_at, funded_on, line_count, gross_cents, fee_cents, net_cents, listed_position,
        funded, recorded_at, funded_at, funded_cents)
@@ -88,16 +89,15 @@ const STATEMENTS = [
      from settlement_batch b, generate_series(date_trunc('day', $until - $span), $until - $unsettled, interval '1 day') as d
      where b.batch_id in (select min(batch_id) from settlement_batch group by gateway, merchant_account)`,
   `create temp table excepted as
-     select gen_random_uuid() as exception_id, g.gateway, g.merchant_account, g.settled_batch_id, g.transaction_id, g.ref, g.payment_id, g.leg,
-       g.amount_cents, g.moved_at, row_number() over () as line from made m join gateway_transaction g on g.payment_id = m.payment_id
+     select gen_random_uuid() as made_id, g.*, row_number() over () as line from made m join gateway_transaction g on g.payment_id = m.payment_id
      where m.n % $rarer = 0 and g.settled_batch_id is not null`,
   `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, ref, payment_id, leg, gross_cents,
        expected_cents, suspense_cents, recorded_at, position)
-     select exception_id, gateway, merchant_account, settled_batch_id, line, 'LATE', 'sale', transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
+     select made_id, gateway, merchant_account, settled_batch_id, line, 'LATE', 'sale', transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
        moved_at, '00000000000000000000:' || lpad(line::text, 20, '0') from excepted`,
   `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, batch_id, line, transaction_id, ref, payment_id, leg, gross_cents,
        expected_cents, suspense_cents, opened_at, changed_at)
-     select exception_id, 'LATE', 'resolved', gateway, merchant_account, settled_batch_id, line, transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
+     select made_id, 'LATE', 'resolved', gateway, merchant_account, settled_batch_id, line, transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
        moved_at, moved_at from excepted`,
   `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
      select gen_random_uuid(), payment_id, case when n % (3 * $rarer) = 0 then 'in_dispute' else 'recovered' end, 'chargeback', '10.4', 'fraud', 100,
@@ -129,6 +129,8 @@ const STATEMENTS = [
        created_at, $until + interval '1 day' from made where n % $rare = 0`,
   `insert into velocity_entry (portal_id, scope, subject, kid, kind, entry_id, at, expires_at)
      select portal_id, 'case', sha256(n::text::bytea), 'k', 'attempt', gen_random_uuid(), created_at, $until + interval '1 day' from made where n % $rare = 0`,
+  `insert into refused_attempt (refused_at, id, portal_id, code, reference_id, card_hash)
+     select created_at, gen_random_uuid(), portal_id, 'VELOCITY_LIMIT', 'CASE-' || n % 10000, sha256(n::text::bytea) from made where n % $rare = 0`,
   `insert into webhook_endpoint (id, account_id, url, status, created_at, registered_at_position)
      select endpoint_id, account_id, 'https://hooks.example/' || n, 'enabled', $until - $span, '' from account`,
   `insert into webhook_endpoint_secret (id, endpoint_id, kid, ciphertext, hint, state, created_at)

@@ -29,11 +29,13 @@ import {
   type PaymentView,
   postgresIdempotency,
   postgresListRows,
+  postgresRefusals,
   postgresVelocity,
   type Received,
   type Recovery,
   type RecoveryWork,
   type RefundView,
+  refusalMigration,
   REQUEST_DEADLINE_MS,
   type Resolution,
   reverse,
@@ -128,6 +130,7 @@ export const CARDS = {
   approved: '4242424242424242',
   declined: '4000000000000002',
   insufficientFunds: '4000000000009995',
+  cvvMismatch: '4000000000000127',
   gatewayError: '4000007770005020',
   unreadable: '4000007770005046',
   cannotTell: '4000007770005145',
@@ -153,17 +156,17 @@ export interface Ground {
   readonly bank: SimulatorControl;
   readonly simulatorOptions: Partial<SimulatorOptions>;
   /** Runs when the ground is closed. */
-  atEnd(step: () => void): void;
+  atEnd(step: () => unknown): void;
   close(): Promise<void>;
 }
 
 export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {}): Promise<Ground> => {
   const database = await freshDatabase();
   const pool = createPool(database.url, { name: 'spec', max: 12, statementTimeoutMs: 5_000, lockTimeoutMs: 5_000 });
-  await migrate(pool, [...idempotencyMigrations, velocityMigration]);
+  await migrate(pool, [...idempotencyMigrations, velocityMigration, refusalMigration]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-bank-'));
   const simulator = await startSimulator({ directory, ...simulatorOptions });
-  const ends: (() => void)[] = [];
+  const ends: (() => unknown)[] = [];
   return {
     pool,
     keys: newKeyRing(),
@@ -172,7 +175,7 @@ export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {
     simulatorOptions,
     atEnd: (step) => void ends.push(step),
     close: async () => {
-      ends.forEach((end) => end());
+      await Promise.all(ends.map((end) => end()));
       await simulator.close();
       await rm(directory, { recursive: true, force: true });
       await pool.end();
@@ -280,6 +283,8 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
   const streams = new PaymentStreams(store, clock, ids);
   const ownLog = await ownLogOver(bare, clock);
+  const refusals = postgresRefusals(ground.pool, ground.keys, clock, ids, log);
+  ground.atEnd(() => refusals.stop());
   const ports: PaymentPorts = {
     clock,
     ids,
@@ -289,6 +294,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     slots: new GatewaySlots(clock, slots),
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
+    refusals,
     log,
   };
 

@@ -183,6 +183,7 @@ export class MovableClock implements Clock {
   private aheadMs = 0;
   private frozen: number | null = null;
   now = () => this.frozen ?? systemClock.now() + this.aheadMs;
+  realNow = () => this.now();
   monotonic = () => systemClock.monotonic();
   sleep = (ms: number, signal?: AbortSignal) => systemClock.sleep(ms, signal);
   advance(ms: number): void {

@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createSubscriber, eventStoreMigrations, postgresCheckpoint, type Subscriber } from '#eventstore';
 import { Deadline } from '#kernel';
-import { type Dispute, idempotencyMigrations, type PaymentCommand, velocityMigration } from '#payments';
+import { type Dispute, idempotencyMigrations, type PaymentCommand, refusalMigration, velocityMigration } from '#payments';
 import { createLogger, createPool, migrate, type Pool, readConfig } from '#platform';
 import {
   createDispatcher,
@@ -43,7 +43,7 @@ export interface WebhookGround {
 
 export const openWebhookGround = async (): Promise<WebhookGround> => {
   const ground = await openGround();
-  await migrate(ground.pool, [...eventStoreMigrations, ...idempotencyMigrations, velocityMigration, ...webhookMigrations]);
+  await migrate(ground.pool, [...eventStoreMigrations, ...idempotencyMigrations, velocityMigration, refusalMigration, ...webhookMigrations]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-webhooks-'));
   const authority = await createAuthority();
   const caFile = join(directory, 'ca.pem');

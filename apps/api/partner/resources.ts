@@ -43,11 +43,11 @@ export const WORDS = {
   Currency: words('ISO 4217.', ['USD']),
   CaptureMode: words('Payments are immediate sales.', ['sale', 'auth']),
   PaymentMethodType: words('Kind of the payment method.', ['card', 'card_token', 'vault']),
-  ReversalType: words('What the gateway did.', ['void', 'refund']),
-  ErrorCode: words('What went wrong. Decide by it, never by `message`.', Object.keys(STATUS_OF)),
+  ReversalType: words('How the gateway returned the money.', ['void', 'refund']),
+  ErrorCode: words('The kind of error. Decide by it, never by `message`.', Object.keys(STATUS_OF)),
   DeclineCode: words('Why the card was declined.', DECLINE_CODES),
-  SuggestedAction: words('What to send next.', ['refund', 'retry_void']),
-  VelocityScope: words('What was tried too often.', ['case', 'card']),
+  SuggestedAction: words('The request to send next.', ['refund', 'retry_void']),
+  VelocityScope: words('The subject of the limit.', ['case', 'card']),
 } as const;
 
 /** A property whose schema is a named vocabulary. */

@@ -220,14 +220,16 @@ export class CheckoutController {
     const { session, portal } = visit;
     const { content } = session;
     if (content === null) return redirect(reply, `/checkout/${id}`);
-    const nowMs = ports.payments.clock.now();
-    if (session.checkout.phase === 'paid') return redirect(reply, returnAddress(keys, portal, id, content, 'paid', await this.paid(session), nowMs));
-    if (!mayLeave(session.checkout, nowMs)) return redirect(reply, `/checkout/${id}`);
+    const { clock } = ports.payments;
+    const signedAtMs = clock.realNow();
+    if (session.checkout.phase === 'paid')
+      return redirect(reply, returnAddress(keys, portal, id, content, 'paid', await this.paid(session), signedAtMs));
+    if (!mayLeave(session.checkout, clock.now())) return redirect(reply, `/checkout/${id}`);
     const payment = await paymentOf(ports, session.checkout.attempt);
     const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
     // The change is stored before the browser goes to the partner. After the change, this session takes no other card.
     if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
-    redirect(reply, returnAddress(keys, portal, id, content, 'unknown', payment, nowMs));
+    redirect(reply, returnAddress(keys, portal, id, content, 'unknown', payment, signedAtMs));
   }
 
   @Get(':id/cancel')
@@ -248,7 +250,7 @@ export class CheckoutController {
     );
     const told = cancellationOf(after.checkout, content);
     if (!told) return redirect(reply, `/checkout/${id}`);
-    redirect(reply, cancelAddress(keys, portal, content.cancelUrl, told, ports.payments.clock.now()));
+    redirect(reply, cancelAddress(keys, portal, content.cancelUrl, told, ports.payments.clock.realNow()));
   }
 
   // ----------------------------------------------------------------------------------------------------------------------------------

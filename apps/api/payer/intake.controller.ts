@@ -26,7 +26,7 @@ const Redirects = (what: string) =>
 
 const TooMany = ApiResponse({
   status: 429,
-  description: 'Too many intakes of this address, or too many requests of the owner of the portal are waiting. A page.',
+  description: 'Too many intakes from this address, or too many waiting requests of the owner of the portal. The body is a page.',
   content: { 'text/html': { schema: { type: 'string' } } },
   headers: { 'Retry-After': { description: 'Seconds.', schema: { type: 'integer' } } },
 });

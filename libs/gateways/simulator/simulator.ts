@@ -76,6 +76,8 @@ export interface SimulatorGatewayOptions {
   readonly partialVoid?: boolean;
   /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
+  /** Milliseconds by which business time is ahead. Each call carries them. Default: 0. */
+  readonly aheadMs?: () => number;
   readonly maxConnections?: number;
   /** A call ends if no data arrives for this long, even without an abort. Default 30 s. */
   readonly silenceMs?: number;
@@ -195,9 +197,11 @@ const instrumentFields = (instrument: PaymentInstrument) =>
 /** The sandbox key of a merchant account. The key is no secret: the sandbox moves no money. */
 const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorization: `Sandbox ${merchantAccount}:sk_sandbox_${merchantAccount}` });
 
+const timeOf = (aheadMs: number): Record<string, string> => (aheadMs > 0 ? { 'sandbox-ahead-ms': String(aheadMs) } : {});
+
 /** A gateway that calls the simulator at `url`. A call ends when its signal aborts, or after `silenceMs` without any data. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
-  const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS } = options;
+  const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS, aheadMs = () => 0 } = options;
   const { protocol, hostname, port } = urlToHttpOptions(new URL(options.url));
   const agent = new Agent({
     keepAlive: true,
@@ -208,7 +212,15 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   });
 
   const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
-    exchange({ agent, protocol, hostname, port }, path, method, authorizationOf(account), body && JSON.stringify(body), signal, silenceMs);
+    exchange(
+      { agent, protocol, hostname, port },
+      path,
+      method,
+      { ...authorizationOf(account), ...timeOf(aheadMs()) },
+      body && JSON.stringify(body),
+      signal,
+      silenceMs,
+    );
 
   /**
    * Sends a request and returns the fields of its answer. Throws {@link GatewayUnreachable} if the HTTP status is not 200, or the answer cannot be
@@ -246,6 +258,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
 
   return {
     capabilities,
+    endpoint: options.url,
 
     async charge({ ref, leg, account, amountCents, instrument, postalCode }, signal) {
       const revealed = instrumentFields(instrument);
@@ -284,7 +297,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     },
 
     async transaction(account, transactionId, signal): Promise<NamedTransaction | null> {
-      // No id of this gateway: it cannot be sent, and nothing has it.
+      // This gateway gives no such id, and the id may not fit into a path.
       if (!isTransaction(transactionId)) return null;
       const { found, ...answer } = await ask(account, 'GET', `/v1/transactions/${transactionId}`, null, signal);
       if (found === false) return null;

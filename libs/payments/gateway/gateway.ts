@@ -192,6 +192,8 @@ export class UnknownCursor extends Error {
 
 export interface PaymentGateway {
   readonly capabilities: GatewayCapabilities;
+  /** The URL that is called. Absent: the gateway runs in this process, as in a simulation. */
+  readonly endpoint?: string;
   charge(call: ChargeCall, signal: AbortSignal): Promise<Outcome<ChargeTxn>>;
   void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   refund(call: RefundCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;

@@ -1,6 +1,7 @@
 /** Tests that lost rows of keys are made again from the log. A retry gets the answer of its first request, and no money moves twice. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { Unavailable } from '#eventstore';
+import { SandboxClock, systemClock } from '#kernel';
 import { answerEncoder } from '../../../apps/answers.js';
 import { read } from '../../../test/support/answers.js';
 import { eventually } from '../../../test/support/eventually.js';
@@ -30,11 +31,11 @@ const ports = (): KeysFromLogPorts => ({
   clock: house.clock,
 });
 /** Compares the whole log with the rows, in batches of `size` events. */
-const compare = async (size = 1_000): Promise<ComparedKeys> => {
+const compare = async (size = 1_000, given = ports()): Promise<ComparedKeys> => {
   const total = { restored: 0, corrected: 0, unchanged: 0 };
   for await (const events of house.store.readAll(null, { streamPrefixes: ['payment-'] }))
     for (let from = 0; from < events.length; from += size) {
-      const found = await transaction(ground.pool, (client) => compareKeys(ports(), postgresKeyRows(client), events.slice(from, from + size)));
+      const found = await transaction(ground.pool, (client) => compareKeys(given, postgresKeyRows(client), events.slice(from, from + size)));
       for (const name of ['restored', 'corrected', 'unchanged'] as const) total[name] += found[name];
     }
   return total;
@@ -393,6 +394,46 @@ test('an intent that is older than its key makes no row, unless its outcome is s
   await loseKeys();
   expect(await compare()).toEqual({ restored: 1, corrected: 0, unchanged: 2 });
   expect(await rows()).toMatchObject([{ state: 'reserved' }]);
+});
+
+describe('business time is a month ahead of the real time', () => {
+  const MONTH_MS = 30 * 86_400_000;
+  const behind = () => {
+    const clock = new SandboxClock({ ...systemClock, now: () => house.clock.now() - MONTH_MS, realNow: () => house.clock.now() - MONTH_MS });
+    clock.moveTo(MONTH_MS);
+    return { ...ports(), clock };
+  };
+
+  test('a key from before the move has not expired: its row is made again, and a retry charges nothing', async () => {
+    const request = chargeWith(CARDS.approved);
+    const first = await request();
+    house.clock.advance(MONTH_MS);
+    await loseKeys();
+    expect(await compare(1_000, behind())).toEqual({ restored: 1, corrected: 0, unchanged: 0 });
+    const money = await moved();
+    expect(await request()).toEqual({ ...first, replayed: true });
+    expect(await moved()).toBe(money);
+  });
+
+  test('a row from after the move begins its lease and its 24 hours now', async () => {
+    house.clock.advance(MONTH_MS);
+    await chargeWith(CARDS.approved)();
+    const request = chargeWith(CARDS.approved);
+    house.appends.after('PaymentInitiated', () => house.appends.failBefore('append', away));
+    expect((await hurry(request())).status).toBe(504);
+    house.appends.clear();
+    await loseKeys();
+    expect(await compare(1_000, behind())).toEqual({ restored: 2, corrected: 0, unchanged: 0 });
+    const { rows: left } = await ground.pool.query<{ state: string; lease: number | null; kept: number }>(
+      `select state, extract(epoch from lease_until - now())::int as lease, extract(epoch from expires_at - now())::int as kept
+       from idempotency_key where api_account_id = $1 order by state`,
+      [house.accountId],
+    );
+    expect(left.map(({ state, lease, kept }) => [state, lease !== null && lease <= 60, kept <= 24 * 3_600])).toEqual([
+      ['completed', false, true],
+      ['in_progress', true, true],
+    ]);
+  });
 });
 
 test('an event of version 1 names no key', async () => {

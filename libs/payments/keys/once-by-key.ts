@@ -1,7 +1,7 @@
 /** `onceByKey`: claims a request's key, runs the request, finishes the key (C12–C20). */
 import { type LogGate, StoreIncident } from '#eventstore';
 import { type Ids, internalError, ServiceError } from '#kernel';
-import type { Logger } from '#platform';
+import type { Logger, SandboxTime } from '#platform';
 import type { RecordedKey } from '../payment.js';
 import type { Claims } from './claims.js';
 import {
@@ -164,6 +164,18 @@ export const storeIncident = () =>
     {},
     { retryAfterSeconds: INCIDENT_RETRY_SECONDS },
   );
+
+const timeIsMoved = () =>
+  new ServiceError(
+    'IDEMPOTENCY_UNAVAILABLE',
+    'The time of this sandbox is being moved or cannot be read; nothing was charged or refunded by this request.',
+    {},
+    { retryAfterSeconds: 1 },
+  );
+
+/** Runs work that may move money. Refuses it while the time of a sandbox is being moved (docs/decisions/0048-two-clocks.md). */
+export const atStableTime = <T>({ sandboxTime }: { readonly sandboxTime?: Pick<SandboxTime, 'run'> }, work: () => Promise<T>): Promise<T> =>
+  sandboxTime ? sandboxTime.run(work, timeIsMoved) : work();
 
 const mismatch = () => new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
 

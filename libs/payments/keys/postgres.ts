@@ -410,15 +410,21 @@ const FIND_ROWS = `
   left join idempotency_key k on k.api_account_id = r.account_id and k.key_hash = r.key_hash
   order by r.number`;
 
-/** Rows are locked in the same order as by claims. A replaced row gets a new fence, so that its former owner cannot change it. */
+/**
+ * Rows are locked in the same order as by claims. A replaced row gets a new fence, so that its former owner cannot change it. The lease and the
+ * life of a row begin at the time of the event, or now if that is earlier: business time may be ahead of the database's clock
+ * (docs/decisions/0048-two-clocks.md).
+ */
 const RESTORE = `
   insert into idempotency_key as k
     (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, status, body, created_at, expires_at)
   select r.account_id, r.key_hash, r.operation, r.fp, r.kid, true, r.state,
          case r.state when 'in_progress' then r.at + make_interval(secs => $12) end,
          r.payment_id, r.attempt_id, r.status, r.body, r.at, r.at + make_interval(hours => $13)
-  from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::uuid[], $8::uuid[], $9::timestamptz[], $10::int[], $11::text[])
-    r (account_id, key_hash, operation, fp, kid, state, payment_id, attempt_id, at, status, body)
+  from (
+    select account_id, key_hash, operation, fp, kid, state, payment_id, attempt_id, least(recorded_at, clock_timestamp()) as at, status, body
+    from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::uuid[], $8::uuid[], $9::timestamptz[], $10::int[], $11::text[])
+      u (account_id, key_hash, operation, fp, kid, state, payment_id, attempt_id, recorded_at, status, body)) r
   on conflict (api_account_id, key_hash) do update set
     operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, fp_from_log = true, state = excluded.state, fence = excluded.fence,
     lease_until = excluded.lease_until, payment_id = excluded.payment_id, attempt_id = excluded.attempt_id, status = excluded.status,

@@ -16,7 +16,7 @@ import {
   readdirSync,
   readFileSync,
   readlinkSync,
-  realpathSync,
+  statSync,
   writeSync,
 } from 'node:fs';
 import { chmod, chown, cp, lstat, mkdir, open, readdir, readFile, rename, rm, rmdir, stat, symlink } from 'node:fs/promises';
@@ -32,7 +32,7 @@ const START_TIMEOUT_MS = 60_000;
 const STOP_TIMEOUT_MS = 30_000;
 /**
  * The session processes of a killed postmaster end some moments after it. Until then a new server cannot start, because they use the shared memory.
- * A session that waits for a lock of a killed session never ends by itself. So after a wait the sessions are killed.
+ * A session that waits for a lock of a killed session never ends by itself. So it is killed after a wait.
  */
 const LEFTOVERS_TIMEOUT_MS = 15_000;
 const LEFTOVERS_KILLED_AFTER_MS = 5_000;
@@ -186,15 +186,17 @@ const serve = async (
 };
 
 /**
- * Kills the processes of an ended server of this cluster. Linux only: elsewhere no process shows its folder. The caller has just seen that no server
- * runs.
+ * Kills the processes of an ended server of this cluster. Only on Linux, where `/proc` shows the folder of each process. The caller must have
+ * seen that no server runs.
  */
 const killLeftovers = (cluster: string): void => {
   if (process.platform !== 'linux') return;
-  const folder = realpathSync(cluster);
+  const folder = statSync(cluster);
   for (const pid of readdirSync('/proc').filter((name) => /^\d+$/.test(name))) {
     try {
-      if (readlinkSync(`/proc/${pid}/cwd`) !== folder || !/^postgres\b/.test(basename(readlinkSync(`/proc/${pid}/exe`)))) continue;
+      // In another container the same path may be another folder.
+      const { dev, ino } = statSync(`/proc/${pid}/cwd`);
+      if (dev !== folder.dev || ino !== folder.ino || !/^postgres\b/.test(basename(readlinkSync(`/proc/${pid}/exe`)))) continue;
       process.kill(Number(pid), 'SIGKILL');
     } catch {
       // The process has ended, or belongs to another user.
