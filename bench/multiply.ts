@@ -75,15 +75,15 @@ export const startOfDay = (ms: number): number => ms - (ms % DAY_MS);
 type Name = (copy: Copy) => string;
 /** The new name in a copy. null: the name stays. `bornMs`: time of the original's first event. */
 const nameOf = (name: string, kept: ReadonlySet<string>, bornMs: number): Name | null => {
+  if (/^"[A-Z]{3}-\d+$/.test(name)) {
+    const digits = name.slice(5);
+    return (copy) => name.slice(0, 5) + String((Number(digits) + mixed(copy.number)) % 10 ** digits.length).padStart(digits.length, '0');
+  }
   if (name[0] === '"' && name.length === 12)
     return ({ shiftMs }) => {
       const days = startOfDay(bornMs + shiftMs) - startOfDay(bornMs);
       return `"${new Date(Date.parse(name.slice(1, 11)) + days).toISOString().slice(0, 10)}"`;
     };
-  if (/^"[A-Z]{3}-\d+$/.test(name)) {
-    const digits = name.slice(5);
-    return (copy) => name.slice(0, 5) + String((Number(digits) + mixed(copy.number)) % 10 ** digits.length).padStart(digits.length, '0');
-  }
   if (name[5] === '-') {
     const bare = name.replaceAll(/["-]/g, '');
     return (copy) => turned(bare, 0, CROCKFORD, copy).replace(/^(.{4})(.{4})(.{2})$/, '"$1-$2-$3"');
