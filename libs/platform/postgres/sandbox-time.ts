@@ -113,7 +113,8 @@ export class SandboxTime {
   /** Resolves when this process has the time of the database. Uses one connection of the pool from then on. */
   async begin(pool: Pool, stop?: AbortSignal): Promise<void> {
     try {
-      for (await this.look(pool); !this.open; await this.look(pool)) await orStopped(this.clock.sleep(LOOK_EVERY_MS.closed), stop);
+      const look = () => orStopped(this.look(pool), stop);
+      for (await look(); !this.open; await look()) await orStopped(this.clock.sleep(LOOK_EVERY_MS.closed), stop);
     } catch (error) {
       this.lose();
       throw error;
@@ -129,6 +130,8 @@ export class SandboxTime {
   async stop(): Promise<void> {
     this.stopped.abort();
     this.wake.abort();
+    // A database that does not answer must not hold up the end: closing the connection ends its statement.
+    this.lose();
     await this.following;
   }
 
