@@ -3,12 +3,13 @@ import { closeSync, constants, openSync, readFileSync, writeFileSync } from 'nod
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
+import type { AuditRole, Difference, DriftReport, KeyTerms, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
 import {
+  each,
   inForceOrShown,
   moment,
   loginName,
@@ -243,11 +244,12 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         }
         const all = await services();
         const { exportReport, projectionDigest } = await import('#audit');
+        const { EVERYTHING } = await import('#accounts');
         if (digest) await allCaughtUp(all);
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
         const ports = { store: all.store, db: all.pool };
-        const { pieces, manifest } = exportReport(ports, name!, format, { from, to, asOf, after }, position, projected);
+        const { pieces, manifest } = exportReport(ports, EVERYTHING, name!, format, { from, to, asOf, after }, position, projected);
         for await (const piece of pieces) await print(piece);
         process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
@@ -259,16 +261,30 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .command('issue')
     .description('issue a key; it is shown once')
     .requiredOption('--name <name>', 'whose it is')
-    .addOption(new Option('--role <role>', 'what it may read').choices(['finance', 'auditor']).makeOptionMandatory())
+    .addOption(
+      new Option('--role <role>', 'what it may read; agency: for an agency’s own people, needs --portal')
+        .choices(['finance', 'auditor', 'agency'])
+        .makeOptionMandatory(),
+    )
+    .option('--account <account>', 'only payments of this account; may be given several times', each(uuid))
+    .option('--portal <portal>', 'only payments of this portal, and its reports; may be given several times', each(uuid))
+    .option('--personal', 'it may ask for personal data of payers')
     .action(
-      action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
+      action(async ({ administration, services }, { name, role, account: accounts = [], portal: portals = [], personal = false }: IssueOptions) => {
+        if (role === 'agency' && portals.length === 0) throw new UsageError('--role agency needs --portal');
+        for (const account of accounts) await administration.account(account);
+        for (const portal of portals) await administration.portal(portal);
+        const scope = accounts.length + portals.length === 0 ? null : { accounts, portals };
         const all = await services();
         const { auditKeyModel } = await import('#audit');
         const { IssueAuditKey } = await import('#audit/module');
         const actor = { type: 'operator', id: loginName() } as const;
-        const { position, keyId, auditKey } = await all.commands.execute(new IssueAuditKey({ name, role }, actor));
+        const { position, keyId, auditKey } = await all.commands.execute(new IssueAuditKey({ name, role, scope, personal }, actor));
         await inForceOrShown(all.readModels.inForce(auditKeyModel, position, KEY_MS), 'audit key', auditKey, keyId);
-        return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
+        return {
+          json: { keyId, auditKey, name, role, scope, personal },
+          text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}, ${scopeText(scope)}).`,
+        };
       }),
     );
   keys
@@ -283,8 +299,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         return {
           json: rows,
           text: table(
-            ['KEY', 'NAME', 'ROLE', 'ISSUED', 'REVOKED'],
-            rows.map((row) => [row.keyId, row.name, row.role, row.issuedAt, row.revokedAt ?? '']),
+            ['KEY', 'NAME', 'ROLE', 'READS', 'PERSONAL', 'ISSUED', 'REVOKED'],
+            rows.map((row) => [row.keyId, row.name, row.role, scopeText(row.scope), row.personal ? 'yes' : '', row.issuedAt, row.revokedAt ?? '']),
           ),
         };
       }),
@@ -308,6 +324,19 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       ),
     );
 };
+
+const scopeText = (scope: KeyTerms['scope']): string =>
+  scope === null
+    ? 'everything'
+    : [...scope.accounts.map((account) => `account ${account}`), ...scope.portals.map((portal) => `portal ${portal}`)].join(', ');
+
+interface IssueOptions {
+  readonly name: string;
+  readonly role: AuditRole;
+  readonly account?: readonly string[];
+  readonly portal?: readonly string[];
+  readonly personal?: boolean;
+}
 
 const KEY_MS = 30_000;
 /** The names of `REPORTS`. A second list lets help and wrong usage answer without loading the ledger. A spec compares both lists. */

@@ -7,6 +7,7 @@ import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { EVERYTHING } from '#accounts';
 import { PAGE_ROWS } from '#platform';
 import {
   auditKeyModel,
@@ -73,7 +74,7 @@ const keyPorts = () => {
 const keysReach = (position: Parameters<PeriodPorts['journalReached']>[0]) =>
   service.services.readModels.of(auditKeyModel).runUntil(position, { timeoutMs: 10_000 });
 const issue = async (role: 'finance' | 'auditor') => {
-  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role }, OPERATOR);
+  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role, scope: EVERYTHING, personal: false }, OPERATOR);
   await keysReach(issued.position);
   return issued;
 };
@@ -362,7 +363,7 @@ describe('reports', () => {
     const said = { rows: 0, totals: {} as Record<string, number>, after };
     let text = '';
     const { store, pool } = service.services;
-    for await (const piece of reportText({ store, db: pool }, name, format, { from: FROM, to: TO, asOf: null, after }, said)) text += piece;
+    for await (const piece of reportText({ store, db: pool }, EVERYTHING, name, format, { from: FROM, to: TO, asOf: null, after }, said)) text += piece;
     return { ...said, text, objects: format === 'ndjson' ? text.trim().split('\n').filter(Boolean).map((line) => JSON.parse(line) as Record<string, string | number | null>) : [] }; // prettier-ignore
   };
   test.each(Object.keys(REPORTS) as ReportName[])('%s: the same rows in both formats, and over HTTP', async (name) => {
@@ -413,6 +414,7 @@ describe('reports', () => {
     expect((await report('payments', 'ndjson', after)).objects).toEqual(whole.objects.slice(5));
     const bad = reportText(
       { store, db: pool },
+      EVERYTHING,
       'payments',
       'csv',
       { from: null, to: null, asOf: null, after: 'bm8' },
@@ -425,7 +427,7 @@ describe('reports', () => {
     await caughtUp();
     const { head } = (await signLog(seal))!;
     const query = { from: FROM, to: TO, asOf: null, after: null };
-    const { pieces, manifest } = exportReport({ store, db: pool }, 'payments', 'csv', query, await store.head());
+    const { pieces, manifest } = exportReport({ store, db: pool }, EVERYTHING, 'payments', 'csv', query, await store.head());
     let text = '';
     for await (const piece of pieces) text += piece;
     const made = await manifest();
@@ -447,7 +449,7 @@ describe('reports', () => {
     await caughtUp();
     const found = await findDrift(seal);
     const query = { from: FROM, to: TO, asOf: null, after: null };
-    const { pieces, manifest } = exportReport({ store, db: pool }, 'fees', 'csv', query, await store.head(), projectionDigest(found));
+    const { pieces, manifest } = exportReport({ store, db: pool }, EVERYTHING, 'fees', 'csv', query, await store.head(), projectionDigest(found));
     for await (const _ of pieces);
     expect(await manifest()).toMatchObject({
       position: await store.head(),

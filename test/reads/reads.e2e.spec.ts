@@ -5,6 +5,7 @@
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import pg from 'pg';
 import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
+import { EVERYTHING } from '#accounts';
 import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
 import { PAYMENT_STATUSES, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
@@ -59,7 +60,7 @@ beforeAll(async () => {
   audit = await createAudit(service.services);
   url = await audit.listen(0, '127.0.0.1');
   const ports = { store, db: pool, clock, ids, keys, environment: config.environment };
-  const { auditKey, position } = await issueAuditKey(ports, { name: 'Reads', role: 'auditor' }, { type: 'operator', id: 'spec' });
+  const { auditKey, position } = await issueAuditKey(ports, { name: 'Reads', role: 'auditor', scope: EVERYTHING, personal: false }, { type: 'operator', id: 'spec' });
   await readModels.of(auditKeyModel).runUntil(position, { timeoutMs: 10_000 });
   authorization = `AuditKey ${auditKey}`;
   await fillLog();
