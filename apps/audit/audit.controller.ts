@@ -18,7 +18,7 @@ import {
 import { Reflector } from '@nestjs/core';
 import { ApiExtension, ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { refuseForeignPortal } from '#accounts';
+import { portalNotFound, refuseForeignPortal, type Scope } from '#accounts';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import {
@@ -41,6 +41,8 @@ import {
   REPORTS,
   reportOf,
   sealPlace,
+  statementCsv,
+  statementOf,
   timeline,
   withoutStaffNames,
 } from '#audit';
@@ -91,26 +93,25 @@ const LEDGER_HEADERS = {
   'Ledger-Position': { description: 'Place in the log up to which the answer is complete', schema: { type: 'string' as const } },
   'Ledger-Lag': { description: 'Events after it; 0: everything that had happened when the request arrived', schema: { type: 'string' as const } },
 };
-/** Documents an answer: the envelope around an object with these fields. */
+/** Documents an answer: the envelope around an object with these fields, and other forms of it by their media type. */
 const Answers =
-  (fields: Record<string, object>): MethodDecorator =>
+  (fields: Record<string, object>, otherForms: Record<string, object> = {}): MethodDecorator =>
   (target, property, descriptor) => {
-    ApiResponse({
-      status: 200,
-      headers: LEDGER_HEADERS,
-      schema: {
-        type: 'object',
-        required: ['success', 'data'],
-        properties: {
-          success: { type: 'boolean' },
-          data: { type: 'object', required: Object.keys(fields), properties: fields },
-        },
+    const schema = {
+      type: 'object',
+      required: ['success', 'data'],
+      properties: {
+        success: { type: 'boolean' },
+        data: { type: 'object', required: Object.keys(fields), properties: fields },
       },
-    })(target, property, descriptor);
+    } as const;
+    const content = { 'application/json': { schema }, ...otherForms };
+    ApiResponse({ status: 200, headers: LEDGER_HEADERS, content })(target, property, descriptor);
     for (const status of [400, 401, 403, 404, 500, 503]) ApiResponse({ status, type: ErrorEnvelope })(target, property, descriptor);
   };
 const TEXT = { type: 'string' };
 const OBJECT = { type: 'object' };
+const CENTS = { type: 'integer' };
 const LIST = { type: 'array', items: OBJECT };
 const AsOf = () =>
   ApiQuery({ name: 'asOf', required: false, description: 'As it was known then: RFC 3339 with offset, or a day', schema: { type: 'string' } });
@@ -274,8 +275,7 @@ export class AuditController {
     const places = this.places(keyId, 'find');
     const after = cursor === undefined ? null : places.open(cursor);
     await refuseForeignPortal(db, scope, filters.portalId);
-    // The rows of the list say whether a payment is in scope. So a page is as late as the later of both read models.
-    await this.standing(reply, paymentFindModel, ...(scope === null ? [] : [paymentListModel]));
+    await this.standing(reply, paymentFindModel, ...modelsOf(scope));
     const { payments, next } = await findPayments({ store, db }, scope, { ...filters, nameHash, after });
     // In an incident of the event store, a payment that is not found may be lost (C76).
     if (payments.length === 0 && ownLog.incident !== null) throw storeIncident();
@@ -361,7 +361,7 @@ export class AuditController {
     const { status } = known(query, 'status');
     if (status !== undefined && !EXCEPTION_STATUSES.includes(status as ExceptionStatus))
       throw fault('status', `must be one of ${EXCEPTION_STATUSES.join(', ')}`);
-    await this.standing(reply, exceptionModel);
+    await this.standing(reply, exceptionModel, ...modelsOf(caller.scope));
     const { pool, clock } = this.services;
     sendAnswer(reply, successAnswer({ exceptions: await exceptionsFor(pool, caller, { status: status ?? null, now: clock.now() }) }));
   }
@@ -376,6 +376,54 @@ export class AuditController {
     await this.standing(reply, paymentRegisterModel);
     const batches = await collect(batchesAsOf(this.services.pool, time('asOf', asOf), this.services.clock.now()));
     sendAnswer(reply, successAnswer({ batches }));
+  }
+
+  @Get('statements/:portalId')
+  @Scoped()
+  @ApiOperation({
+    summary: 'The statement of an agency for a month: opening, movements, fees, payments, closing',
+    description: '`final`: the month is closed, and nothing of it changes any more. `position` and `digest` are those of the closing.',
+    operationId: 'auditStatement',
+  })
+  @ApiParam({ name: 'portalId', schema: { type: 'string', format: 'uuid' } })
+  @ApiQuery({ name: 'period', required: true, description: 'A month, such as 2026-11', schema: { type: 'string' } })
+  @Text('zone', 'Time zone of the month, such as America/Chicago. Default: UTC')
+  @Text('format', 'json (the default) or csv')
+  @Answers(
+    {
+      portalId: TEXT,
+      name: TEXT,
+      period: TEXT,
+      zone: TEXT,
+      from: TEXT,
+      to: TEXT,
+      openingCents: CENTS,
+      movements: OBJECT,
+      fees: OBJECT,
+      fundedCents: CENTS,
+      remittedCents: CENTS,
+      closingCents: CENTS,
+      final: { type: 'boolean' },
+      position: { type: ['string', 'null'] },
+      digest: { type: ['string', 'null'] },
+    },
+    { 'text/csv': {} },
+  )
+  async statement(
+    @AuditorOf() { scope }: AuditCaller,
+    @Param('portalId') portalId: string,
+    @Query() query: Values,
+    @Res() reply: FastifyReply,
+  ): Promise<void> {
+    const { period, zone, format = 'json' } = known(query, 'period', 'zone', 'format');
+    if (format !== 'json' && format !== 'csv') throw fault('format', 'must be json or csv');
+    if (period === undefined) throw fault('period', 'is required');
+    if (!isUuid(portalId)) throw portalNotFound();
+    const position = await this.standing(reply, journalModel);
+    const { store, pool: db } = this.services;
+    const statement = await statementOf({ store, db, position }, scope, { portalId: portalId.toLowerCase(), period, zone });
+    if (format === 'json') return sendAnswer(reply, successAnswer(statement));
+    await reply.header('content-type', 'text/csv; charset=utf-8; header=present').send(statementCsv(statement));
   }
 
   @Get('exports/:report')
@@ -402,13 +450,13 @@ export class AuditController {
     const { format = 'csv', from, to, asOf, after } = known(query, 'format', 'from', 'to', 'asOf', 'after');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
-    const { auditorsOnly, projection } = reportOf(report);
+    const { auditorsOnly, byPosition = false, projection } = reportOf(report);
     if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     refuseReport(report, caller.scope);
-    const places = this.places(caller.keyId, `exports/${report}`, 'after');
+    const places = byPosition ? SAME : this.places(caller.keyId, `exports/${report}`, 'after');
     const place = after === undefined ? null : places.open(after);
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after: place };
-    const position = await this.standing(reply, projection);
+    const position = await this.standing(reply, projection, ...modelsOf(caller.scope));
     const { store, pool, clock, log } = this.services;
     const download = new Download(reply.raw, clock);
     const { pieces, manifest } = exportReport({ store, db: pool }, caller.scope, report, format, asked, position);
@@ -454,8 +502,8 @@ export class AuditController {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
-  /** Cursors of a list for one key. `open` throws 400 for a cursor of another key or list. */
-  private places(keyId: string, list: string, name = 'cursor'): { readonly open: (cursor: string) => string; readonly seal: (place: string) => string } {
+  /** The cursors of a list for one key, from the parameter `name`. */
+  private places(keyId: string, list: string, name: 'cursor' | 'after' = 'cursor'): Places {
     const { keys } = this.services;
     return {
       open: (cursor) => {
@@ -471,7 +519,7 @@ export class AuditController {
    * Sets the headers to the position and lag of a read model; of several, to those of the latest one. Call this right before they are queried.
    * Returns the position.
    */
-  private async standing(reply: FastifyReply, ...models: readonly [ReadModel, ...ReadModel[]]): Promise<string | null> {
+  private async standing(reply: FastifyReply, ...models: readonly ReadModel[]): Promise<string | null> {
     const { store, pool } = this.services;
     const standing = await Promise.all(models.map((model) => projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)))));
     const { position, head, lagEvents } = standing.reduce((late, one) => ((one.position ?? '') < (late.position ?? '') ? one : late));
@@ -480,6 +528,17 @@ export class AuditController {
     return position;
   }
 }
+
+/** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
+const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
+
+interface Places {
+  /** Throws 400 for a cursor of another key or list. */
+  readonly open: (cursor: string) => string;
+  readonly seal: (place: string) => string;
+}
+
+const SAME: Places = { open: (place) => place, seal: (place) => place };
 
 /** We sealed the place, so it has this form. */
 const timedPlace = (place: string): { readonly createdAt: string; readonly id: string } => {

@@ -5,11 +5,12 @@ import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftReport, KeyTerms, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
-import { ServiceError, timestamp } from '#kernel';
+import { decimal, ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
 import {
   each,
+  fields,
   inForceOrShown,
   moment,
   loginName,
@@ -253,6 +254,35 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         for await (const piece of pieces) await print(piece);
         process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
+      }),
+    );
+
+  audit
+    .command('statement')
+    .description('the statement of an agency for a month: opening, movements, fees, payments, closing')
+    .argument('<portal>', 'the agency’s portal', uuid)
+    .requiredOption('--period <month>', 'YYYY-MM')
+    .option('--zone <zone>', 'time zone of the month, such as America/Chicago; UTC otherwise')
+    .addOption(new Option('--format <format>', 'csv: a line for each figure').choices(['csv']))
+    .action(
+      action(async ({ services }, portalId: string, { period, zone, format }: { period: string; zone?: string; format?: 'csv' }) => {
+        const all = await services();
+        const { EVERYTHING } = await import('#accounts');
+        const { statementCsv, statementItems, statementOf } = await import('#audit');
+        const position = await allCaughtUp(all);
+        const statement = await statementOf({ store: all.store, db: all.pool, position }, EVERYTHING, { portalId, period, zone });
+        if (format === 'csv') {
+          await print(statementCsv(statement));
+          return { json: null, text: '', printed: true };
+        }
+        const { name, from, to, final } = statement;
+        const heading: [string, string][] = [
+          ['agency', name],
+          ['from', from],
+          ['to', to],
+          ['final', final ? `yes, closed at position ${statement.position}, digest ${statement.digest}` : 'no, the month is not closed'],
+        ];
+        return { json: statement, text: `${fields(heading)}\n\n${table(['ITEM', 'USD'], statementItems(statement).map(([item, cents]) => [item, decimal(cents)]))}` }; // prettier-ignore
       }),
     );
 

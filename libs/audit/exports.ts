@@ -46,6 +46,8 @@ interface Report {
   readonly auditorsOnly?: true;
   /** true: a scope with limits gets the rows in scope. false: such a scope gets 403. */
   readonly isScoped: boolean;
+  /** Places of the report are positions of the log, which any key may name. Absent: a place is good only for the key that it was given to. */
+  readonly byPosition?: true;
   pages(ports: ReportPorts, scope: Scope, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
@@ -74,9 +76,9 @@ const parsed = (kind: Kind, value: string | null): Cell =>
  */
 const pagesByKey = async function* <Row>(
   place: readonly string[] | null,
-  rowsInPage: number,
   keyOfRow: (row: Row) => readonly string[],
   read: (place: readonly string[] | null) => Promise<readonly Row[]>,
+  rowsInPage = PAGE_ROWS,
 ): AsyncGenerator<readonly Row[], void, void> {
   const first = read(place).catch((error: unknown) => {
     // All other parameters were checked before. A part of `after` is not a valid date, id or text.
@@ -159,7 +161,7 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
       return rows;
     };
     const keyOfRow = (row: readonly (string | null)[]) => row.slice(columns.length, columns.length + key.length) as string[];
-    for await (const rows of pagesByKey(after === null ? null : keyOf(after, key.length), pageRows(scope), keyOfRow, read)) {
+    for await (const rows of pagesByKey(after === null ? null : keyOf(after, key.length), keyOfRow, read, pageRows(scope))) {
       const inside = rows.filter((row) => row.at(-1) === 'true');
       yield {
         rows: inside.map((row) => columns.map(([, kind], index) => parsed(kind, row[index]!))),
@@ -205,7 +207,7 @@ const paymentReport = (
       return rows;
     };
     const keyOfRow = ([created, id]: readonly [string, string, Payment | null]) => [created, id];
-    for await (const rows of pagesByKey(after === null ? null : keyOf(after, 2), rowsInPage, keyOfRow, read)) {
+    for await (const rows of pagesByKey(after === null ? null : keyOf(after, 2), keyOfRow, read, rowsInPage)) {
       // A key with limits must not get the id of a payment out of scope as its place.
       const last = scope === null ? rows.at(-1) : rows.findLast(([, , state]) => state !== null);
       yield {
@@ -298,7 +300,7 @@ const sumOf = (cents: readonly number[]): number => sumCents(cents, (one) => one
 const feeAccounts = (portals: Portals): string[] =>
   portals === null ? ['revenue:%'] : portals.flatMap((portal) => [chart.serviceFee(portal), chart.serviceFeeRefunded(portal)]);
 
-const feeRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<Cell[][]> => {
+export const feeRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<Cell[][]> => {
   const groups = groupedBy(await movementsByDay(db, query, feeAccounts(portals)), ({ day, account }) => `${day}\t${portalOf(account)}`);
   return [...groups].map(([name, moved]) => {
     const sums = byColumns(moved, FEE_COLUMNS);
@@ -308,7 +310,7 @@ const feeRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<
 
 const agencyAccounts = (portals: Portals): string[] => (portals === null ? ['liabilities:agency:%'] : portals.map((portal) => chart.payable(portal)));
 
-const payableRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<Cell[][]> => {
+export const payableRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<Cell[][]> => {
   const accounts = agencyAccounts(portals);
   const opening = query.from === null ? [] : await balancesBefore(db, query.from, query.asOf, accounts);
   const moved = groupedBy(await movements(db, query, accounts), ({ account }) => portalOf(account));

@@ -49,4 +49,5 @@ export {
   unsignedEvents,
 } from './seal.js';
 export { nextPass, passFigures, type PassName, runDuePasses, verifyPassMigration } from './scheduled-passes.js';
+export { type Statement, statementCsv, statementItems, statementOf } from './statement.js';
 export { find, trustedHead, UntrustedHead, verifyLog } from './verify.js';
