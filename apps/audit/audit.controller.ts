@@ -451,8 +451,8 @@ export class AuditController {
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
     const { auditorsOnly, byPosition = false, projection } = reportOf(report);
-    if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     refuseReport(report, caller.scope);
+    if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     const places = byPosition ? SAME : this.places(caller.keyId, `exports/${report}`, 'after');
     const place = after === undefined ? null : places.open(after);
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after: place };
@@ -521,7 +521,9 @@ export class AuditController {
    */
   private async standing(reply: FastifyReply, ...models: readonly ReadModel[]): Promise<string | null> {
     const { store, pool } = this.services;
-    const standing = await Promise.all(models.map((model) => projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)))));
+    const standing: Awaited<ReturnType<typeof projectionPlace>>[] = [];
+    // One after the other: a request uses one connection.
+    for (const model of models) standing.push(await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model))));
     const { position, head, lagEvents } = standing.reduce((late, one) => ((one.position ?? '') < (late.position ?? '') ? one : late));
     const lag = head === null || (position !== null && position >= head) ? '0' : lagEvents === null ? 'unknown' : String(lagEvents);
     void reply.header('ledger-position', position ?? '').header('ledger-lag', lag);

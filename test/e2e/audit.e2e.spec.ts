@@ -117,6 +117,7 @@ const PATHS = () => [
   '/audit/v1/exceptions',
   '/audit/v1/refusals',
   '/audit/v1/batches',
+  `/audit/v1/statements/${day.separate}?period=2026-01`,
   '/audit/v1/exports/payments',
 ];
 
@@ -645,6 +646,36 @@ describe('closed periods', () => {
     await pool.query('begin; truncate journal_entry; insert into journal_entry table kept; drop table kept; commit');
     expect(found.ok).toBe(false);
     expect(found.detail).toMatch(/the period to .* holds \d+ entries of digest/);
+  });
+});
+
+describe('statements', () => {
+  const thisMonth = () => new Date(service.clock.now()).toISOString().slice(0, 7);
+  test('say for each portal what the report of the payable says, as JSON and as CSV', async () => {
+    const period = thisMonth();
+    const from = `${period}-01T00:00:00.000Z`;
+    const next = new Date(Date.UTC(Number(period.slice(0, 4)), Number(period.slice(5)), 1)).toISOString();
+    const { text } = await get(`/audit/v1/exports/payable?format=ndjson&from=${from}&to=${next}`);
+    const rows = text.trim().split('\n').map((line) => JSON.parse(line) as Record<string, number>); // prettier-ignore
+    for (const portal of [day.separate, day.combined]) {
+      const row = rows.find((one) => (one.portal_id as unknown) === portal)!;
+      const path = `/audit/v1/statements/${portal}?period=${period}`;
+      const { data, headers } = await get(path);
+      expect(headers.get('ledger-lag')).toBe('0');
+      expect(data).toMatchObject({ portalId: portal, name: 'Portal', zone: 'UTC', from, to: next, openingCents: row.opening_cents, closingCents: row.closing_cents, final: false }); // prettier-ignore
+      expect(data.movements).toMatchObject({ chargedCents: row.charged_cents, returnedCents: row.returned_cents, disputedCents: row.disputed_cents });
+      const csv = await get(`${path}&format=csv`);
+      expect([csv.status, csv.headers.get('content-type')]).toEqual([200, 'text/csv; charset=utf-8; header=present']);
+      expect(csv.text.split('\r\n')[1]).toBe(`${portal},${period},UTC,opening,${row.opening_cents},false,,`);
+    }
+  });
+  test.each(['', '?period=2026-13', '?period=2026-01&zone=Nowhere', '?period=2026-01&format=pdf', '?period=2026-01&period=2026-02', '?period=2026-01&x=1'])(
+    '%s is refused',
+    async (query) => expect((await get(`/audit/v1/statements/${day.separate}${query}`)).status).toBe(400),
+  );
+  test('of no portal are 404', async () => {
+    for (const portal of ['nonsense', day.payments[0]!.id])
+      expect(await get(`/audit/v1/statements/${portal}?period=2026-01`)).toMatchObject({ status: 404, text: expect.stringContaining('Portal not found.') });
   });
 });
 

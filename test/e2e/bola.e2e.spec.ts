@@ -202,7 +202,7 @@ describe('the audit listener', () => {
     expect(operations.length).toBeGreaterThan(8);
     for (const { path, method, operation } of operations) {
       expect([path, method, operation.security]).toEqual([path, 'get', [{ auditKey: [] }]]);
-      const url = `${base}${path.replace('{id}', paymentId).replace('{report}', 'payments')}`;
+      const url = `${base}${path.replace('{id}', paymentId).replace('{report}', 'payments').replace('{portalId}', portalId)}${path.includes('/statements/') ? '?period=2026-01' : ''}`; // prettier-ignore
       const { data } = await owner.client.post<{ accessToken: string }>('/api/partner/v1/auth/token', {});
       for (const authorization of [null, `ApiKey ${owner.apiKey}`, owner.apiKey, `Bearer ${data.accessToken}`, `AuditKey ${owner.apiKey}`]) {
         const refused = await fetch(url, { headers: authorization === null ? {} : { authorization } });
