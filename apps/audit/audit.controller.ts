@@ -68,7 +68,7 @@ const NotScoped = () => ApiExtension('x-scope', 'refused');
 export class AuditGuard implements CanActivate {
   constructor(
     @Inject(AUDITED) private readonly services: Services,
-    private readonly reflector: Reflector,
+    @Inject(Reflector) private readonly reflector: Reflector,
   ) {}
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
@@ -104,7 +104,7 @@ const Answers =
         success: { type: 'boolean' },
         data: { type: 'object', required: Object.keys(fields), properties: fields },
       },
-    } as const;
+    };
     const content = { 'application/json': { schema }, ...otherForms };
     ApiResponse({ status: 200, headers: LEDGER_HEADERS, content })(target, property, descriptor);
     for (const status of [400, 401, 403, 404, 500, 503]) ApiResponse({ status, type: ErrorEnvelope })(target, property, descriptor);
@@ -423,7 +423,7 @@ export class AuditController {
     const { store, pool: db } = this.services;
     const statement = await statementOf({ store, db, position }, scope, { portalId: portalId.toLowerCase(), period, zone });
     if (format === 'json') return sendAnswer(reply, successAnswer(statement));
-    await reply.header('content-type', 'text/csv; charset=utf-8; header=present').send(statementCsv(statement));
+    void reply.header('content-type', 'text/csv; charset=utf-8; header=present').send(statementCsv(statement));
   }
 
   @Get('exports/:report')

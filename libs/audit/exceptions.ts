@@ -1,5 +1,4 @@
 /** Settlement exceptions as an audit key may see them. */
-import type { Scope } from '#accounts';
 import { collect, type Queryable } from '#platform';
 import { type ExceptionRow, exceptionRows } from '#settlement';
 import type { AuditCaller } from './audit-key.js';
@@ -20,7 +19,7 @@ const withoutStaff = (row: ShownException): ShownException => ({ ...row, assigne
 /** Exceptions of one status whose payment is in scope, oldest first. */
 export const exceptionsFor = async (
   db: Queryable,
-  { scope, role }: Pick<AuditCaller, 'role'> & { readonly scope: Scope },
+  { role, scope }: Pick<AuditCaller, 'role' | 'scope'>,
   query: Parameters<typeof exceptionRows>[2],
 ): Promise<ShownException[]> => {
   const rows: ShownException[] = await collect(exceptionRows(db, scope, query));
