@@ -67,7 +67,7 @@ interface StatementPorts {
 
 /** Throws VALIDATION_ERROR for a period that is no month, or an unknown zone. A portal that is unknown or out of scope → 404. */
 export const statementOf = async (ports: StatementPorts, scope: Scope, { portalId, period, zone = UTC }: StatementRequest): Promise<Statement> => {
-  const { store, db } = ports;
+  const { db } = ports;
   if (!isZone(zone)) throw invalid('zone', 'must be the name of a time zone, such as America/Chicago');
   const month = monthOf(period, zone);
   if (month === null) throw invalid('period', 'must be a month, such as 2026-11');
