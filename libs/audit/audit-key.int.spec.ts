@@ -17,7 +17,7 @@ import {
 } from './audit-key.js';
 
 const ACTOR = { type: 'operator', id: 'spec' } as const;
-const id = (number: number) => `018f0000-0000-7000-8000-${number.toString(16).padStart(12, 'a')}`;
+const id = (number: number) => `018f0000-0000-7000-8000-${number.toString(16).padStart(12, '0')}`;
 const [ACCOUNT, OTHER, PORTAL] = [id(1), id(2), id(3)];
 const FINANCE: KeyTerms = { name: 'Books', role: 'finance', scope: EVERYTHING, personal: false };
 

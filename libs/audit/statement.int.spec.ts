@@ -90,7 +90,7 @@ beforeAll(async () => {
     await pay(PORTAL, cents);
     await pay(PORTAL, 10_000, ...voided(ids.uuid()));
     await pay(PORTAL, cents, ...partRefunded(ids.uuid(), [index + 1, 2], 'refund'), feeRefund(ids.uuid()));
-    await pay(PORTAL, cents, disputed({ disputedAmountCents: 4_000 + index, status: 'lost' }));
+    await pay(PORTAL, cents, disputed({ disputedAmountCents: 4_000 + index, status: 'lost', openedOn: new Date(edge).toISOString().slice(0, 10) }));
     await pay(PORTAL, cents, settlementRejected('principal'));
     await pay(OTHER, 77_777);
     await remitted(PORTAL, 3_000 + index);
