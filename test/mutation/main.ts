@@ -40,6 +40,13 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
       specs: ['libs/accounts/access-token.unit.spec.ts', 'libs/accounts/account.unit.spec.ts'],
     },
   ],
+  scope: [
+    { mutate: ['libs/accounts/scope.ts'], specs: ['libs/accounts/scope.int.spec.ts'] },
+    { mutate: ['libs/audit/audit-key.ts'], specs: ['libs/audit/audit-key.int.spec.ts'] },
+    { mutate: ['libs/audit/cursor.ts'], specs: ['libs/audit/cursor.unit.spec.ts'] },
+    { mutate: ['libs/audit/exceptions.ts', 'libs/audit/statement.ts'], specs: ['libs/audit/statement.int.spec.ts'] },
+    { mutate: ['libs/audit/month.ts'], specs: ['libs/audit/month.unit.spec.ts'] },
+  ],
   cursor: [{ mutate: ['libs/payments/cursor.ts'], specs: ['libs/payments/cursor.unit.spec.ts'] }],
   signature: [
     { mutate: ['libs/webhooks/signature.ts'], specs: ['libs/webhooks/notification.unit.spec.ts'] },
@@ -50,6 +57,8 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
 };
 /** The lowest allowed share of noticed changes, in per cent of the changes that a spec can reach. */
 const FLOOR = 85;
+/** Groups with a higher floor. */
+const FLOORS: Readonly<Record<string, number>> = { scope: 95 };
 
 const { values } = parseArgs({ options: { only: { type: 'string' }, concurrency: { type: 'string', default: '2' } } });
 const names = values.only?.split(',') ?? Object.keys(GROUPS);
@@ -121,7 +130,7 @@ try {
       return `${place} ${mutatorName} ${status === 'NoCoverage' ? '(not reached) ' : ''}→ ${replacement.replaceAll(/\s+/g, ' ').slice(0, 120)}`;
     });
     await writeFile(join('reports', `survivors-${name}.txt`), `${lines.sort().join('\n')}\n`);
-    if (percent < FLOOR) process.exitCode = 1;
+    if (percent < (FLOORS[name] ?? FLOOR)) process.exitCode = 1;
   }
 } finally {
   await postgres.stop();
