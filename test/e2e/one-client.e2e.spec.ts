@@ -125,6 +125,17 @@ describe('requests whose answers are not read', () => {
   });
 });
 
+test('700 pipelined requests on each of 20 connections: another client is answered before half of them', async () => {
+  flood = await FloodSocket.openMany(20, service.url, STRANGER);
+  for (const one of flood) one.read().socket.write(get('/nope').repeat(700));
+  const answers = () => flood.reduce((sum, { received }) => sum + received.split('HTTP/1.1 404').length - 1, 0);
+  await eventually(() => answers() > 0, { everyMs: 1 });
+  expect((await ask('GET', `${service.url}/healthz`)).status).toBe(200);
+  const before = answers();
+  await eventually(() => answers() === 20 * 700);
+  expect(before).toBeLessThan(10 * 700);
+});
+
 test('4,096 connections of one client', async () => {
   flood = await FloodSocket.openMany(4_096, service.url, STRANGER, get('/healthz'));
   for (const one of flood) one.read();

@@ -2,13 +2,15 @@
  * Limits of what one client may hold of this server: connections, unanswered requests, and memory for bodies (docs/contract.md#the-http-edge).
  *
  * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes only up to the end of the next
- * head, and no further while the client has unanswered requests.
+ * head, and no further while the client has unanswered requests. A connection with many requests takes turns with all others.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
 
 /** Requests of one connection that are parsed and not answered. The end of a body is seen only with the next head, so one would not do. */
 const MAX_UNANSWERED = 2;
+/** Requests of one connection that begin in one turn of the event loop. Then all other connections have their turn. */
+const MAX_IN_TURN = 2;
 /** Every head ends so. The parser refuses all other forms. */
 const HEAD_END = '\r\n\r\n';
 /** Milliseconds in which a client can read the last answer. If a socket is closed with unread bytes, the client may lose the answer. */
@@ -72,6 +74,7 @@ export class Connection {
   private readonly unanswered = new Set<IncomingMessage>();
   /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
   private holds = false;
+  private begunInTurn = 0;
   /** True if no further request of this connection is read. */
   private closing = false;
   /** The answer to what the client sent after its last whole request. */
@@ -101,7 +104,7 @@ export class Connection {
         this.rest = NOTHING;
         return;
       }
-      if (this.unanswered.size >= MAX_UNANSWERED) {
+      if (this.unanswered.size >= MAX_UNANSWERED || this.begunInTurn >= MAX_IN_TURN) {
         this.holds = true;
         this.socket.pause();
         return;
@@ -116,11 +119,21 @@ export class Connection {
   /** Counts a request until its answer is sent. */
   began(request: IncomingMessage, response: ServerResponse): void {
     this.unanswered.add(request);
+    this.begunInTurn += 1;
+    if (this.begunInTurn === 1)
+      setImmediate(() => {
+        this.begunInTurn = 0;
+        this.goOn();
+      });
     response.once('finish', () => {
       this.unanswered.delete(request);
       if (this.refusal !== null) this.sendRefusal();
-      if (this.holds) this.socket.resume();
+      this.goOn();
     });
+  }
+
+  private goOn(): void {
+    if (this.holds && this.unanswered.size < MAX_UNANSWERED && this.begunInTurn < MAX_IN_TURN) this.socket.resume();
   }
 
   /** Discards all further bytes of the client. The answer that is being sent is the last one, and must close the connection. */
