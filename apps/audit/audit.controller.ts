@@ -21,6 +21,7 @@ import {
   type AuditCaller,
   authenticateAudit,
   driftFound,
+  type ExportManifest,
   exportReport,
   FIND_PARAMETERS,
   findFaults,
@@ -349,7 +350,7 @@ export class AuditController {
   @Text('from')
   @Text('to')
   @AsOf()
-  @Text('after', 'Go on after a place, as the trailer Export-After named it')
+  @Text('after', 'Go on after a place, as the trailer Export-After named it. Of line-items: a place of the log, for what came since')
   @ApiResponse({
     status: 200,
     description:
@@ -365,10 +366,10 @@ export class AuditController {
     const { format = 'csv', from, to, asOf, after = null } = known(query, 'format', 'from', 'to', 'asOf', 'after');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
-    const { auditorsOnly, projection } = reportOf(report);
+    const { auditorsOnly, projection, comparedWith } = reportOf(report);
     if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
-    const position = await this.standing(reply, projection);
+    const position = await this.standing(reply, projection, ...(comparedWith ? [comparedWith] : []));
     const { store, pool, clock, log } = this.services;
     const download = new Download(reply.raw, clock);
     const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
@@ -389,7 +390,7 @@ export class AuditController {
         await download.write(piece.value);
       }
       const made = await manifest();
-      raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(made) });
+      raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(inTrailer(made)) });
       await download.end();
     } catch (error) {
       if (error instanceof CutOff) {
@@ -409,15 +410,24 @@ export class AuditController {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
-  /** Sets the headers to the position and lag of a read model. Call this right before the read model is queried. Returns the position. */
-  private async standing(reply: FastifyReply, model: ReadModel): Promise<string | null> {
+  /**
+   * Sets the headers to the position and lag of a read model, of several that of the one that is behind. Call this right before they are queried. Returns
+   * the position.
+   */
+  private async standing(reply: FastifyReply, ...models: readonly ReadModel[]): Promise<string | null> {
     const { store, pool } = this.services;
-    const { position, head, lagEvents } = await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)));
+    const places = await Promise.all(models.map((model) => projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)))));
+    const { position, head, lagEvents } = places.reduce((least, one) => ((one.position ?? '') < (least.position ?? '') ? one : least));
     const lag = head === null || (position !== null && position >= head) ? '0' : lagEvents === null ? 'unknown' : String(lagEvents);
     void reply.header('ledger-position', position ?? '').header('ledger-lag', lag);
     return position;
   }
 }
+
+/** A client accepts some 16 KiB of headers and trailers. A tie of more accounts than this is named by their number only. */
+const MAX_TIE_IN_TRAILER = 40;
+const inTrailer = ({ tie, ...made }: ExportManifest): object =>
+  tie === undefined ? made : { ...made, ...(tie.length <= MAX_TIE_IN_TRAILER ? { tie } : { tieAccounts: tie.length }) };
 
 const findCursor = (cursor: string): string => {
   if (!isUuid(cursor)) throw fault('cursor', 'is not one of this list');
