@@ -205,10 +205,10 @@ describe('a history, exported step by step', () => {
   });
 
   test('a position with more rows than a page goes on by position and number, within the new rows and within a deposit', async () => {
-    const { pages } = reportOf('line-items');
+    const report = reportOf('line-items');
     const all = async (after: string | null) => {
       const found: { rows: readonly unknown[]; after: string }[] = [];
-      for await (const page of pages({ store, db: pool }, { ...ALL, after })) found.push(page);
+      for await (const page of report.pages({ store, db: pool }, { ...ALL, after })) found.push(page);
       return found;
     };
     const whole = await all('');
@@ -241,7 +241,7 @@ describe('a history, exported step by step', () => {
     expect(new Set(rows.map((row) => row.deposit_id)).size).toBe(2);
     const { rows: items } = await read('line-items');
     const shown = byId(items);
-    for (const row of rows) expect(shown.get(row.movement_id!)).toMatchObject({ deposit_id: row.deposit_id, deposited_on: row.deposited_on });
+    for (const row of rows) expect(shown.get(row.movement_id ?? null)).toMatchObject({ deposit_id: row.deposit_id, deposited_on: row.deposited_on });
     expect(items.filter((row) => row.deposit_id !== null && row.movement !== 'funded').length).toBe(rows.length);
     const late = items.filter(({ movement, effective_at: time }) => movement === 'unexplained' && time === BATCH.closedAt).slice(1);
     expect(late.map(({ principal_cents: cents, deposit_id: deposit }) => [cents, deposit])).toEqual([
@@ -254,12 +254,12 @@ describe('a history, exported step by step', () => {
   });
 
   test('deposits go on after any page', async () => {
-    const { pages } = reportOf('deposits');
+    const report = reportOf('deposits');
     const rows: unknown[] = [];
     let after: string | null = null;
     for (let read = 1; read > 0;) {
       read = 0;
-      for await (const page of pages({ store, db: pool }, { ...ALL, after })) {
+      for await (const page of report.pages({ store, db: pool }, { ...ALL, after })) {
         rows.push(...page.rows);
         read = page.rows.length;
         ({ after } = page);
@@ -298,10 +298,10 @@ describe('a history, exported step by step', () => {
 
   test('rows up to a position of the log, while the read models are ahead', async () => {
     const { rows: all } = await read('line-items');
-    const { pages } = reportOf('line-items');
+    const report = reportOf('line-items');
     const rows: unknown[] = [];
     let last = {};
-    for await (const page of pages({ store, db: pool }, { ...ALL, until: String(all[3]!.position) })) {
+    for await (const page of report.pages({ store, db: pool }, { ...ALL, until: String(all[3]!.position) })) {
       rows.push(...page.rows);
       last = page;
     }

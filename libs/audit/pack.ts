@@ -106,13 +106,16 @@ export const reportText = async function* (
   const { columns: always, changesColumn, totals } = reportOf(name);
   const changes = changesColumn !== undefined && query.after !== null;
   const columns = changes ? [...always, changesColumn] : always;
-  if (format === 'csv' && (query.after === null || changes)) yield csvLine(columns);
+  if (format === 'csv' && query.after === null) yield csvLine(columns);
+  // The heading of changes waits for their first page. So a wrong place is refused before anything is written.
+  let heading = format === 'csv' && changes ? csvLine(columns) : '';
   const lineOf = format === 'csv' ? csvLine : ndjsonLines(columns);
   const summed = totals.map((total) => [total, columns.indexOf(total)] as const);
   for await (const { rows, after, until, tie } of pages) {
     if (until !== undefined) said.until = until;
     if (tie !== undefined) said.tie = tie;
-    let text = '';
+    let text = heading;
+    heading = '';
     for (const row of rows) {
       text += lineOf(row);
       for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + Number(row[index] ?? 0);
