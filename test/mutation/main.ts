@@ -35,8 +35,8 @@ const GROUPS: Readonly<Record<string, readonly Part[]>> = {
       mutate: ['libs/ledger/line-movements.ts', 'libs/ledger/line-postings.ts', 'libs/ledger/line-rows.ts'],
       specs: ['libs/ledger/line-register.unit.spec.ts'],
     },
-    { mutate: ['libs/audit/tie.ts', 'libs/audit/line-reports.ts'], specs: ['libs/audit/line-reports.int.spec.ts'] },
   ],
+  tie: [{ mutate: ['libs/audit/tie.ts', 'libs/audit/line-reports.ts'], specs: ['libs/audit/line-reports.int.spec.ts'] }],
   books: [{ mutate: ['libs/ledger/books.ts', 'libs/ledger/days.ts', 'libs/ledger/sums.ts'], specs: ['libs/ledger/books.int.spec.ts'] }],
   idempotency: [
     { mutate: ['libs/payments/keys/once-by-key.ts', 'libs/payments/keys/postgres.ts'], specs: ['libs/payments/keys/keys.int.spec.ts'] },
