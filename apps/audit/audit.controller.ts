@@ -1,5 +1,6 @@
 /** `/audit/v1/*`: the read-only API for finance tools and auditors. Every answer names the log position up to which it is complete. */
 import {
+  applyDecorators,
   type CanActivate,
   Controller,
   createParamDecorator,
@@ -10,18 +11,22 @@ import {
   Param,
   Query,
   Res,
+  SetMetadata,
   UseGuards,
   UseInterceptors,
 } from '@nestjs/common';
-import { ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
+import { Reflector } from '@nestjs/core';
+import { ApiExtension, ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
+import { portalNotFound, refuseForeignPortal, type Scope } from '#accounts';
 import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
-import { AuthenticationError, isUuid, ServiceError, timestamp } from '#kernel';
+import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import {
   type AuditCaller,
   authenticateAudit,
   driftFound,
   type ExportManifest,
+  exceptionsFor,
   exportReport,
   FIND_PARAMETERS,
   findFaults,
@@ -29,15 +34,21 @@ import {
   isReport,
   listAsOf,
   nameHashOf,
+  openPlace,
+  outOfScope,
   paymentAsOf,
   paymentFindModel,
+  refuseReport,
   REPORTS,
   reportOf,
+  sealPlace,
+  statementCsv,
+  statementOf,
   timeline,
   withoutStaffNames,
 } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
-import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionRows, exceptionModel, paymentRegisterModel } from '#settlement';
+import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionModel, paymentRegisterModel } from '#settlement';
 import { listRefusals, paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
 import { collect, successAnswer } from '#platform';
 import { headerLines, sendAnswer, validationError } from '#platform/http';
@@ -48,9 +59,18 @@ import { AUDITED, CutOff, Download, LimitRunning, type MetLimit, ON_LIMIT, Pace 
 
 type AuditRequest = FastifyRequest & { auditor?: AuditCaller };
 
+const IS_SCOPED = Symbol('is scoped');
+/** A key with a scope gets its own part from this route. All other routes answer such a key with 403. */
+const Scoped = () => applyDecorators(SetMetadata(IS_SCOPED, true), ApiExtension('x-scope', 'filtered'));
+/** A key with a scope gets 403, since the answer is not divided by account or portal. */
+const NotScoped = () => ApiExtension('x-scope', 'refused');
+
 @Injectable()
 export class AuditGuard implements CanActivate {
-  constructor(@Inject(AUDITED) private readonly services: Services) {}
+  constructor(
+    @Inject(AUDITED) private readonly services: Services,
+    @Inject(Reflector) private readonly reflector: Reflector,
+  ) {}
 
   async canActivate(context: ExecutionContext): Promise<boolean> {
     const request = context.switchToHttp().getRequest<AuditRequest>();
@@ -60,6 +80,8 @@ export class AuditGuard implements CanActivate {
       keys,
       environment: config.environment,
     });
+    const isScoped = this.reflector.get<boolean | undefined>(IS_SCOPED, context.getHandler()) === true;
+    if (request.auditor.scope !== null && !isScoped) throw outOfScope();
     return true;
   }
 }
@@ -72,26 +94,25 @@ const LEDGER_HEADERS = {
   'Ledger-Position': { description: 'Place in the log up to which the answer is complete', schema: { type: 'string' as const } },
   'Ledger-Lag': { description: 'Events after it; 0: everything that had happened when the request arrived', schema: { type: 'string' as const } },
 };
-/** Documents an answer: the envelope around an object with these fields. */
+/** Documents an answer: the envelope around an object with these fields, and other forms of it by their media type. */
 const Answers =
-  (fields: Record<string, object>): MethodDecorator =>
+  (fields: Record<string, object>, otherForms: Record<string, object> = {}): MethodDecorator =>
   (target, property, descriptor) => {
-    ApiResponse({
-      status: 200,
-      headers: LEDGER_HEADERS,
-      schema: {
-        type: 'object',
-        required: ['success', 'data'],
-        properties: {
-          success: { type: 'boolean' },
-          data: { type: 'object', required: Object.keys(fields), properties: fields },
-        },
+    const schema = {
+      type: 'object',
+      required: ['success', 'data'],
+      properties: {
+        success: { type: 'boolean' },
+        data: { type: 'object', required: Object.keys(fields), properties: fields },
       },
-    })(target, property, descriptor);
+    };
+    const content = { 'application/json': { schema }, ...otherForms };
+    ApiResponse({ status: 200, headers: LEDGER_HEADERS, content })(target, property, descriptor);
     for (const status of [400, 401, 403, 404, 500, 503]) ApiResponse({ status, type: ErrorEnvelope })(target, property, descriptor);
   };
 const TEXT = { type: 'string' };
 const OBJECT = { type: 'object' };
+const CENTS = { type: 'integer' };
 const LIST = { type: 'array', items: OBJECT };
 const AsOf = () =>
   ApiQuery({ name: 'asOf', required: false, description: 'As it was known then: RFC 3339 with offset, or a day', schema: { type: 'string' } });
@@ -161,22 +182,24 @@ export class AuditController {
   }
 
   @Get('payments/:id')
+  @Scoped()
   @ApiOperation({ summary: 'A payment, now or as it was', operationId: 'auditPayment' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @AsOf()
   @Text('revision', 'After its event of this number, from 0')
   @Text('position', 'At this place of the log')
   @Answers({ payment: OBJECT, revision: { type: 'integer' }, position: TEXT })
-  async payment(@Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+  async payment(@AuditorOf() { scope }: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
     // The payment is folded from its own stream, so the answer has no lag.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
-    sendAnswer(reply, successAnswer(await this.orMayBeLost(paymentAsOf(this.services.store, paymentIdOf(id), until))));
+    sendAnswer(reply, successAnswer(await this.orMayBeLost(paymentAsOf(this.services.store, scope, paymentIdOf(id), until))));
   }
 
   @Get('payments/:id/timeline')
+  @Scoped()
   @ApiOperation({ summary: 'Every event of a payment: who, when, under which rules, with the gateway’s evidence', operationId: 'auditTimeline' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @AsOf()
@@ -184,11 +207,13 @@ export class AuditController {
   async timeline(@AuditorOf() caller: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf } = known(query, 'asOf');
     await this.complete(reply);
-    const events = await this.orMayBeLost(timeline(this.services.store, paymentIdOf(id), { asOf: time('asOf', asOf) ?? undefined }));
+    const until = { asOf: time('asOf', asOf) ?? undefined };
+    const events = await this.orMayBeLost(timeline(this.services.store, caller.scope, paymentIdOf(id), until));
     sendAnswer(reply, successAnswer({ events: caller.role === 'auditor' ? events : events.map(withoutStaffNames) }));
   }
 
   @Get('payments')
+  @Scoped()
   @ApiOperation({
     summary: 'Payments of all accounts, now or as they were, newest first',
     description:
@@ -211,7 +236,7 @@ export class AuditController {
   @Text('cursor')
   @Text('limit')
   @Answers({ payments: LIST, nextCursor: { type: ['string', 'null'] } })
-  async payments(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+  async payments(@AuditorOf() { keyId, scope }: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { asOf, accountId, portalId, from, to, status, cursor, limit, ...by } = known(
       query,
       'asOf',
@@ -240,21 +265,26 @@ export class AuditController {
     };
     const { store, pool: db, ownLog } = this.services;
     if (nameHash === null) {
-      const after = cursor === undefined ? null : openCursor(cursor);
+      const places = this.places(keyId, 'payments');
+      const after = cursor === undefined ? null : timedPlace(places.open(cursor));
+      await refuseForeignPortal(db, scope, filters.portalId);
       await this.standing(reply, paymentListModel);
-      const { payments, next } = await listAsOf({ store, db }, { ...filters, after });
-      return sendAnswer(reply, successAnswer({ payments, nextCursor: next && cursorOf(next.createdAt, next.id) }));
+      const { payments, next } = await listAsOf({ store, db }, scope, { ...filters, after });
+      return sendAnswer(reply, successAnswer({ payments, nextCursor: next && places.seal(`${next.createdAt} ${next.id}`) }));
     }
-    // The cursor of a find is the id of the last payment of the page before.
-    const after = cursor === undefined ? null : findCursor(cursor);
-    await this.standing(reply, paymentFindModel);
-    const { payments, next } = await findPayments({ store, db }, { ...filters, nameHash, after });
+    // The place of a find is the id of the last payment of the page before.
+    const places = this.places(keyId, 'find');
+    const after = cursor === undefined ? null : places.open(cursor);
+    await refuseForeignPortal(db, scope, filters.portalId);
+    await this.standing(reply, paymentFindModel, ...modelsOf(scope));
+    const { payments, next } = await findPayments({ store, db }, scope, { ...filters, nameHash, after });
     // In an incident of the event store, a payment that is not found may be lost (C76).
     if (payments.length === 0 && ownLog.incident !== null) throw storeIncident();
-    sendAnswer(reply, successAnswer({ payments, nextCursor: next }));
+    sendAnswer(reply, successAnswer({ payments, nextCursor: next && places.seal(next) }));
   }
 
   @Get('refusals')
+  @NotScoped()
   @ApiOperation({ summary: 'Charges that a case, a rule or a limit refused, newest first, of the last 90 days', operationId: 'auditRefusals' })
   @Text('portalId')
   @Text('referenceId')
@@ -263,9 +293,10 @@ export class AuditController {
   @Text('cursor')
   @Text('limit')
   @Answers({ refusals: LIST, nextCursor: { type: ['string', 'null'] } })
-  async refusals(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+  async refusals(@AuditorOf() { keyId }: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { portalId, referenceId, from, to, cursor, limit } = known(query, 'portalId', 'referenceId', 'from', 'to', 'cursor', 'limit');
-    const place = cursor === undefined ? null : openCursor(cursor);
+    const places = this.places(keyId, 'refusals');
+    const place = cursor === undefined ? null : timedPlace(places.open(cursor));
     // The rows do not come from the log, so they have no lag behind it.
     await this.complete(reply);
     const { refusals, next } = await listRefusals(this.services.pool, {
@@ -276,10 +307,11 @@ export class AuditController {
       after: place && { refusedAt: place.createdAt, id: place.id },
       limit: count(limit),
     });
-    sendAnswer(reply, successAnswer({ refusals, nextCursor: next && cursorOf(next.refusedAt, next.id) }));
+    sendAnswer(reply, successAnswer({ refusals, nextCursor: next && places.seal(`${next.refusedAt} ${next.id}`) }));
   }
 
   @Get('ledger/balances')
+  @NotScoped()
   @ApiOperation({ summary: 'Balances of all accounts of the books', operationId: 'auditBalances' })
   @AsOf()
   @Text('effectiveTo', 'Only what had taken effect before then')
@@ -292,6 +324,7 @@ export class AuditController {
   }
 
   @Get('ledger/journal')
+  @NotScoped()
   @ApiOperation({ summary: 'Entries of the journal after a place, in the order of the log', operationId: 'auditJournal' })
   @Text('after', '`next` of the page before')
   @Text('from', 'Booked from then on')
@@ -311,6 +344,7 @@ export class AuditController {
   }
 
   @Get('drift')
+  @NotScoped()
   @ApiOperation({ summary: 'What the continuous comparison of replay, list, journal and settlement has found', operationId: 'auditDrift' })
   @Answers({ payments: { type: 'integer' }, completedAt: { type: ['string', 'null'] }, differences: LIST })
   async drift(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
@@ -320,19 +354,21 @@ export class AuditController {
   }
 
   @Get('exceptions')
+  @Scoped()
   @ApiOperation({ summary: 'Exceptions of settlement', operationId: 'auditExceptions' })
   @Text('status', 'opened, assigned, explained, resolved or superseded')
   @Answers({ exceptions: LIST })
-  async exceptions(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+  async exceptions(@AuditorOf() caller: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
     const { status } = known(query, 'status');
     if (status !== undefined && !EXCEPTION_STATUSES.includes(status as ExceptionStatus))
       throw fault('status', `must be one of ${EXCEPTION_STATUSES.join(', ')}`);
-    await this.standing(reply, exceptionModel);
-    const rows = await collect(exceptionRows(this.services.pool, { status: status ?? null, now: this.services.clock.now() }));
-    sendAnswer(reply, successAnswer({ exceptions: rows }));
+    await this.standing(reply, exceptionModel, ...modelsOf(caller.scope));
+    const { pool, clock } = this.services;
+    sendAnswer(reply, successAnswer({ exceptions: await exceptionsFor(pool, caller, { status: status ?? null, now: clock.now() }) }));
   }
 
   @Get('batches')
+  @NotScoped()
   @ApiOperation({ summary: 'Settlement batches, now or as they were known', operationId: 'auditBatches' })
   @AsOf()
   @Answers({ batches: LIST })
@@ -343,7 +379,56 @@ export class AuditController {
     sendAnswer(reply, successAnswer({ batches }));
   }
 
+  @Get('statements/:portalId')
+  @Scoped()
+  @ApiOperation({
+    summary: 'The statement of an agency for a month: opening, movements, fees, payments, closing',
+    description: '`final`: the month is closed, and nothing of it changes any more. `position` and `digest` are those of the closing.',
+    operationId: 'auditStatement',
+  })
+  @ApiParam({ name: 'portalId', schema: { type: 'string', format: 'uuid' } })
+  @ApiQuery({ name: 'period', required: true, description: 'A month, such as 2026-11', schema: { type: 'string' } })
+  @Text('zone', 'Time zone of the month, such as America/Chicago. Default: UTC')
+  @Text('format', 'json (the default) or csv')
+  @Answers(
+    {
+      portalId: TEXT,
+      name: TEXT,
+      period: TEXT,
+      zone: TEXT,
+      from: TEXT,
+      to: TEXT,
+      openingCents: CENTS,
+      movements: OBJECT,
+      fees: OBJECT,
+      fundedCents: CENTS,
+      remittedCents: CENTS,
+      closingCents: CENTS,
+      final: { type: 'boolean' },
+      position: { type: ['string', 'null'] },
+      digest: { type: ['string', 'null'] },
+    },
+    { 'text/csv': {} },
+  )
+  async statement(
+    @AuditorOf() { scope }: AuditCaller,
+    @Param('portalId') portalId: string,
+    @Query() query: Values,
+    @Res() reply: FastifyReply,
+  ): Promise<void> {
+    const { period, zone, format = 'json' } = known(query, 'period', 'zone', 'format');
+    if (format !== 'json' && format !== 'csv') throw fault('format', 'must be json or csv');
+    if (period === undefined) throw fault('period', 'is required');
+    if (!isUuid(portalId)) throw portalNotFound();
+    const position = await this.standing(reply, journalModel);
+    const { store, pool: db } = this.services;
+    const statement = await statementOf({ store, db, position }, scope, { portalId: portalId.toLowerCase(), period, zone });
+    if (format === 'json') return sendAnswer(reply, successAnswer(statement));
+    void reply.header('content-type', 'text/csv; charset=utf-8; header=present').send(statementCsv(statement));
+  }
+
   @Get('exports/:report')
+  @Scoped()
   @ApiOperation({ summary: `A report as a stream: ${Object.keys(REPORTS).join(', ')}`, operationId: 'auditExport' })
   @ApiParam({ name: 'report', schema: { type: 'string', enum: Object.keys(REPORTS) } })
   @Text('format', 'csv (the default) or ndjson')
@@ -363,16 +448,19 @@ export class AuditController {
   @ApiResponse({ status: 403, type: ErrorEnvelope })
   @ApiResponse({ status: 503, type: ErrorEnvelope })
   async export(@AuditorOf() caller: AuditCaller, @Param('report') report: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
-    const { format = 'csv', from, to, asOf, after = null } = known(query, 'format', 'from', 'to', 'asOf', 'after');
+    const { format = 'csv', from, to, asOf, after } = known(query, 'format', 'from', 'to', 'asOf', 'after');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
-    const { auditorsOnly, projection, comparedWith } = reportOf(report);
+    const { auditorsOnly, byPosition = false, projection, comparedWith } = reportOf(report);
+    refuseReport(report, caller.scope);
     if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
-    const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after };
-    const position = await this.standing(reply, projection, ...(comparedWith ? [comparedWith] : []));
+    const places = byPosition ? SAME : this.places(caller.keyId, `exports/${report}`, 'after');
+    const place = after === undefined ? null : places.open(after);
+    const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after: place };
+    const position = await this.standing(reply, projection, ...(comparedWith ? [comparedWith] : []), ...modelsOf(caller.scope));
     const { store, pool, clock, log } = this.services;
     const download = new Download(reply.raw, clock);
-    const { pieces, manifest } = exportReport({ store, db: pool }, report, format, asked, position);
+    const { pieces, manifest } = exportReport({ store, db: pool }, caller.scope, report, format, asked, position);
     // Read the first piece before the status is sent. If the query fails here, the status can still report the fault.
     const next = () => this.pace.step(() => pieces.next());
     const first = await next();
@@ -390,7 +478,12 @@ export class AuditController {
         await download.write(piece.value);
       }
       const made = await manifest();
-      raw.addTrailers({ 'Export-Rows': String(made.rows), 'Export-After': made.after ?? '', 'Export-Manifest': JSON.stringify(inTrailer(made)) });
+      const end = made.after && places.seal(made.after);
+      raw.addTrailers({
+        'Export-Rows': String(made.rows),
+        'Export-After': end ?? '',
+        'Export-Manifest': JSON.stringify({ ...inTrailer(made), after: end, query: { ...made.query, after: after ?? null } }),
+      });
       await download.end();
     } catch (error) {
       if (error instanceof CutOff) {
@@ -410,14 +503,29 @@ export class AuditController {
     void reply.header('ledger-position', (await this.services.store.head()) ?? '').header('ledger-lag', '0');
   }
 
+  /** The cursors of a list for one key, from the parameter `name`. */
+  private places(keyId: string, list: string, name: 'cursor' | 'after' = 'cursor'): Places {
+    const { keys } = this.services;
+    return {
+      open: (cursor) => {
+        const place = openPlace(keys, keyId, list, cursor);
+        if (place === null) throw fault(name, name === 'cursor' ? 'is not one of this list' : 'is not a place of this report');
+        return place;
+      },
+      seal: (place) => sealPlace(keys, keyId, list, place),
+    };
+  }
+
   /**
-   * Sets the headers to the position and lag of a read model, of several that of the one that is behind. Call this right before they are queried. Returns
-   * the position.
+   * Sets the headers to the position and lag of a read model; of several, to those of the latest one. Call this right before they are queried.
+   * Returns the position.
    */
   private async standing(reply: FastifyReply, ...models: readonly ReadModel[]): Promise<string | null> {
     const { store, pool } = this.services;
-    const places = await Promise.all(models.map((model) => projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model)))));
-    const { position, head, lagEvents } = places.reduce((least, one) => ((one.position ?? '') < (least.position ?? '') ? one : least));
+    const standing: Awaited<ReturnType<typeof projectionPlace>>[] = [];
+    // One after the other: a request uses one connection.
+    for (const model of models) standing.push(await projectionPlace(store, postgresCheckpoint(pool, checkpointOf(model))));
+    const { position, head, lagEvents } = standing.reduce((late, one) => ((one.position ?? '') < (late.position ?? '') ? one : late));
     const lag = head === null || (position !== null && position >= head) ? '0' : lagEvents === null ? 'unknown' : String(lagEvents);
     void reply.header('ledger-position', position ?? '').header('ledger-lag', lag);
     return position;
@@ -429,17 +537,19 @@ const MAX_TIE_IN_TRAILER = 40;
 const inTrailer = ({ tie, ...made }: ExportManifest): object =>
   tie === undefined ? made : { ...made, ...(tie.length <= MAX_TIE_IN_TRAILER ? { tie } : { tieAccounts: tie.length }) };
 
-const findCursor = (cursor: string): string => {
-  if (!isUuid(cursor)) throw fault('cursor', 'is not one of this list');
-  return cursor.toLowerCase();
-};
-const cursorOf = (at: string, id: string): string => Buffer.from(`${at} ${id}`).toString('base64url');
+/** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
+const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
 
-const openCursor = (cursor: string): { createdAt: string; id: string } => {
-  const [, createdAt, id] = /^(\d{4}-\d{2}-\d{2}T[\d:.]{12}Z) ([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? [];
-  // Postgres knows no year 0, and no 30 February.
-  const isTime =
-    createdAt !== undefined && createdAt > '0001' && !Number.isNaN(Date.parse(createdAt)) && timestamp(Date.parse(createdAt)) === createdAt;
-  if (!isTime || !isUuid(id)) throw fault('cursor', 'is not one of this list');
+interface Places {
+  /** Throws 400 for a cursor of another key or list. */
+  readonly open: (cursor: string) => string;
+  readonly seal: (place: string) => string;
+}
+
+const SAME: Places = { open: (place) => place, seal: (place) => place };
+
+/** We sealed the place, so it has this form. */
+const timedPlace = (place: string): { readonly createdAt: string; readonly id: string } => {
+  const [createdAt, id] = place.split(' ') as [string, string];
   return { createdAt, id };
 };

@@ -3,12 +3,14 @@ import { closeSync, constants, openSync, readFileSync, writeFileSync } from 'nod
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditRole, Difference, DriftReport, ReportName } from '#audit';
+import type { AuditRole, Difference, DriftReport, KeyTerms, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
-import { ServiceError, timestamp } from '#kernel';
+import { decimal, ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
 import type { Services } from '../services.js';
 import {
+  each,
+  fields,
   inForceOrShown,
   moment,
   loginName,
@@ -246,14 +248,44 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         }
         const all = await services();
         const { exportReport, projectionDigest } = await import('#audit');
+        const { EVERYTHING } = await import('#accounts');
         if (digest) await allCaughtUp(all);
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
         const ports = { store: all.store, db: all.pool };
-        const { pieces, manifest } = exportReport(ports, name!, format, { from, to, asOf, after }, position, projected);
+        const { pieces, manifest } = exportReport(ports, EVERYTHING, name!, format, { from, to, asOf, after }, position, projected);
         for await (const piece of pieces) await print(piece);
         process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
+      }),
+    );
+
+  audit
+    .command('statement')
+    .description('the statement of an agency for a month: opening, movements, fees, payments, closing')
+    .argument('<portal>', 'the agency’s portal', uuid)
+    .requiredOption('--period <month>', 'YYYY-MM')
+    .option('--zone <zone>', 'time zone of the month, such as America/Chicago; UTC otherwise')
+    .addOption(new Option('--format <format>', 'csv: a line for each figure').choices(['csv']))
+    .action(
+      action(async ({ services }, portalId: string, { period, zone, format }: { period: string; zone?: string; format?: 'csv' }) => {
+        const all = await services();
+        const { EVERYTHING } = await import('#accounts');
+        const { statementCsv, statementItems, statementOf } = await import('#audit');
+        const position = await allCaughtUp(all);
+        const statement = await statementOf({ store: all.store, db: all.pool, position }, EVERYTHING, { portalId, period, zone });
+        if (format === 'csv') {
+          await print(statementCsv(statement));
+          return { json: null, text: '', printed: true };
+        }
+        const { name, from, to, final } = statement;
+        const heading: [string, string][] = [
+          ['agency', name],
+          ['from', from],
+          ['to', to],
+          ['final', final ? `yes, closed at position ${statement.position}, digest ${statement.digest}` : 'no, the month is not closed'],
+        ];
+        return { json: statement, text: `${fields(heading)}\n\n${table(['ITEM', 'USD'], statementItems(statement).map(([item, cents]) => [item, decimal(cents)]))}` }; // prettier-ignore
       }),
     );
 
@@ -262,16 +294,30 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .command('issue')
     .description('issue a key; it is shown once')
     .requiredOption('--name <name>', 'whose it is')
-    .addOption(new Option('--role <role>', 'what it may read').choices(['finance', 'auditor']).makeOptionMandatory())
+    .addOption(
+      new Option('--role <role>', 'what it may read; agency: for an agency’s own people, needs --portal')
+        .choices(['finance', 'auditor', 'agency'])
+        .makeOptionMandatory(),
+    )
+    .option('--account <account>', 'only payments of this account; may be given several times', each(uuid))
+    .option('--portal <portal>', 'only payments of this portal, and its reports; may be given several times', each(uuid))
+    .option('--personal', 'it may ask for personal data of payers')
     .action(
-      action(async ({ services }, { name, role }: { name: string; role: AuditRole }) => {
+      action(async ({ administration, services }, { name, role, account: accounts = [], portal: portals = [], personal = false }: IssueOptions) => {
+        if (role === 'agency' && portals.length === 0) throw new UsageError('--role agency needs --portal');
+        for (const account of accounts) await administration.account(account);
+        for (const portal of portals) await administration.portal(portal);
+        const scope = accounts.length + portals.length === 0 ? null : { accounts, portals };
         const all = await services();
         const { auditKeyModel } = await import('#audit');
         const { IssueAuditKey } = await import('#audit/module');
         const actor = { type: 'operator', id: loginName() } as const;
-        const { position, keyId, auditKey } = await all.commands.execute(new IssueAuditKey({ name, role }, actor));
+        const { position, keyId, auditKey } = await all.commands.execute(new IssueAuditKey({ name, role, scope, personal }, actor));
         await inForceOrShown(all.readModels.inForce(auditKeyModel, position, KEY_MS), 'audit key', auditKey, keyId);
-        return { json: { keyId, auditKey, name, role }, text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}).` };
+        return {
+          json: { keyId, auditKey, name, role, scope, personal },
+          text: `${auditKey}\n\nIt is shown this once (key ${keyId}, ${role}, ${scopeText(scope)}).`,
+        };
       }),
     );
   keys
@@ -286,8 +332,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         return {
           json: rows,
           text: table(
-            ['KEY', 'NAME', 'ROLE', 'ISSUED', 'REVOKED'],
-            rows.map((row) => [row.keyId, row.name, row.role, row.issuedAt, row.revokedAt ?? '']),
+            ['KEY', 'NAME', 'ROLE', 'READS', 'PERSONAL', 'ISSUED', 'REVOKED'],
+            rows.map((row) => [row.keyId, row.name, row.role, scopeText(row.scope), row.personal ? 'yes' : '', row.issuedAt, row.revokedAt ?? '']),
           ),
         };
       }),
@@ -311,6 +357,19 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       ),
     );
 };
+
+const scopeText = (scope: KeyTerms['scope']): string =>
+  scope === null
+    ? 'everything'
+    : [...scope.accounts.map((account) => `account ${account}`), ...scope.portals.map((portal) => `portal ${portal}`)].join(', ');
+
+interface IssueOptions {
+  readonly name: string;
+  readonly role: AuditRole;
+  readonly account?: readonly string[];
+  readonly portal?: readonly string[];
+  readonly personal?: boolean;
+}
 
 const KEY_MS = 30_000;
 /** The names of `REPORTS`. A second list lets help and wrong usage answer without loading the ledger. A spec compares both lists. */

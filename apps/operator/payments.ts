@@ -228,6 +228,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
     .action(
       action(async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, ...by }: FindOptions) => {
+        const { EVERYTHING } = await import('#accounts');
         const { FIND_PARAMETERS, findFaults, findPayments, nameHashOf, paymentFindModel } = await import('#audit');
         const faults = findFaults(by);
         if (faults.length > 0) throw new UsageError(faults.map(({ field, message }) => `${optionOf(field)} ${message}`).join('; '));
@@ -236,7 +237,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         const { store, pool: db, readModels } = await services();
         const position = await readModels.caughtUp(paymentFindModel, CATCH_UP_MS);
         const filters = { asOf: null, accountId: account, portalId: portal, from, to, status: null };
-        const { payments: found, next } = await findPayments({ store, db }, { ...filters, nameHash, after: cursor, limit });
+        const { payments: found, next } = await findPayments({ store, db }, EVERYTHING, { ...filters, nameHash, after: cursor, limit });
         // In an incident of the event store, a payment that is not found may be lost (C76).
         if (found.length === 0) refuse();
         const rows = table(

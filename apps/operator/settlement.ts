@@ -117,8 +117,9 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         const all = await context.services();
         await all.settlement.register.caughtUp();
         await all.openExceptions();
+        const { EVERYTHING } = await import('#accounts');
         const { exceptionRows } = await import('#settlement');
-        const rows = await collect(exceptionRows(all.pool, { status, now: context.clock.now() }));
+        const rows = await collect(exceptionRows(all.pool, EVERYTHING, { status, now: context.clock.now() }));
         return {
           json: rows,
           text: table(

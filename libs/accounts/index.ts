@@ -42,3 +42,14 @@ export {
   type RuleBrand,
   type VelocityLimits,
 } from './portal.js';
+export {
+  type Bind,
+  EVERYTHING,
+  isInScope,
+  portalNotFound,
+  portalsInScope,
+  refuseForeignPortal,
+  type Scope,
+  scopeCondition,
+  type ScopeLimits,
+} from './scope.js';

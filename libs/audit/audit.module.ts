@@ -5,7 +5,7 @@ import type { Actor, EventStore, Position } from '#eventstore';
 import { EVENT_STORE, type OpenReactor, POOL, REACTOR } from '#eventstore/module';
 import type { Pool } from '#platform';
 import { commandHandler, ProcessContext } from '#platform/module';
-import { type AuditKeyPorts, type AuditRole, type IssuedAuditKey, issueAuditKey, revokeAuditKey } from './audit-key.js';
+import { type AuditKeyPorts, type IssuedAuditKey, issueAuditKey, type KeyTerms, revokeAuditKey } from './audit-key.js';
 import { logSeal, type ProvePorts, resumeSeal, signLog, type SignedLog } from './seal.js';
 
 /** Token of {@link ProvePorts}: event store, database, key ring, and the folder of signed heads. */
@@ -19,7 +19,7 @@ export class SignLog extends Command<SignedLog | null> {}
 
 export class IssueAuditKey extends Command<IssuedAuditKey> {
   constructor(
-    readonly key: { readonly name: string; readonly role: AuditRole },
+    readonly key: KeyTerms,
     readonly actor: Actor,
   ) {
     super();

@@ -4,12 +4,14 @@
  * Each page has an `after`, the key of its last row. A query with this `after` begins with the next row. `from` (inclusive) and `to` (exclusive)
  * limit the rows by the report's own time column. Reports over the journal also take `asOf`.
  */
+import { type Bind, portalsInScope, type Scope, scopeCondition } from '#accounts';
 import type { EventStore, ReadModel } from '#eventstore';
-import { isDay, sumCents } from '#kernel';
-import { type Charged, isVisible, type Payment, paymentListModel, remaining, staffWorkModel, statusOf } from '#payments';
+import { AuthenticationError, isDay, sumCents } from '#kernel';
+import { type Charged, isVisible, type Payment, paymentListModel, paymentScopeCondition, remaining, staffWorkModel, statusOf } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import type { Pool } from '#platform';
 import {
+  account as chart,
   type AccountBalance,
   balancesBefore,
   type Cell,
@@ -43,8 +45,8 @@ export interface ReportPorts {
 
 export interface ReportPage {
   readonly rows: readonly (readonly Cell[])[];
-  /** Key of the page's last row. A query with this `after` begins with the next row. */
-  readonly after: string;
+  /** Key of the page's last row. A query with this `after` begins with the next row. null: the page has no row in scope. */
+  readonly after: string | null;
   /** Only on the last page of a report over the line-item register: the log position up to which it is complete, and its tie to the journal. */
   readonly until?: string;
   readonly tie?: readonly TieRow[];
@@ -65,8 +67,16 @@ interface Report {
   readonly comparedWith?: ReadModel;
   /** Only for auditors. */
   readonly auditorsOnly?: true;
-  pages(ports: ReportPorts, query: ReportQuery): AsyncIterable<ReportPage>;
+  /** true: a scope with limits gets the rows in scope. false: such a scope gets 403. */
+  readonly isScoped: boolean;
+  /** Places of the report are positions of the log, which any key may name. Absent: a place is good only for the key that it was given to. */
+  readonly byPosition?: true;
+  pages(ports: ReportPorts, scope: Scope, query: ReportQuery): AsyncIterable<ReportPage>;
 }
+
+/** Rows of a page for a scope with limits. A page reads this many rows of the time of the report, and shows those in scope. */
+const SCANNED_ROWS = 1_000;
+const pageRows = (scope: Scope): number => (scope === null ? PAGE_ROWS : SCANNED_ROWS);
 
 type Key = readonly [column: string, type: 'text' | 'uuid' | 'date' | 'timestamptz' | 'bigint' | 'int'];
 
@@ -77,14 +87,19 @@ interface Source {
   readonly where: string;
   /** Joins that add columns, but neither add nor remove rows. */
   readonly joined?: string;
+  /** SQL: true for a row in scope. null: keys with limits may not read the report. */
+  readonly inScope: ((scope: Scope, bind: Bind) => string) | null;
 }
+
+/** The row belongs to the payment that it names. */
+const BY_PAYMENT = (scope: Scope, bind: Bind): string => paymentScopeCondition(scope, 't.payment_id', bind);
 
 /**
  * SQL for a page of a table, in the order of its columns `key`. Only the first of them needs an index: rows that agree in it are read together and
  * sorted afterwards. If the index had to order all key columns, Postgres might sort the whole rest of the report for each page.
  */
-const pageOf = (select: string, { table, where, joined = '' }: Source, key: readonly string[]): string =>
-  `select ${select} from (select * from ${table} where ${where} order by ${key[0]} fetch first ${PAGE_ROWS} rows with ties) as t ${joined}
+const pageOf = (select: string, { table, where, joined = '' }: Omit<Source, 'inScope'>, key: readonly string[], rows: number): string =>
+  `select ${select} from (select * from ${table} where ${where} order by ${key[0]} fetch first ${rows} rows with ties) as t ${joined}
    order by ${key.map((name) => `t.${name}`).join(', ')}`;
 
 /** A report from one SQL statement for each page, sorted by the columns of `key`, which together are unique. */
@@ -93,25 +108,35 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
   columns: columns.map(([name]) => name),
   totals: columns.filter(([name, kind]) => kind === 'cents' && name.endsWith('_cents')).map(([name]) => name),
   projection: journalModel,
-  pages: async function* ({ db }, { from, to, asOf, after }) {
-    const select = [...columns.map(([, kind, sql]) => SPELLED[kind](sql)), ...key.map(([name]) => `t.${name}::text`)].join(', ');
+  isScoped: source.inScope !== null,
+  pages: async function* ({ db }, scope, { from, to, asOf, after }) {
     const beyond = key.map(([, type], index) => `($4::text[])[${index + 1}]::${type}`);
     const names = key.map(([name]) => name);
     const read = async (place: readonly string[] | null) => {
+      const values: unknown[] = [from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', place];
+      const limits = scope && source.inScope!(scope, (value) => `$${values.push(value)}`);
+      // Of a row out of scope, only the key is read, since the next page begins there. Without `offset 0`, each column would evaluate the condition.
+      const joined = `${source.joined ?? ''} ${limits === null ? '' : `cross join lateral (select ${limits} as is_inside offset 0) as seen`}`;
+      const shown = columns.map(([, kind, sql]) =>
+        limits === null ? SPELLED[kind](sql) : `case when seen.is_inside then ${SPELLED[kind](sql)} end`,
+      );
+      const select = [...shown, ...names.map((name) => `t.${name}::text`), limits === null ? `'true'` : 'seen.is_inside::text'].join(', ');
       const later = place === null ? '$4::text[] is null' : `(${names.join(', ')}) > (${beyond.join(', ')})`;
       const { rows } = await db.query<(string | null)[]>({
-        text: pageOf(select, { ...source, where: `${source.where} and ${later}` }, names),
-        values: [from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', place],
+        text: pageOf(select, { ...source, joined, where: `${source.where} and ${later}` }, names, pageRows(scope)),
+        values,
         rowMode: 'array',
       });
       return rows;
     };
-    const keyOfRow = (row: readonly (string | null)[]) => row.slice(columns.length) as string[];
-    for await (const rows of pagesByKey(after === null ? null : keyOf(after, key.length), keyOfRow, read))
+    const keyOfRow = (row: readonly (string | null)[]) => row.slice(columns.length, columns.length + key.length) as string[];
+    for await (const rows of pagesByKey(after === null ? null : keyOf(after, key.length), keyOfRow, read, pageRows(scope))) {
+      const inside = rows.filter((row) => row.at(-1) === 'true');
       yield {
-        rows: rows.map((row) => columns.map(([, kind], index) => parsed(kind, row[index]!))),
-        after: afterOf(keyOfRow(rows.at(-1)!)),
+        rows: inside.map((row) => columns.map(([, kind], index) => parsed(kind, row[index]!))),
+        after: inside.length === 0 ? null : afterOf(keyOfRow(inside.at(-1)!)),
       };
+    }
   },
   ...extra,
 });
@@ -128,27 +153,37 @@ const paymentReport = (
   columns,
   totals,
   projection: paymentListModel,
-  pages: async function* ({ db }, { from, to, after }) {
+  isScoped: true,
+  pages: async function* ({ db }, scope, { from, to, after }) {
+    const rowsInPage = pageRows(scope);
     const read = async (place: readonly string[] | null) => {
-      // A page has about PAGE_ROWS payments, also if they have no rows. So each statement is short. First only times are read, to find where the page
+      // A page has about `rowsInPage` payments, also if they have no rows. So each statement is short. First only times are read, to find where the page
       // ends. With a plain limit, Postgres read all payments of the day for each page and sorted them.
+      const values: unknown[] = [place?.[0] ?? from ?? '-infinity', to ?? 'infinity', place?.[1] ?? null];
+      const inScope = scopeCondition(scope, 't', (value) => `$${values.push(value)}`);
       const { rows } = await db.query<[created: string, id: string, state: Payment | null]>({
         text: `
-          select t.created_at::text, t.payment_id, case when ${where} then t.state::json end from payment_list t
+          select t.created_at::text, t.payment_id, case when ${where} and ${inScope} then t.state::json end from payment_list t
           where t.created_at >= $1::timestamptz and t.created_at < $2::timestamptz
             and ${place === null ? '$3::uuid is null' : '(t.created_at, t.payment_id) > ($1::timestamptz, $3::uuid)'}
             and t.created_at <= coalesce(
               (select created_at from payment_list where created_at > $1::timestamptz and created_at < $2::timestamptz
-               order by created_at offset ${PAGE_ROWS - 1} limit 1), 'infinity')
+               order by created_at offset ${rowsInPage - 1} limit 1), 'infinity')
           order by t.created_at, t.payment_id`,
-        values: [place?.[0] ?? from ?? '-infinity', to ?? 'infinity', place?.[1] ?? null],
+        values,
         rowMode: 'array',
       });
       return rows;
     };
     const keyOfRow = ([created, id]: readonly [string, string, Payment | null]) => [created, id];
-    for await (const rows of pagesByKey(after === null ? null : keyOf(after, 2), keyOfRow, read))
-      yield { rows: rows.flatMap(([, id, state]) => (state && isVisible(state) ? rowsOf(id, state) : [])), after: afterOf(keyOfRow(rows.at(-1)!)) };
+    for await (const rows of pagesByKey(after === null ? null : keyOf(after, 2), keyOfRow, read, rowsInPage)) {
+      // A key with limits must not get the id of a payment out of scope as its place.
+      const last = scope === null ? rows.at(-1) : rows.findLast(([, , state]) => state !== null);
+      yield {
+        rows: rows.flatMap(([, id, state]) => (state && isVisible(state) ? rowsOf(id, state) : [])),
+        after: last ? afterOf(keyOfRow(last)) : null,
+      };
+    }
   },
 });
 
@@ -159,25 +194,31 @@ const batchesOf = ({ legs }: Charged): string => {
   return batches.join(' ');
 };
 
+/** The portals whose rows a report shows. null: those of all portals. */
+type Portals = readonly string[] | null;
+
 /**
  * A report over sums of the books. It has few rows: at most one for each account and day. `key`: what the first columns are, which sort the rows and
- * are unique together.
+ * are unique together. `isScoped` false: `rowsOf` ignores its portals.
  */
 const booksReport = (
   title: string,
   columns: readonly string[],
   key: readonly ('day' | 'text')[],
-  rowsOf: (db: Pool, query: ReportQuery) => Promise<readonly (readonly Cell[])[]>,
+  isScoped: boolean,
+  rowsOf: (db: Pool, query: ReportQuery, portals: Portals) => Promise<readonly (readonly Cell[])[]>,
 ): Report => ({
   title,
   columns,
   totals: columns.slice(key.length),
   projection: journalModel,
-  pages: async function* ({ db }, query) {
+  isScoped,
+  pages: async function* ({ db }, scope, query) {
     const after = query.after === null ? null : keyOf(query.after, key.length);
     if (after && key[0] === 'day' && !isDay(after[0]!)) throw notAPlace();
     const place = after && after.join('\t');
-    const keyed = (await rowsOf(db, query)).map((row) => ({ row, name: row.slice(0, key.length).join('\t') }));
+    const portals = scope && (await portalsInScope(db, scope));
+    const keyed = (await rowsOf(db, query, portals)).map((row) => ({ row, name: row.slice(0, key.length).join('\t') }));
     const left = keyed.filter(({ name }) => place === null || name > place).sort((one, other) => (one.name < other.name ? -1 : 1));
     for (let from = 0; from < left.length; from += PAGE_ROWS) {
       const page = left.slice(from, from + PAGE_ROWS);
@@ -225,19 +266,23 @@ const groupedBy = <Row>(rows: readonly Row[], nameOf: (row: Row) => string): Map
 
 const sumOf = (cents: readonly number[]): number => sumCents(cents, (one) => one);
 
-const feeRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
-  const groups = groupedBy(await movementsByDay(db, query, 'revenue:%'), ({ day, account }) => `${day}\t${portalOf(account)}`);
+const feeAccounts = (portals: Portals): string[] =>
+  portals === null ? ['revenue:%'] : portals.flatMap((portal) => [chart.serviceFee(portal), chart.serviceFeeRefunded(portal)]);
+
+export const feeRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<Cell[][]> => {
+  const groups = groupedBy(await movementsByDay(db, query, feeAccounts(portals)), ({ day, account }) => `${day}\t${portalOf(account)}`);
   return [...groups].map(([name, moved]) => {
     const sums = byColumns(moved, FEE_COLUMNS);
     return [...name.split('\t'), ...sums, sumOf(sums)];
   });
 };
 
-const AGENCY_ACCOUNTS = 'liabilities:agency:%';
+const agencyAccounts = (portals: Portals): string[] => (portals === null ? ['liabilities:agency:%'] : portals.map((portal) => chart.payable(portal)));
 
-const payableRows = async (db: Pool, query: ReportQuery): Promise<Cell[][]> => {
-  const opening = query.from === null ? [] : await balancesBefore(db, query.from, query.asOf, AGENCY_ACCOUNTS);
-  const moved = groupedBy(await movements(db, query, AGENCY_ACCOUNTS), ({ account }) => portalOf(account));
+export const payableRows = async (db: Pool, query: ReportQuery, portals: Portals): Promise<Cell[][]> => {
+  const accounts = agencyAccounts(portals);
+  const opening = query.from === null ? [] : await balancesBefore(db, query.from, query.asOf, accounts);
+  const moved = groupedBy(await movements(db, query, accounts), ({ account }) => portalOf(account));
   const before = groupedBy(opening, ({ account }) => portalOf(account));
   return [...new Set([...before.keys(), ...moved.keys()])].map((portal) => {
     const begin = sumCents(before.get(portal) ?? [], ({ debitCents, creditCents }) => creditCents - debitCents);
@@ -319,6 +364,7 @@ export const REPORTS = {
     {
       table: 'gateway_transaction',
       where: 'transaction_id is not null and moved_at >= $1::timestamptz and moved_at < $2::timestamptz and $3::timestamptz is not null',
+      inScope: BY_PAYMENT,
     },
     { projection: paymentRegisterModel },
   ),
@@ -350,12 +396,14 @@ export const REPORTS = {
     'Fee revenue by portal and day',
     ['day', 'portal_id', 'charged_cents', 'voided_cents', 'refunded_cents', 'other_cents', 'net_cents'],
     ['day', 'text'],
+    true,
     feeRows,
   ),
   payable: booksReport(
     'Agency payable statement',
     ['portal_id', 'opening_cents', 'charged_cents', 'returned_cents', 'disputed_cents', 'rejected_cents', 'funded_cents', 'remitted_cents', 'adjusted_cents', 'closing_cents'], // prettier-ignore
     ['text'],
+    true,
     payableRows,
   ),
   batches: sqlReport(
@@ -388,6 +436,7 @@ export const REPORTS = {
           coalesce(sum(case when kind in ('FEE_MISMATCH', 'LATE', 'FUNDING_MISMATCH', 'SOURCE_MISMATCH') then 0 else gross_cents - coalesce(expected_cents, 0) end), 0) as differing
         from settlement_exception x
         where x.batch_id = t.batch_id and x.gateway = t.gateway and x.merchant_account = t.merchant_account and not x.superseded) as found`,
+      inScope: null,
     },
     { projection: paymentRegisterModel },
   ),
@@ -414,6 +463,7 @@ export const REPORTS = {
       table: `(select * from dispute where status <> 'recovered'
         union all select * from dispute where status = 'recovered' and updated_at >= $1::timestamptz) as dispute`,
       where: 'opened_on < $2::timestamptz and $3::timestamptz is not null',
+      inScope: BY_PAYMENT,
     },
     { projection: paymentRegisterModel },
   ),
@@ -432,10 +482,11 @@ export const REPORTS = {
     {
       table: 'payment_list',
       where: 'open_since is not null and $1::timestamptz is not null and open_since < $2::timestamptz and $3::timestamptz is not null',
+      inScope: BY_PAYMENT,
     },
     { projection: paymentListModel },
   ),
-  'trial-balance': booksReport('Trial balance', ['account', 'opening_cents', 'debit_cents', 'credit_cents', 'closing_cents'], ['text'], async (db, query) => trialRows(query.from === null ? [] : await balancesBefore(db, query.from, query.asOf), await movements(db, query))), // prettier-ignore
+  'trial-balance': booksReport('Trial balance', ['account', 'opening_cents', 'debit_cents', 'credit_cents', 'closing_cents'], ['text'], false, async (db, query) => trialRows(query.from === null ? [] : await balancesBefore(db, query.from, query.asOf), await movements(db, query))), // prettier-ignore
   attempts: sqlReport(
     'Idempotency keys and what became of them',
     [
@@ -456,6 +507,7 @@ export const REPORTS = {
     {
       table: 'idempotency_key',
       where: 'created_at >= $1::timestamptz and created_at < $2::timestamptz and $3::timestamptz is not null',
+      inScope: null,
     },
     { auditorsOnly: true },
   ),
@@ -486,6 +538,7 @@ export const REPORTS = {
       // `offset 0` makes Postgres look rows up by key, also when its statistics are wrong.
       joined: `cross join lateral (select * from webhook_delivery where id = t.delivery_id offset 0) as d
         cross join lateral (select * from webhook_event where id = d.event_id offset 0) as e`,
+      inScope: null,
     },
   ),
   'staff-actions': sqlReport(
@@ -504,7 +557,11 @@ export const REPORTS = {
       ['recorded_at', 'timestamptz'],
       ['position', 'text'],
     ],
-    { table: 'staff_action', where: 'recorded_at >= $1::timestamptz and recorded_at < $2::timestamptz and $3::timestamptz is not null' },
+    {
+      table: 'staff_action',
+      where: 'recorded_at >= $1::timestamptz and recorded_at < $2::timestamptz and $3::timestamptz is not null',
+      inScope: null,
+    },
     { projection: staffWorkModel, auditorsOnly: true },
   ),
   'line-items': {
@@ -514,6 +571,8 @@ export const REPORTS = {
     totals: ['principal_cents', 'fee_cents', 'processor_fee_cents'],
     projection: lineRegisterModel,
     comparedWith: journalModel,
+    isScoped: true,
+    byPosition: true,
     pages: lineItemPages,
   },
   deposits: {
@@ -521,6 +580,7 @@ export const REPORTS = {
     columns: DEPOSIT_COLUMNS,
     totals: ['principal_cents', 'fee_cents', 'processor_fee_cents', 'net_cents'],
     projection: lineRegisterModel,
+    isScoped: true,
     pages: depositPages,
   },
 } as const satisfies Record<string, Report>;
@@ -528,3 +588,11 @@ export const REPORTS = {
 export type ReportName = keyof typeof REPORTS;
 export const isReport = (text: string): text is ReportName => Object.hasOwn(REPORTS, text);
 export const reportOf = (name: ReportName): Report => REPORTS[name];
+
+/** Throws 403 for a scope with limits, if the report has none of its rows. */
+export const refuseReport = (name: ReportName, scope: Scope): void => {
+  if (scope !== null && !reportOf(name).isScoped) throw outOfScope();
+};
+
+/** The answer to a key with limits that asks for what is not divided by account or portal. */
+export const outOfScope = () => new AuthenticationError(403, 'This key reads only its accounts and portals.');

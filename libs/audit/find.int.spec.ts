@@ -1,5 +1,6 @@
 /** Tests the read model of names: each name finds its payments and no other, newest first, page by page. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { EVERYTHING } from '#accounts';
 import { type EventStore, memoryEventStore, type NewEvent, type Recorded } from '#eventstore';
 import type { Json } from '#kernel';
 import { createPool, type Pool, transaction, uuidV7 } from '#platform';
@@ -77,7 +78,7 @@ const follow = async (atOnce = 1_000) => {
 const page = (by: FindBy, change: Partial<FindQuery> = {}) => {
   expect(findFaults(by)).toEqual([]);
   const none = { asOf: null, accountId: null, portalId: null, from: null, to: null, status: null, after: null, limit: 100 };
-  return findPayments({ store, db: pool }, { ...none, nameHash: nameHashOf(by)!, ...change });
+  return findPayments({ store, db: pool }, EVERYTHING, { ...none, nameHash: nameHashOf(by)!, ...change });
 };
 const found = async (by: FindBy, change: Partial<FindQuery> = {}) => (await page(by, change)).payments.map(({ id }) => id);
 

@@ -5,9 +5,10 @@
  * size. No two names have the same hash of 122 bits. So a page never shows a payment of another name. A row stays for ever: if a corrected file takes
  * a transaction away from a payment, its id still finds that payment.
  */
+import type { Scope } from '#accounts';
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { hashedUuid, type Queryable } from '#platform';
-import { type PaymentEvent, paymentEvents, paymentIdOf, type VisiblePayment, statusOf } from '#payments';
+import { type PaymentEvent, paymentEvents, paymentIdOf, paymentScopeCondition, type VisiblePayment, statusOf } from '#payments';
 import { exceptionEvents, isSettledLine, isSettlementStream, type RecordedLine, settlementEvents } from '#settlement';
 import { foldPage, type ListThenQuery, LOOK_AT, type PaymentThen } from './replay.js';
 
@@ -177,11 +178,12 @@ export interface FindQuery extends Omit<ListThenQuery, 'after'> {
 const BEYOND_ALL_IDS = 'ffffffff-ffff-ffff-ffff-ffffffffffff';
 
 /**
- * A page of the payments with a name, the newest first. The other filters are those of the list. A page looks at `limit` payments, or at
+ * A page of the payments in scope with a name, the newest first. The other filters are those of the list. A page looks at `limit` payments, or at
  * {@link LOOK_AT} if that is more and a filter is given. So it can have fewer payments than `limit`, or none, and still have a `next`.
  */
 export const findPayments = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
+  scope: Scope,
   { nameHash, asOf, accountId, portalId, from, to, status, after, limit }: FindQuery,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: string | null }> => {
   const fits = (payment: VisiblePayment): boolean =>
@@ -192,11 +194,13 @@ export const findPayments = async (
     (status === null || statusOf(payment) === status);
   const isFiltered = [asOf, accountId, portalId, from, to, status].some((filter) => filter !== null);
   const size = isFiltered ? Math.max(limit, LOOK_AT) : limit;
-  const { rows } = await db.query<{ payment_id: string }>({
-    name: 'find-read',
-    text: 'select payment_id from payment_find where name_hash = $1 and payment_id < $2 order by payment_id desc limit $3',
-    values: [nameHash, after ?? BEYOND_ALL_IDS, size + 1],
-  });
+  const values: unknown[] = [nameHash, after ?? BEYOND_ALL_IDS, size + 1];
+  // `next` must not name a payment out of scope. So the scope is a condition of the statement, and not of the fold.
+  const inScope = paymentScopeCondition(scope, 'found.payment_id', (value) => `$${values.push(value)}`);
+  const { rows } = await db.query<{ payment_id: string }>(
+    `select payment_id from payment_find found where name_hash = $1 and payment_id < $2 and ${inScope} order by payment_id desc limit $3`,
+    values,
+  );
   const ids = rows.slice(0, size).map((row) => row.payment_id);
   const { payments, looked } = await foldPage(store, ids, { asOf, limit }, fits);
   return { payments, next: looked < rows.length ? ids[looked - 1]! : null };

@@ -6,6 +6,7 @@ export {
   type AuditRole,
   authenticateAudit,
   issueAuditKey,
+  type KeyTerms,
   listAuditKeys,
   revokeAuditKey,
 } from './audit-key.js';
@@ -23,7 +24,9 @@ export {
   paymentIdsAfter,
   sweepDrift,
 } from './drift.js';
-export { isReport, type ReportName, reportOf, REPORTS } from './exports.js';
+export { openPlace, sealPlace } from './cursor.js';
+export { exceptionsFor } from './exceptions.js';
+export { isReport, outOfScope, refuseReport, type ReportName, reportOf, REPORTS } from './exports.js';
 export { FIND_PARAMETERS, type FindBy, findFaults, type FindParameter, findPayments, nameHashOf, paymentFindModel } from './find.js';
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';
@@ -46,4 +49,5 @@ export {
   unsignedEvents,
 } from './seal.js';
 export { nextPass, passFigures, type PassName, runDuePasses, verifyPassMigration } from './scheduled-passes.js';
+export { type Statement, statementCsv, statementItems, statementOf } from './statement.js';
 export { find, trustedHead, UntrustedHead, verifyLog } from './verify.js';

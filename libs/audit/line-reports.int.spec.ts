@@ -14,6 +14,7 @@ import {
   type Recorded,
   searchPathOf,
 } from '#eventstore';
+import { EVERYTHING, type Scope } from '#accounts';
 import { type Json, type ServiceError, systemClock } from '#kernel';
 import { journalModel, lineRegisterModel } from '#ledger';
 import { loadLines } from '../ledger/line-register.js';
@@ -126,7 +127,7 @@ interface Read {
   readonly tie: readonly TieRow[];
 }
 const read = async (report: ReportName, query: Partial<ReportQuery> = {}): Promise<Read> => {
-  const { pieces, manifest } = exportReport({ store, db: pool }, report, 'ndjson', { ...ALL, ...query }, null);
+  const { pieces, manifest } = exportReport({ store, db: pool }, EVERYTHING, report, 'ndjson', { ...ALL, ...query }, null);
   let text = '';
   for await (const piece of pieces) text += piece;
   const { after, tie } = await manifest();
@@ -208,7 +209,7 @@ describe('a history, exported step by step', () => {
     const report = reportOf('line-items');
     const all = async (after: string | null) => {
       const found: { rows: readonly unknown[]; after: string }[] = [];
-      for await (const page of report.pages({ store, db: pool }, { ...ALL, after })) found.push(page);
+      for await (const page of report.pages({ store, db: pool }, EVERYTHING, { ...ALL, after })) found.push(page);
       return found;
     };
     const whole = await all('');
@@ -259,7 +260,7 @@ describe('a history, exported step by step', () => {
     let after: string | null = null;
     for (let read = 1; read > 0;) {
       read = 0;
-      for await (const page of report.pages({ store, db: pool }, { ...ALL, after })) {
+      for await (const page of report.pages({ store, db: pool }, EVERYTHING, { ...ALL, after })) {
         rows.push(...page.rows);
         read = page.rows.length;
         ({ after } = page);
@@ -301,13 +302,31 @@ describe('a history, exported step by step', () => {
     const report = reportOf('line-items');
     const rows: unknown[] = [];
     let last = {};
-    for await (const page of report.pages({ store, db: pool }, { ...ALL, until: String(all[3]!.position) })) {
+    for await (const page of report.pages({ store, db: pool }, EVERYTHING, { ...ALL, until: String(all[3]!.position) })) {
       rows.push(...page.rows);
       last = page;
     }
     expect(rows.length).toBe(4);
     expect(last).toMatchObject({ after: all[3]!.position, until: all[3]!.position });
     expect((last as { tie: TieRow[] }).tie.every(({ differenceCents }) => differenceCents === 0)).toBe(true);
+  });
+
+  test('a scope sees its own rows only, and no tie', async () => {
+    const seen = async (scope: Scope, report: ReportName) => {
+      const rows: (readonly unknown[])[] = [];
+      let tie: unknown = 'none';
+      for await (const page of reportOf(report).pages({ store, db: pool }, scope, ALL)) {
+        rows.push(...page.rows);
+        if ('tie' in page) ({ tie } = page);
+      }
+      return { rows: rows.length, tie };
+    };
+    const [items, deposits] = [await read('line-items'), await read('deposits')];
+    const owned = ({ rows }: Read, column: string) => rows.filter((row) => row[column] !== null).length;
+    expect(await seen({ accounts: [ACCOUNT], portals: [] }, 'line-items')).toEqual({ rows: owned(items, 'account_id'), tie: 'none' });
+    expect(await seen({ accounts: [], portals: [PORTAL] }, 'line-items')).toEqual({ rows: owned(items, 'portal_id'), tie: 'none' });
+    expect((await seen({ accounts: [], portals: [PORTAL] }, 'deposits')).rows).toBe(owned(deposits, 'portal_id'));
+    for (const report of ['line-items', 'deposits'] as const) expect((await seen({ accounts: [PORTAL], portals: [ACCOUNT] }, report)).rows).toBe(0);
   });
 
   test('a place that is none is refused', async () => {
@@ -399,7 +418,7 @@ describe('the tie finds', () => {
 test('a CSV of changes has a heading of its own; a whole one has exactly the columns of the report', async () => {
   const text = async (after: string | null) => {
     let found = '';
-    for await (const piece of exportReport({ store, db: pool }, 'line-items', 'csv', { ...ALL, after }, null).pieces) found += piece;
+    for await (const piece of exportReport({ store, db: pool }, EVERYTHING, 'line-items', 'csv', { ...ALL, after }, null).pieces) found += piece;
     return found.split('\r\n');
   };
   const COLUMNS = 'movement_id,position,movement,family,account_id,portal_id,payment_id,line_id,line_number,reference_id,payment_reference_id,description,coding,leg,principal_cents,fee_cents,processor_fee_cents,merchant_account,transaction_id,auth_code,brand,last4,confirmation_number,batch_id,deposit_id,deposited_on,initiated_by,recorded_at,effective_at,booked_at'; // prettier-ignore

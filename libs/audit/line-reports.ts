@@ -4,6 +4,7 @@
  * `line-items` is read in the order of the log. Without `after` it holds each movement once. With `after`, a place of the log, it holds what came
  * since: new movements, and again the movements of a batch that was funded since. A reader keeps rows by `movement_id`.
  */
+import { isInScope, type Scope } from '#accounts';
 import { checkpointOf } from '#eventstore';
 import { lineRegisterModel, type LineSums } from '#ledger';
 import type { Queryable } from '#platform';
@@ -72,6 +73,7 @@ const DEPOSIT_ROW: readonly Column[] = [
   ['confirmation_number', 'text', 'm.confirmation_number'],
 ];
 export const DEPOSIT_COLUMNS = DEPOSIT_ROW.map(([name]) => name);
+const DEPOSIT_CELL = Object.fromEntries(DEPOSIT_COLUMNS.map((name, index) => [name, index]));
 
 /** Number of rows in a page. A row is small, so a page of these reports has more rows than others. */
 const LINES_PER_PAGE = 1_000;
@@ -197,7 +199,7 @@ const sumsOf = (row: LineRow): LineSums => ({
  * The pages of `line-items`. The last page holds no row, but the place of the log up to which the report is complete, and the tie of all new rows to
  * the journal.
  */
-export const lineItemPages = async function* ({ db, store }: ReportPorts, query: ReportQuery): AsyncGenerator<ReportPage, void, void> {
+export const lineItemPages = async function* ({ db, store }: ReportPorts, scope: Scope, query: ReportQuery): AsyncGenerator<ReportPage, void, void> {
   const { from, to, asOf, after } = query;
   const begin = after === null ? afterAll('') : placeOf(after);
   const head = await store.head();
@@ -213,7 +215,7 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, query:
   const pageOf = (rows: readonly LineRow[]): ReportPage => {
     const shown: ReportPage['rows'][number][] = [];
     for (const row of rows) {
-      if (!inWindow(row)) continue;
+      if (!inWindow(row) || !isInScope(scope, ownerOf(row[CELL.account_id!], row[CELL.portal_id!]))) continue;
       const isNew = at(row, 0) === at(row, 1);
       // If the report goes on within an event, the tie begins with the next one.
       if (isNew && at(row, 0) > begin[0]) tally.add(sumsOf(row));
@@ -233,12 +235,14 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, query:
       for await (const rows of newRows(db, place, part.last < until ? part.last : until, until)) yield pageOf(rows);
     }
   }
+  // The journal has no lines, so the rows of a scope with limits have nothing to compare with.
+  if (scope !== null) return yield { rows: [], after: until, until };
   const journal = await journalSums(db, { after: begin[0], until, from, to, asOf });
   yield { rows: [], after: until, until, tie: tieOf(journal, tally.byAccount()) };
 };
 
 /** The pages of `deposits`: the rows of each funded batch that were there when it was funded, by day. */
-export const depositPages = async function* ({ db }: ReportPorts, query: ReportQuery): AsyncGenerator<ReportPage, void, void> {
+export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, query: ReportQuery): AsyncGenerator<ReportPage, void, void> {
   const { from, to, asOf, after } = query;
   const until = query.until ?? (await registerPosition(db));
   const read = async (place: readonly string[] | null) => {
@@ -259,9 +263,20 @@ export const depositPages = async function* ({ db }: ReportPorts, query: ReportQ
     return rows;
   };
   const keyOfRow = (row: LineRow) => row.slice(DEPOSIT_ROW.length) as string[];
-  for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE))
-    yield { rows: rows.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))), after: afterOf(keyOfRow(rows.at(-1)!)) };
+  for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE)) {
+    const inside = rows.filter((row) => isInScope(scope, ownerOf(row[DEPOSIT_CELL.account_id!], row[DEPOSIT_CELL.portal_id!])));
+    yield {
+      rows: inside.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))),
+      after: inside.length === 0 ? null : afterOf(keyOfRow(inside.at(-1)!)),
+    };
+  }
 };
+
+/** A row without account or portal is in no scope with limits. */
+const ownerOf = (accountId: string | null | undefined, portalId: string | null | undefined) => ({
+  accountId: accountId ?? '',
+  portalId: portalId ?? '',
+});
 
 const registerPosition = async (db: Queryable): Promise<string> => {
   const { rows } = await db.query<{ position: string }>('select position from projection_checkpoint where name = $1', [

@@ -7,12 +7,13 @@ import { createHash, type Hash } from 'node:crypto';
 import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { once } from 'node:events';
 import { join } from 'node:path';
+import { EVERYTHING, type Scope } from '#accounts';
 import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { paymentStream } from '#payments';
 import { type KeyRing, type Pool, transaction } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
-import { REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery, trialRows } from './exports.js';
+import { refuseReport, REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery, trialRows } from './exports.js';
 import { type Head, headKeys, signManifest } from './head.js';
 import {
   type AccountBalance,
@@ -94,15 +95,17 @@ export interface Exported {
   tie?: readonly TieRow[];
 }
 
-/** The text of a report, in pieces. `said` is updated before each piece. */
+/** The text of a report, in pieces. `said` is updated before each piece. A scope that may not read the report → 403. */
 export const reportText = async function* (
   ports: { readonly store: EventStore; readonly db: Pool },
+  scope: Scope,
   name: ReportName,
   format: ExportFormat,
   query: ReportQuery,
   said: Exported,
-  pages: AsyncIterable<ReportPage> | Iterable<ReportPage> = reportOf(name).pages(ports, query),
+  pages: AsyncIterable<ReportPage> | Iterable<ReportPage> = reportOf(name).pages(ports, scope, query),
 ): AsyncGenerator<string, void, void> {
+  refuseReport(name, scope);
   const { columns: always, changesColumn, totals } = reportOf(name);
   const changes = changesColumn !== undefined && query.after !== null;
   const columns = changes ? [...always, changesColumn] : always;
@@ -121,7 +124,7 @@ export const reportText = async function* (
       for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + Number(row[index] ?? 0);
     }
     said.rows += rows.length;
-    said.after = after;
+    if (after !== null) said.after = after;
     if (text !== '') yield text;
   }
 };
@@ -156,7 +159,7 @@ export interface ExportManifest extends Omit<Exported, 'until'> {
   readonly query: ReportQuery;
   /** Log position up to which the report is complete. null: no event is applied yet. */
   readonly position: string | null;
-  /** The newest signed head of the log. null: no head is signed yet. */
+  /** The newest signed head of the log. null: no head is signed yet, or the scope has limits, since a head counts the events of all. */
   readonly head: { readonly size: number; readonly root: string } | null;
   /** Digest of all folded payments, from a drift check right before the export. null: the caller requested no digest. */
   readonly digest: ProjectionDigest | null;
@@ -170,6 +173,7 @@ export interface ExportManifest extends Omit<Exported, 'until'> {
  */
 export const exportReport = (
   ports: { readonly store: EventStore; readonly db: Pool },
+  scope: Scope,
   report: ReportName,
   format: ExportFormat,
   query: ReportQuery,
@@ -180,7 +184,7 @@ export const exportReport = (
   const hash = createHash('sha256');
   return {
     pieces: (async function* () {
-      for await (const piece of reportText(ports, report, format, { ...query, until: position }, said)) {
+      for await (const piece of reportText(ports, scope, report, format, { ...query, until: position }, said)) {
         hash.update(piece);
         yield piece;
       }
@@ -188,7 +192,7 @@ export const exportReport = (
     manifest: async () => {
       const { until, ...rest } = said;
       refuseLooseTie(said.tie);
-      const head = await newestHead(ports.db);
+      const head = scope === null ? await newestHead(ports.db) : null;
       return { report, format, query, position: until ?? position, head, digest, ...rest, sha256: hash.copy().digest('hex') };
     },
   };
@@ -293,7 +297,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
     for (const format of ['csv', 'ndjson'] as const) {
       const said: Exported = { rows: 0, totals: {}, after: null };
       const pages = name === 'trial-balance' ? [{ rows: balances, after: '' }] : undefined;
-      await write(`${name}.${format}`, reportOf(name).title, reportText(ports, name, format, query, said, pages), said);
+      await write(`${name}.${format}`, reportOf(name).title, reportText(ports, EVERYTHING, name, format, query, said, pages), said);
       if (said.tie) ({ tie } = said);
     }
   for (const format of ['csv', 'ndjson', 'hledger'] as const satisfies readonly JournalFormat[]) {
@@ -483,7 +487,7 @@ const trialBalanceAt = (db: Pool, from: string, to: string, position: string): P
 /** Exceptions as text: first the open ones, then resolved, then superseded ones. */
 const exceptionText = async function* (db: Pool, now: number, said: { rows: number }): AsyncGenerator<string, void, void> {
   for (const status of [null, 'resolved', 'superseded'])
-    for await (const row of exceptionRows(db, { status, now })) {
+    for await (const row of exceptionRows(db, EVERYTHING, { status, now })) {
       said.rows += 1;
       yield `${JSON.stringify(row)}\n`;
     }

@@ -2,6 +2,7 @@
  * Reads the history of payments: a payment at a revision, a log position or an instant; the list at an instant; the timeline of a payment. Each state
  * is folded from the events.
  */
+import { isInScope, type Scope } from '#accounts';
 import { type Actor, type EventStore, readStreams, type Recorded } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
 import {
@@ -44,6 +45,8 @@ const foldPayment = (events: readonly Recorded[]): Payment => {
   return payment;
 };
 
+const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+
 export interface PaymentThen {
   readonly payment: PaymentView & { readonly accountId: string };
   /** Revision of the last event that was folded. */
@@ -51,14 +54,14 @@ export interface PaymentThen {
   readonly position: string;
 }
 
-/** A payment as it was at `end`. If it did not exist then → PAYMENT_NOT_FOUND. */
-export const paymentAsOf = async (store: EventStore, paymentId: string, end: Until): Promise<PaymentThen> => {
+/** A payment as it was at `end`. If it did not exist then, or is out of scope → PAYMENT_NOT_FOUND. */
+export const paymentAsOf = async (store: EventStore, scope: Scope, paymentId: string, end: Until): Promise<PaymentThen> => {
   const events: Recorded[] = [];
   for await (const event of store.read(paymentStream(paymentId))) events.push(event);
   const told = until(events, end);
   const payment = foldPayment(told);
   const last = told.at(-1);
-  if (!last || !isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  if (!last || !isVisible(payment) || !isInScope(scope, payment.terms)) throw notFound();
   return {
     payment: { ...paymentView(paymentId, payment), accountId: payment.terms.accountId },
     revision: Number(last.revision),
@@ -89,9 +92,10 @@ export interface Moment {
 }
 
 /**
- * All events of a payment up to `end`, each with the status after it and its posting rules. `rules`: only a spec passes them, to test a new version.
+ * All events of a payment up to `end`, each with the status after it and its posting rules. If there is none, or the payment is out of scope →
+ * PAYMENT_NOT_FOUND. `rules`: only a spec passes them, to test a new version.
  */
-export const timeline = async (store: EventStore, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
+export const timeline = async (store: EventStore, scope: Scope, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
   let books: Books = null;
   const moments: Moment[] = [];
@@ -119,7 +123,9 @@ export const timeline = async (store: EventStore, paymentId: string, end: Until 
       data: shownEvent(event).data as unknown as Json,
     });
   }
-  if (moments.length === 0) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
+  // An abandoned stream has no account and no portal.
+  const isInside = scope === null || (isVisible(payment) && isInScope(scope, payment.terms));
+  if (moments.length === 0 || !isInside) throw notFound();
   return moments;
 };
 
@@ -183,12 +189,13 @@ export const foldPage = async (
 };
 
 /**
- * A page of the list as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
+ * A page of the list in scope as it was at an instant, newest first. Folds at most `limit` payments, or {@link LOOK_AT} if that is more
  * and a status at an earlier time is requested.
  * It also ends after {@link PAGE_BYTES}. `next` null: the list has ended. A page can have fewer payments than `limit`, or none, and still have a `next`.
  */
 export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
+  scope: Scope,
   { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: ListThenQuery['after'] }> => {
   // Without `asOf`, the rows hold the status of each payment.
@@ -197,7 +204,7 @@ export const listAsOf = async (
   // A payment never leaves the list and never moves in it. The present rows include all payments of that instant.
   const end = Math.min(to === null ? Number.POSITIVE_INFINITY : Date.parse(to), asOf === null ? Number.POSITIVE_INFINITY : Date.parse(asOf) + 1);
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
-  const places = await listPlaces(db, accountId, filters, after, size);
+  const places = await listPlaces(db, scope, accountId, filters, after, size);
   const ids = places.map(({ id }) => id);
   const { payments, looked } = await foldPage(store, ids, { asOf, limit }, (payment) => status === null || statusOf(payment) === status);
   return { payments, next: looked === places.length && places.length < size ? null : places[looked - 1]! };

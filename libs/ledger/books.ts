@@ -80,8 +80,16 @@ const effectiveBalances = async (db: Queryable, asOf: string | null, effectiveTo
  */
 const CLOCKS_DIFFER = '1 day';
 
-/** Sums of all entries that are booked before `to` (exclusive; null: no limit), sorted by account. `accounts` is a pattern of SQL's `like`. */
-export const balancesBefore = async (db: Queryable, to: string | null, asOf: string | null, accounts = '%'): Promise<AccountBalance[]> => {
+/** The pattern of every account. */
+const ALL = ['%'];
+
+/** Sums of all entries that are booked before `to` (exclusive; null: no limit), sorted by account. `accounts`: patterns of SQL's `like`. */
+export const balancesBefore = async (
+  db: Queryable,
+  to: string | null,
+  asOf: string | null,
+  accounts: readonly string[] = ALL,
+): Promise<AccountBalance[]> => {
   const { rows: closed } = await db.query<{ closed_to: Date }>(
     `select closed_to from journal_closing where closed_to <= $1::timestamptz and recorded_at <= $2::timestamptz - interval '${CLOCKS_DIFFER}'
      order by closed_to desc limit 1`,
@@ -93,26 +101,26 @@ export const balancesBefore = async (db: Queryable, to: string | null, asOf: str
        select account, debit, credit from (${BOOKED}) as booked
        union all
        select account, debit_cents, credit_cents from journal_closing where closed_to = $7::timestamptz) as sums
-     where account like $8 group by account order by account collate "C"`,
+     where account like any($8::text[]) group by account order by account collate "C"`,
     [...bookedValues({ from, to, asOf }), from, accounts],
   );
   return rows.map(sumsOf);
 };
 
-/** Sums by account and rule. `accounts` is a pattern of SQL's `like`. */
-export const movements = async (db: Queryable, query: BookedQuery, accounts = '%'): Promise<Movement[]> => {
+/** Sums by account and rule. `accounts`: patterns of SQL's `like`. */
+export const movements = async (db: Queryable, query: BookedQuery, accounts: readonly string[] = ALL): Promise<Movement[]> => {
   const { rows } = await db.query<SumRow & { rule: string }>(
-    `select account, rule, sum(debit) as debit, sum(credit) as credit from (${BOOKED}) as booked where account like $7 group by account, rule`,
+    `select account, rule, sum(debit) as debit, sum(credit) as credit from (${BOOKED}) as booked where account like any($7::text[]) group by account, rule`,
     [...bookedValues(query), accounts],
   );
   return rows.map((row) => ({ ...sumsOf(row), rule: row.rule }));
 };
 
-/** Sums by account, rule and booked day. `accounts` is a pattern of SQL's `like`. */
-export const movementsByDay = async (db: Queryable, query: BookedQuery, accounts: string): Promise<DayMovement[]> => {
+/** Sums by account, rule and booked day. `accounts`: patterns of SQL's `like`. */
+export const movementsByDay = async (db: Queryable, query: BookedQuery, accounts: readonly string[]): Promise<DayMovement[]> => {
   const { rows } = await db.query<SumRow & { rule: string; day: string }>(
     `select account, rule, booked_on::text as day, sum(debit) as debit, sum(credit) as credit from (${BOOKED}) as booked
-     where account like $7 group by account, rule, booked_on`,
+     where account like any($7::text[]) group by account, rule, booked_on`,
     [...bookedValues(query), accounts],
   );
   return rows.map((row) => ({ ...sumsOf(row), rule: row.rule, day: row.day }));

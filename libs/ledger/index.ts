@@ -1,5 +1,6 @@
 export type { AccountBalance } from './adjustment.js';
 export { type Balance, balances, balancesBefore, bookSumCents, type Movement, movements, movementsByDay, suspenseCents } from './books.js';
+export { account } from './chart.js';
 export { PERIODS, RULE_CHANGES } from './events.js';
 export {
   applyJournal,

@@ -99,6 +99,7 @@ export {
   type PaymentListRows,
   type PaymentPage,
   type PaymentRow,
+  paymentScopeCondition,
   postgresListRows,
 } from './list.js';
 export {

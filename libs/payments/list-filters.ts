@@ -1,4 +1,5 @@
 /** The filters of the list: their types and SQL conditions. The HTTP edge parses them. A cursor is bound to the filters that are set. */
+import type { Bind } from '#accounts';
 import type { PaymentStatus } from './payment.js';
 
 /** A filter that is null accepts every payment. */
@@ -13,9 +14,6 @@ export interface ListFilters {
 
 /** Every payment of an account. */
 export const NO_FILTERS: ListFilters = { portalId: null, status: null, from: null, to: null };
-
-/** Adds a value to the parameters of the query. Returns its placeholder, such as `$2`. */
-export type Bind = (value: unknown) => string;
 
 /** The status has no condition here: a page reads each status in its own range of an index. */
 type Conditional = Omit<ListFilters, 'status'>;

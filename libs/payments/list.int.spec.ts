@@ -1,7 +1,7 @@
 /** Tests the list (C44–C46): its pages show the newest payments first, and a cursor is valid only for its own list. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { randomBytes } from 'node:crypto';
-import { MemoryDirectory } from '#accounts';
+import { EVERYTHING, isInScope, MemoryDirectory, type Scope } from '#accounts';
 import { memoryEventStore, type NewEvent, type Recorded } from '#eventstore';
 import { type Json, systemClock } from '#kernel';
 import { createPool, KeyRing, type Pool, systemIds, transaction } from '#platform';
@@ -25,7 +25,16 @@ import { listRowsContract } from '../../test/support/list-rows.contract.js';
 import { ownLogOver } from '../../test/support/mark-book.js';
 import { refused } from '../../test/support/payments.js';
 import { openCursor } from './cursor.js';
-import { listPayments, MAX_PAGE, type PaymentListPorts, paymentListModel, postgresListRows } from './list.js';
+import {
+  listPayments,
+  type ListPlace,
+  listPlaces,
+  MAX_PAGE,
+  type PaymentListPorts,
+  paymentListModel,
+  paymentScopeCondition,
+  postgresListRows,
+} from './list.js';
 import { type ListFilters, NO_FILTERS } from './list-filters.js';
 import type { PaymentEvent } from './payment.js';
 import { paymentStream } from './stream.js';
@@ -200,6 +209,68 @@ describe('the cursor of a page (C45)', () => {
     const { payments, nextCursor } = await list(null, {}, 5);
     const last = payments.at(-1)!;
     expect(openCursor(ring, ACCOUNT, NO_FILTERS, nextCursor!)).toEqual({ createdAt: Date.parse(last.createdAt), id: last.id });
+  });
+});
+
+describe('places in the scope of an audit key', () => {
+  interface Made {
+    readonly id: string;
+    readonly createdAt: string;
+    readonly accountId: string;
+    readonly portalId: string;
+    readonly status: 'succeeded' | 'failed';
+  }
+  const [ONE, TWO, P, Q] = [ids.uuid(), ids.uuid(), ids.uuid(), ids.uuid()];
+  const made: Made[] = [];
+  beforeAll(async () => {
+    for (let index = 0; index < 24; index++) {
+      const at = new Date(Date.UTC(2026, 1, 1) + Math.floor(index / 4)).toISOString();
+      const [accountId, portalId] = [[ONE, TWO][index % 2]!, [P, Q][Math.floor(index / 2) % 2]!];
+      const terms = { ...feeless, accountId, portalId };
+      const status = index % 3 === 0 ? 'failed' : 'succeeded';
+      const id = await record(status === 'failed' ? [initiated(terms), declined] : charged(terms), ids.uuid(), at);
+      made.push({ id, createdAt: at, accountId, portalId, status });
+    }
+  });
+  const SCOPES: readonly Scope[] = [
+    { accounts: [ONE], portals: [] },
+    { accounts: [], portals: [Q] },
+    { accounts: [ONE], portals: [P] },
+    { accounts: [ONE, TWO], portals: [P, Q] },
+    { accounts: [], portals: [] },
+    { accounts: [ids.uuid()], portals: [ids.uuid()] },
+  ];
+  const newest = (one: ListPlace, other: ListPlace) =>
+    one.createdAt === other.createdAt ? (one.id < other.id ? 1 : -1) : one.createdAt < other.createdAt ? 1 : -1;
+
+  test.each(SCOPES)('are those of the scope, each once, newest first, under every filter: %j', async (scope) => {
+    const middle = Date.parse(made[12]!.createdAt);
+    for (const accountId of [null, ONE, TWO])
+      for (const portalId of [null, P])
+        for (const status of [null, 'failed'] as const)
+          for (const from of [null, middle])
+            for (const after of [null, made[17]!]) {
+              const filters = { portalId, status, from, to: null };
+              const expected = made
+                .filter((one) => isInScope(scope, one))
+                .filter((one) => (accountId === null || one.accountId === accountId) && (portalId === null || one.portalId === portalId))
+                .filter((one) => (status === null || one.status === status) && (from === null || Date.parse(one.createdAt) >= from))
+                .filter((one) => after === null || newest(one, after) > 0)
+                .sort(newest)
+                .map(({ createdAt, id }) => ({ createdAt, id }));
+              const asked = JSON.stringify({ accountId, filters, after });
+              expect([asked, await listPlaces(pool, scope, accountId, filters, after, 100)]).toEqual([asked, expected]);
+              expect(await listPlaces(pool, scope, accountId, filters, after, 3)).toEqual(expected.slice(0, 3));
+            }
+  });
+  test.each(SCOPES)('a payment fits the condition if it is in scope: %j', async (scope) => {
+    const values: unknown[] = [[...made.map(({ id }) => id), ids.uuid(), null]];
+    const condition = paymentScopeCondition(scope, 'named.id', (value) => `$${values.push(value)}`);
+    const { rows } = await pool.query<{ id: string }>(`select id from unnest($1::uuid[]) as named (id) where ${condition}`, values);
+    expect(rows.map(({ id }) => id)).toEqual(made.filter((one) => isInScope(scope, one)).map(({ id }) => id));
+  });
+  test('without limits, every payment fits, also one that is unknown', () => {
+    expect(paymentScopeCondition(EVERYTHING, 'named.id', () => '$1')).toBe('true');
   });
 });
 

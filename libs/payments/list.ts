@@ -2,7 +2,7 @@
  * The list: a read model of payments by account, newest first, and its pages (C44–C48). A row holds the state that the decider's `evolve` makes. So a
  * page shows the same as GET.
  */
-import type { Directory } from '#accounts';
+import { type Bind, type Directory, EVERYTHING, type Scope, scopeCondition } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
@@ -208,7 +208,8 @@ export const postgresListRows = (db: Queryable): PaymentListRows => ({
   },
 
   page: async (accountId, filters, after, limit) => {
-    const { text, values } = placesQuery(accountId, filters, after && { ...after, createdAt: new Date(after.createdAt).toISOString() }, limit + 1);
+    const place = after && { ...after, createdAt: new Date(after.createdAt).toISOString() };
+    const { text, values } = placesQuery(EVERYTHING, accountId, filters, place, limit + 1);
     const { rows } = await db.query<{ payment_id: string; state: string; found: string }>(
       `select payment_id, state, found from (
          select page.*, l.state, count(*) over () as found, row_number() over newest as number, sum(octet_length(l.state)) over newest as bytes
@@ -228,10 +229,16 @@ export interface ListPlace {
 }
 
 /**
- * SQL for the newest places that match the filters: `payment_id` and `created_at`. It reads `limit` places of each status. `accountId` null: of every
- * account.
+ * SQL for the newest places in scope that match the filters: `payment_id` and `created_at`. It reads `limit` places of each status. `accountId` null:
+ * of every account.
  */
-const placesQuery = (accountId: string | null, filters: ListFilters, after: ListPlace | null, limit: number): { text: string; values: unknown[] } => {
+const placesQuery = (
+  scope: Scope,
+  accountId: string | null,
+  filters: ListFilters,
+  after: ListPlace | null,
+  limit: number,
+): { text: string; values: unknown[] } => {
   const values: unknown[] = [];
   const bind = (value: unknown) => `$${values.push(value)}`;
   const conditions = conditionsOf(filters, bind);
@@ -239,11 +246,18 @@ const placesQuery = (accountId: string | null, filters: ListFilters, after: List
   const newest = `order by created_at desc, payment_id desc limit ${bind(limit)}`;
   const places = (where: readonly string[]) =>
     `select payment_id, created_at from payment_list where ${[...where, ...conditions].join(' and ') || 'true'} ${newest}`;
-  if (accountId === null && filters.portalId === null && filters.status === null) return { text: places([]), values };
+  if (scope === null && accountId === null && filters.portalId === null && filters.status === null) return { text: places([]), values };
   const statuses = `unnest(${bind(filters.status === null ? PAYMENT_STATUSES : [filters.status])}::text[]) as s (status)`;
-  const accounts = accountId === null ? EVERY_ACCOUNT : `(select ${bind(accountId)}::uuid as account_id)`;
-  const ranges = `${accounts} as a cross join ${statuses} cross join lateral (${places(['account_id = a.account_id', 'status = s.status'])}) as range`;
-  return { text: `select range.payment_id, range.created_at from ${ranges} ${newest}`, values };
+  const ranges = (owners: string, ...where: readonly string[]) =>
+    `select range.payment_id, range.created_at from ${owners} cross join ${statuses}
+     cross join lateral (${places(['account_id = a.account_id', ...where, 'status = s.status'])}) as range ${newest}`;
+  const accounts = accountId === null ? `${EVERY_ACCOUNT} as a` : `(select ${bind(accountId)}::uuid as account_id) as a`;
+  if (scope === null) return { text: ranges(accounts), values };
+  const named = accountId === null ? scope.accounts : scope.accounts.filter((id) => id === accountId);
+  const byAccount = ranges(`unnest(${bind(named)}::uuid[]) as a (account_id)`);
+  const byPortal = ranges(`${accounts} cross join unnest(${bind(scope.portals)}::uuid[]) as p (portal_id)`, 'portal_id = p.portal_id');
+  // A payment may be in scope by its account and by its portal. `union` drops the second one.
+  return { text: `select payment_id, created_at from ((${byAccount}) union (${byPortal})) as scoped ${newest}`, values };
 };
 
 /** SQL for all accounts of the list. It reads one row of each account. */
@@ -255,18 +269,25 @@ const EVERY_ACCOUNT = `(
     where known.account_id is not null)
   select account_id from known where account_id is not null)`;
 
-/** The newest payments that match the filters. `accountId` null: of every account. `after`: the last place of the page before. */
+/** The newest payments in scope that match the filters. `accountId` null: of every account. `after`: the last place of the page before. */
 export const listPlaces = async (
   db: Queryable,
+  scope: Scope,
   accountId: string | null,
   filters: ListFilters,
   after: ListPlace | null,
   limit: number,
 ): Promise<readonly ListPlace[]> => {
-  const { text, values } = placesQuery(accountId, filters, after, limit);
+  const { text, values } = placesQuery(scope, accountId, filters, after, limit);
   const { rows } = await db.query<{ payment_id: string; created_at: Date }>(text, values);
   return rows.map((row) => ({ createdAt: row.created_at.toISOString(), id: row.payment_id }));
 };
+
+/** SQL: true if a payment is in scope. `paymentId` is a column; null in it is out of each scope but {@link EVERYTHING}. */
+export const paymentScopeCondition = (scope: Scope, paymentId: string, bind: Bind): string =>
+  scope === null
+    ? 'true'
+    : `exists (select from payment_list owned where owned.payment_id = ${paymentId} and ${scopeCondition(scope, 'owned', bind)})`;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.

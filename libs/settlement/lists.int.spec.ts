@@ -1,5 +1,6 @@
 /** Tests lists of settlement that are longer than a page, on Postgres. No row is missing or comes twice, and the order holds across pages. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { EVERYTHING } from '#accounts';
 import { memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
 import { collect, createPool, migrate, PAGE_ROWS, type Pool, systemIds, transaction } from '#platform';
@@ -61,7 +62,7 @@ const isSorted = <T>(rows: readonly T[], key: (row: T) => string) => rows.every(
 
 describe('every row of a list, once', () => {
   test.each([null, 'resolved'])('exceptions of status %s, oldest first', async (status) => {
-    const rows = await collect(exceptionRows(pool, { status, now: NOW }));
+    const rows = await collect(exceptionRows(pool, EVERYTHING, { status, now: NOW }));
     expect([rows.length, new Set(rows.map(({ exceptionId }) => exceptionId)).size]).toEqual([ROWS, ROWS]);
     expect(isSorted(rows, ({ openedAt }) => openedAt)).toBe(true);
     expect(new Set(rows.map((row) => row.status))).toEqual(new Set([status ?? 'opened']));
@@ -130,18 +131,18 @@ describe('exceptions are opened until none is left', () => {
       [LINES, timestamp(NOW)],
     );
     expect(await openExceptions(ports, pool, cases)).toBe(LINES);
-    expect(await collect(exceptionRows(pool, { status: null, now: NOW }))).toHaveLength(LINES);
+    expect(await collect(exceptionRows(pool, EVERYTHING, { status: null, now: NOW }))).toHaveLength(LINES);
     expect(await readWhenIdle()).toBe(0);
   });
 
   test('and superseded likewise; a signal ends the work after a round', async () => {
     await pool.query('update settlement_exception set superseded = true');
     await openExceptions(ports, pool, cases, AbortSignal.abort());
-    const left = (await collect(exceptionRows(pool, { status: null, now: NOW }))).length;
+    const left = (await collect(exceptionRows(pool, EVERYTHING, { status: null, now: NOW }))).length;
     expect(left).toBeGreaterThan(0);
     expect(left).toBeLessThan(LINES);
     await openExceptions(ports, pool, cases);
-    expect(await collect(exceptionRows(pool, { status: null, now: NOW }))).toEqual([]);
+    expect(await collect(exceptionRows(pool, EVERYTHING, { status: null, now: NOW }))).toEqual([]);
     expect(await readWhenIdle()).toBe(0);
   });
 });

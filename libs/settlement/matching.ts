@@ -6,10 +6,11 @@
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
+import type { Scope } from '#accounts';
 import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
-import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
+import { type GatewayAccount, type Leg, paymentScopeCondition, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
@@ -507,18 +508,21 @@ const DAY_MS = 86_400_000;
 
 type StoredException = Record<string, string> & { line: number | null; opened_at: Date; changed_at: Date };
 
-/** Exceptions of one status, oldest first. `status` null: all open ones. `now`: milliseconds since 1970. */
+/** Exceptions of one status whose payment is in scope, oldest first. An exception without a payment is in no scope with limits. `status` null: all open ones. `now`: milliseconds since 1970. */
 export const exceptionRows = async function* (
   db: Queryable,
+  scope: Scope,
   { status, now }: { readonly status: string | null; readonly now: number },
 ): AsyncGenerator<ExceptionRow, void, void> {
   const stored = everyRow<StoredException>(async (after, limit) => {
+    const values: unknown[] = [status === null ? OPEN_STATUSES : [status], after?.opened_at_text, after?.exception_id, limit];
+    const inScope = paymentScopeCondition(scope, 'e.payment_id', (value) => `$${values.push(value)}`);
     const { rows } = await db.query<StoredException>(
       `select c.*, c.opened_at::text as opened_at_text from unnest($1::text[]) as s (status) cross join lateral (
-         select * from settlement_case where status = s.status
+         select * from settlement_case e where status = s.status and ${inScope}
            and ($2::timestamptz is null or (opened_at, exception_id) > ($2, $3::uuid)) order by opened_at, exception_id limit $4) as c
        order by c.opened_at, c.exception_id limit $4`,
-      [status === null ? OPEN_STATUSES : [status], after?.opened_at_text, after?.exception_id, limit],
+      values,
     );
     return rows;
   });

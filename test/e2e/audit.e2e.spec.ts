@@ -7,6 +7,7 @@ import { get as httpGet } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { EVERYTHING, type Scope } from '#accounts';
 import { PAGE_ROWS } from '#platform';
 import {
   auditKeyModel,
@@ -29,7 +30,7 @@ import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { serveMetrics } from '../../apps/lifecycle.js';
 import { Health } from '../../apps/health.js';
 import { createMetrics } from '../../apps/metrics.js';
-import { addHledger, type BusyDay, busyDay } from '../support/books.js';
+import { addHledger, type BusyDay, busyDay, settle } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from '../support/openapi.js';
 import { eventsInPostgres } from '../support/kurrentdb-server.js';
@@ -72,8 +73,8 @@ const keyPorts = () => {
 };
 const keysReach = (position: Parameters<PeriodPorts['journalReached']>[0]) =>
   service.services.readModels.of(auditKeyModel).runUntil(position, { timeoutMs: 10_000 });
-const issue = async (role: 'finance' | 'auditor') => {
-  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role }, OPERATOR);
+const issue = async (role: 'finance' | 'auditor' | 'agency', scope: Scope = EVERYTHING) => {
+  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role, scope, personal: false }, OPERATOR);
   await keysReach(issued.position);
   return issued;
 };
@@ -99,6 +100,14 @@ const get = async (path: string, authorization: string | null = `AuditKey ${fina
     data: type?.startsWith('application/json') ? (JSON.parse(text) as { data: Read['data'] }).data : {},
   };
 };
+/** The trailers of an export. */
+const trailersOf = (address: string, authorization: string): Promise<NodeJS.Dict<string>> =>
+  new Promise((resolve, reject) => {
+    httpGet(address, { headers: { authorization } }, (response) => response.resume().once('end', () => resolve(response.trailers))).once(
+      'error',
+      reject,
+    );
+  });
 
 const PATHS = () => [
   `/audit/v1/payments/${day.payments[0]!.id}`,
@@ -111,6 +120,7 @@ const PATHS = () => [
   '/audit/v1/exceptions',
   '/audit/v1/refusals',
   '/audit/v1/batches',
+  `/audit/v1/statements/${day.separate}?period=2026-01`,
   '/audit/v1/exports/payments',
 ];
 
@@ -178,9 +188,12 @@ describe('reading', () => {
   ])('?%s is refused', async (query) => {
     expect((await get(`/audit/v1/payments?${query}`)).status).toBe(400);
   });
-  test.each(['0000-01-01T00:00:00.000Z', '2026-02-30T00:00:00.000Z', '2026-01-01T24:00:00.000Z'])('a forged cursor of %s is refused', async (at) => {
-    const cursor = Buffer.from(`${at} ${day.payments[0]!.id}`).toString('base64url');
-    expect((await get(`/audit/v1/payments?cursor=${cursor}`)).status).toBe(400);
+  test('a forged cursor is refused', async () => {
+    const { nextCursor } = (await get('/audit/v1/payments?limit=1')).data as unknown as { nextCursor: string };
+    const place = Buffer.from(nextCursor, 'base64url').subarray(16);
+    expect(place.toString()).toContain(day.payments.at(-1)!.createdAt.slice(0, 4));
+    for (const mac of [Buffer.alloc(0), Buffer.alloc(16)])
+      expect((await get(`/audit/v1/payments?cursor=${Buffer.concat([mac, place]).toString('base64url')}`)).status).toBe(400);
   });
   test.each(['%00', 'gone'])('exceptions?status=%s is refused', async (status) => {
     expect((await get(`/audit/v1/exceptions?status=${status}`)).status).toBe(400);
@@ -362,7 +375,8 @@ describe('reports', () => {
     const said = { rows: 0, totals: {} as Record<string, number>, after };
     let text = '';
     const { store, pool } = service.services;
-    for await (const piece of reportText({ store, db: pool }, name, format, { from: FROM, to: TO, asOf: null, after }, said)) text += piece;
+    for await (const piece of reportText({ store, db: pool }, EVERYTHING, name, format, { from: FROM, to: TO, asOf: null, after }, said))
+      text += piece;
     return { ...said, text, objects: format === 'ndjson' ? text.trim().split('\n').filter(Boolean).map((line) => JSON.parse(line) as Record<string, string | number | null>) : [] }; // prettier-ignore
   };
   test.each(Object.keys(REPORTS) as ReportName[])('%s: the same rows in both formats, and over HTTP', async (name) => {
@@ -413,6 +427,7 @@ describe('reports', () => {
     expect((await report('payments', 'ndjson', after)).objects).toEqual(whole.objects.slice(5));
     const bad = reportText(
       { store, db: pool },
+      EVERYTHING,
       'payments',
       'csv',
       { from: null, to: null, asOf: null, after: 'bm8' },
@@ -425,29 +440,27 @@ describe('reports', () => {
     await caughtUp();
     const { head } = (await signLog(seal))!;
     const query = { from: FROM, to: TO, asOf: null, after: null };
-    const { pieces, manifest } = exportReport({ store, db: pool }, 'payments', 'csv', query, await store.head());
+    const { pieces, manifest } = exportReport({ store, db: pool }, EVERYTHING, 'payments', 'csv', query, await store.head());
     let text = '';
     for await (const piece of pieces) text += piece;
     const made = await manifest();
     const { rows, totals, after } = await report('payments', 'csv');
     const expected = { report: 'payments', format: 'csv', query, position: await store.head(), digest: null, rows, totals, after };
     expect(made).toEqual({ ...expected, head: { size: head.size, root: head.root.toString('base64') }, sha256: hash('sha256', text, 'hex') });
-    const trailers = await new Promise<NodeJS.Dict<string>>((resolve, reject) => {
-      const path = `${url}/audit/v1/exports/payments?from=${FROM}&to=${TO}`;
-      httpGet(path, { headers: { authorization: finance } }, (response) => response.resume().once('end', () => resolve(response.trailers))).once(
-        'error',
-        reject,
-      );
-    });
-    expect(trailers).toMatchObject({ 'export-rows': String(rows), 'export-after': after });
-    expect(JSON.parse(trailers['export-manifest']!)).toEqual(made);
+    const trailers = await trailersOf(`${url}/audit/v1/exports/payments?from=${FROM}&to=${TO}`, finance);
+    // Over HTTP, the place is bound to the key.
+    const end = trailers['export-after']!;
+    expect([trailers['export-rows'], Buffer.from(end, 'base64url').subarray(16).toString()]).toEqual([String(rows), after]);
+    expect(JSON.parse(trailers['export-manifest']!)).toEqual({ ...made, after: end });
+    expect(await get(`/audit/v1/exports/payments?after=${end}`)).toMatchObject({ status: 200, text: '' });
+    expect((await get(`/audit/v1/exports/payments?after=${end}`, auditor)).status).toBe(400);
   });
   test('with a digest requested, the manifest has that of the read models, equal to a replay; with drift it has none', async () => {
     const { store, pool, seal } = service.services;
     await caughtUp();
     const found = await findDrift(seal);
     const query = { from: FROM, to: TO, asOf: null, after: null };
-    const { pieces, manifest } = exportReport({ store, db: pool }, 'fees', 'csv', query, await store.head(), projectionDigest(found));
+    const { pieces, manifest } = exportReport({ store, db: pool }, EVERYTHING, 'fees', 'csv', query, await store.head(), projectionDigest(found));
     for await (const _ of pieces);
     expect(await manifest()).toMatchObject({
       position: await store.head(),
@@ -469,6 +482,7 @@ describe('reports', () => {
       for (const after of ['nonsense', 'é', '9'.repeat(20), ...places]) {
         const { status, text } = await get(`/audit/v1/exports/${name}?after=${encodeURIComponent(after)}`, auditor);
         expect([after, status, text]).toEqual([after, 400, expect.stringContaining('after is not a place of this report')]);
+        await expect(report(name as ReportName, 'ndjson', after)).rejects.toThrow('after is not a place of this report');
       }
     },
   );
@@ -673,6 +687,43 @@ describe('closed periods', () => {
   });
 });
 
+describe('statements', () => {
+  const thisMonth = () => new Date(service.clock.now()).toISOString().slice(0, 7);
+  test('say for each portal what the report of the payable says, as JSON and as CSV', async () => {
+    const period = thisMonth();
+    const from = `${period}-01T00:00:00.000Z`;
+    const next = new Date(Date.UTC(Number(period.slice(0, 4)), Number(period.slice(5)), 1)).toISOString();
+    const { text } = await get(`/audit/v1/exports/payable?format=ndjson&from=${from}&to=${next}`);
+    const rows = text.trim().split('\n').map((line) => JSON.parse(line) as Record<string, number>); // prettier-ignore
+    for (const portal of [day.separate, day.combined]) {
+      const row = rows.find((one) => (one.portal_id as unknown) === portal)!;
+      const path = `/audit/v1/statements/${portal}?period=${period}`;
+      const { data, headers } = await get(path);
+      expect(headers.get('ledger-lag')).toBe('0');
+      expect(data).toMatchObject({ portalId: portal, name: 'Portal', zone: 'UTC', from, to: next, openingCents: row.opening_cents, closingCents: row.closing_cents, final: false }); // prettier-ignore
+      expect(data.movements).toMatchObject({ chargedCents: row.charged_cents, returnedCents: row.returned_cents, disputedCents: row.disputed_cents });
+      const csv = await get(`${path}&format=csv`);
+      expect([csv.status, csv.headers.get('content-type')]).toEqual([200, 'text/csv; charset=utf-8; header=present']);
+      expect(csv.text.split('\r\n')[1]).toBe(`${portal},${period},UTC,opening,${row.opening_cents},false,,`);
+    }
+  });
+  test.each([
+    '',
+    '?period=2026-13',
+    '?period=2026-01&zone=Nowhere',
+    '?period=2026-01&format=pdf',
+    '?period=2026-01&period=2026-02',
+    '?period=2026-01&x=1',
+  ])('%s is refused', async (query) => expect((await get(`/audit/v1/statements/${day.separate}${query}`)).status).toBe(400));
+  test('of no portal are 404', async () => {
+    for (const portal of ['nonsense', day.payments[0]!.id])
+      expect(await get(`/audit/v1/statements/${portal}?period=2026-01`)).toMatchObject({
+        status: 404,
+        text: expect.stringContaining('Portal not found.'),
+      });
+  });
+});
+
 test('a finance key sees in a timeline that staff acted, but no name; an auditor sees both', async () => {
   const { payments, settlement } = service.services;
   const { details } = await day.partner.client.create(paymentOf(day.separate, { number: CARD.neverReached }));
@@ -783,4 +834,243 @@ test('how complete a report is, says the read model that it is read from: the re
   }
   await caughtUp();
   expect(await lagOf('transactions')).toBe('0');
+});
+
+/**
+ * Every route of the OpenAPI document and every report, with the keys of two agencies, of an account and of everything. A new route fails here until
+ * it says what a key with a scope gets, and until its answer holds nothing of others.
+ */
+describe('a key with a scope', () => {
+  interface Holder {
+    readonly key: string;
+    readonly portals: readonly string[];
+    /** Texts that only this holder may see. */
+    readonly own: readonly string[];
+    readonly payments: readonly string[];
+  }
+  interface Operation {
+    readonly path: string;
+    readonly scope: string | undefined;
+    readonly parameters: readonly { readonly name: string; readonly in: string }[];
+  }
+  const ABSENT = '018f0000-0000-7000-8000-00000000beef';
+  let holders: readonly Holder[];
+  let operations: readonly Operation[];
+  const others = (holder: Holder) => holders.filter((one) => one !== holder);
+
+  /** The texts that name the payments of some portals, from all tables that hold one. */
+  const textsOf = async (portals: readonly string[]): Promise<{ own: string[]; payments: string[] }> => {
+    const { rows } = await service.services.pool.query<{ payment_id: string; texts: string[] }>(
+      `select payment_id, array[payment_id::text]
+         || array(select transaction_id from gateway_transaction t where t.payment_id = l.payment_id and transaction_id is not null)
+         || array(select ref from gateway_transaction t where t.payment_id = l.payment_id)
+         || array(select dispute_id::text from dispute d where d.payment_id = l.payment_id)
+         || array(select exception_id::text from settlement_case c where c.payment_id = l.payment_id)
+         || array(select entry_id::text from journal_entry e where e.payment_id = l.payment_id) as texts
+       from payment_list l where portal_id = any($1::uuid[])`,
+      [portals],
+    );
+    return { own: [...portals, ...rows.flatMap(({ texts }) => texts)], payments: rows.map((row) => row.payment_id) };
+  };
+  const holder = async (role: 'agency' | 'finance', scope: Scope, ...portals: readonly string[]): Promise<Holder> => {
+    const { own, payments } = await textsOf(portals);
+    expect(payments.length).toBeGreaterThan(0);
+    return { key: (await issue(role, scope)).auditKey, portals, own, payments };
+  };
+  beforeAll(async () => {
+    const clerk = await service.account('Clerk');
+    const counter = await service.portal(clerk);
+    await clerk.client.created(paymentOf(counter));
+    await clerk.client.refund((await clerk.client.created(paymentOf(counter))).id, { amountCents: 1, reason: 'twice' });
+    await settle(service);
+    await caughtUp();
+    // One agency has all other portals of this file.
+    const { rows } = await service.services.pool.query<{ portal_id: string }>('select distinct portal_id from payment_list');
+    const rest = rows.map((row) => row.portal_id).filter((portal) => portal !== day.separate && portal !== counter);
+    holders = [
+      await holder('agency', { accounts: [], portals: [day.separate] }, day.separate),
+      await holder('agency', { accounts: [], portals: rest }, ...rest),
+      await holder('finance', { accounts: [clerk.accountId], portals: [] }, counter),
+    ];
+    const { paths } = judge.document as unknown as { paths: Record<string, Record<string, Operation & { 'x-scope'?: string }>> };
+    operations = Object.entries(paths).flatMap(([path, methods]) =>
+      Object.values(methods).map(({ parameters = [], 'x-scope': scope }) => ({ path, parameters, scope })),
+    );
+  });
+
+  const expectNothingOf = (foreign: readonly Holder[], path: string, text: string) => {
+    for (const { own } of foreign) for (const one of own) if (text.includes(one)) throw new Error(`${path} shows ${one}, which belongs to another`);
+  };
+  const PERIOD = '2026-01';
+  /** Values for parameters that a route demands. */
+  const demanded = (path: string) => (path.includes('/statements/') ? `?period=${PERIOD}` : '');
+  const filled = (path: string, name: string, value: string) => `${path.replace(`{${name}}`, value)}${demanded(path)}`;
+  const parameterOf = ({ path }: Operation) => /\{(\w+)\}/.exec(path)?.[1] ?? null;
+  const scoped = () => operations.filter(({ scope }) => scope === 'filtered');
+  const has = ({ parameters }: Operation, name: string) => parameters.some((one) => one.name === name && one.in === 'query');
+
+  test('each route says what it gets', () => {
+    expect(operations.length).toBeGreaterThan(8);
+    expect(operations.filter(({ scope }) => scope !== 'filtered' && scope !== 'refused')).toEqual([]);
+    for (const operation of scoped()) expect(['id', 'report', 'portalId', null]).toContain(parameterOf(operation));
+  });
+  test('what is not divided by account or portal is 403, in one answer', async () => {
+    const answers = new Set<string>();
+    for (const { path } of operations.filter(({ scope }) => scope === 'refused'))
+      for (const { key } of holders) {
+        const { status, text } = await get(path, key);
+        expect([path, status]).toEqual([path, 403]);
+        answers.add(text);
+        expect([path, (await get(path, auditor)).status]).toEqual([path, 200]);
+      }
+    expect([...answers]).toEqual([JSON.stringify({ success: false, message: 'This key reads only its accounts and portals.' })]);
+  });
+  test('what belongs to others is absent: the bytes of an unknown id', async () => {
+    for (const operation of scoped()) {
+      const name = parameterOf(operation);
+      if (name === null || name === 'report') continue;
+      for (const one of holders) {
+        const ids = ({ payments, portals }: Holder) => (name === 'id' ? payments : portals);
+        const absent = await get(filled(operation.path, name, ABSENT), one.key);
+        expect([operation.path, absent.status]).toEqual([operation.path, 404]);
+        for (const id of [...others(one).flatMap(ids), 'nonsense']) {
+          const { status, text } = await get(filled(operation.path, name, id), one.key);
+          expect([operation.path, status, text]).toEqual([operation.path, 404, absent.text]);
+        }
+        for (const id of ids(one)) {
+          const { status, text } = await get(filled(operation.path, name, id), one.key);
+          expect([operation.path, status]).toEqual([operation.path, 200]);
+          expect(one.own.some((own) => text.includes(own))).toBe(true);
+          expectNothingOf(others(one), operation.path, text);
+        }
+      }
+    }
+  });
+  test('lists hold what is its own, page by page, and all keys together hold everything', async () => {
+    for (const operation of scoped().filter((one) => parameterOf(one) === null)) {
+      const { path } = operation;
+      const pagesOf = async (key: string) => {
+        const rows: unknown[] = [];
+        for (let cursor: string | null = ''; cursor !== null;) {
+          const query = new URLSearchParams({ ...(has(operation, 'limit') && { limit: '3' }), ...(cursor && { cursor }) });
+          const { status, text, data } = await get(`${path}?${query.toString()}`, key);
+          expect([path, status]).toEqual([path, 200]);
+          for (const one of holders.filter((other) => other.key === key)) expectNothingOf(others(one), path, text);
+          const { nextCursor = null, ...answer } = data as { nextCursor?: string | null };
+          if (nextCursor !== null) {
+            for (const one of holders.filter((other) => other.key === key))
+              expectNothingOf(others(one), path, Buffer.from(nextCursor, 'base64url').toString('latin1'));
+            // The cursor is good for no other key, and for no other list.
+            for (const other of [...holders.map((one) => one.key), auditor].filter((one) => one !== key))
+              expect([path, (await get(`${path}?cursor=${nextCursor}`, other)).status]).toEqual([path, 400]);
+          }
+          rows.push(...Object.values(answer).filter(Array.isArray).flat());
+          cursor = nextCursor;
+        }
+        return rows;
+      };
+      const idOf = (row: unknown) => {
+        const { id, exceptionId, payment } = row as { id?: string; exceptionId?: string; payment?: { id: string } };
+        return id ?? exceptionId ?? payment!.id;
+      };
+      const parts: string[][] = [];
+      for (const { key } of holders) parts.push((await pagesOf(key)).map(idOf));
+      for (const [index, ids] of parts.entries()) expect([path, ids.filter((one) => !holders[index]!.own.includes(one))]).toEqual([path, []]);
+      const all = (await pagesOf(auditor)).filter((row) => (row as { paymentId?: string | null }).paymentId !== null).map(idOf);
+      expect(all.length).toBeGreaterThan(0);
+      expect([path, parts.flat().sort()]).toEqual([path, all.sort()]);
+    }
+  });
+  test('a filter by the portal of another is that of an unknown portal: 404', async () => {
+    for (const { path } of scoped().filter((one) => has(one, 'portalId')))
+      for (const one of holders) {
+        const absent = await get(`${path}?portalId=${ABSENT}`, one.key);
+        expect([path, absent.status]).toEqual([path, 404]);
+        for (const { portals } of others(one)) expect((await get(`${path}?portalId=${portals[0]}`, one.key)).text).toBe(absent.text);
+        expect((await get(`${path}?portalId=${one.portals[0]}`, one.key)).status).toBe(200);
+        // An account is only a filter more: that of another finds nothing, as an unknown one does.
+        for (const account of [ABSENT, ...(one === holders[2] ? [day.partner.accountId] : [])])
+          expect((await get(`${path}?accountId=${account}`, one.key)).data).toEqual({ payments: [], nextCursor: null });
+      }
+  });
+  test('a name finds only its own payments, and no page names another', async () => {
+    const found: string[] = [];
+    for (const one of holders)
+      for (let cursor: string | null = ''; cursor !== null;) {
+        const { text, data } = await get(`/audit/v1/payments?lineReference=INV-1&limit=2${cursor && `&cursor=${cursor}`}`, one.key);
+        expectNothingOf(others(one), 'find', text);
+        const { payments, nextCursor } = data as unknown as { payments: { id: string }[]; nextCursor: string | null };
+        if (nextCursor !== null) expect(payments.length).toBeGreaterThan(0);
+        found.push(...payments.map(({ id }) => id));
+        cursor = nextCursor;
+      }
+    expect(found.sort()).toEqual(holders.flatMap(({ payments }) => payments).sort());
+  });
+  test.each(Object.keys(REPORTS) as ReportName[])('the report %s: rows of its own, or 403', async (name) => {
+    const rowsOf = (text: string) => text.split('\n').filter(Boolean);
+    const path = `/audit/v1/exports/${name}?format=ndjson&from=2020-01-01&to=2100-01-01`;
+    const whole = rowsOf((await get(path, auditor)).text);
+    const parts: string[] = [];
+    for (const one of holders) {
+      const { status, text, headers } = await get(path, one.key);
+      if (!REPORTS[name].isScoped) {
+        expect([status, text]).toEqual([403, JSON.stringify({ success: false, message: 'This key reads only its accounts and portals.' })]);
+        continue;
+      }
+      expect([status, headers.get('content-disposition')]).toEqual([200, null]);
+      expectNothingOf(others(one), name, text);
+      const rows = rowsOf(text);
+      for (const row of rows) expect(one.own.some((own) => row.includes(own))).toBe(true);
+      parts.push(...rows);
+    }
+    if (REPORTS[name].isScoped) expect([name, parts.sort()]).toEqual([name, whole.sort()]);
+  });
+  test('an export ends with its own place and rows, without the size of the log, and goes on only with its own key', async () => {
+    for (const one of holders) {
+      const trailers = await trailersOf(`${url}/audit/v1/exports/payments`, one.key);
+      const { rows, after, head } = JSON.parse(trailers['export-manifest']!) as { rows: number; after: string; head: unknown };
+      expect([rows, head, trailers['export-rows']]).toEqual([one.payments.length, null, String(rows)]);
+      const place = Buffer.from(after, 'base64url').subarray(16).toString();
+      expect(one.payments).toContain((JSON.parse(Buffer.from(place, 'base64url').toString()) as string[])[1]);
+      for (const { key } of others(one)) expect((await get(`/audit/v1/exports/payments?after=${after}`, key)).status).toBe(400);
+      expect(await get(`/audit/v1/exports/payments?after=${after}`, one.key)).toMatchObject({ status: 200, text: '' });
+    }
+  });
+  test('an agency sees no name of staff, and of an exception nothing of other merchant accounts', async () => {
+    const { pool } = service.services;
+    const [{ key, payments }] = holders as [Holder];
+    const path = `/audit/v1/payments/${payments[0]!}/timeline`;
+    expect((await get(path, key)).text).toBe((await get(path, finance)).text);
+    await pool.query(
+      `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, batch_id, line, payment_id, suspense_cents, opened_at, changed_at,
+         assigned_to, changed_by, reason)
+       values (gen_random_uuid(), 'WRONG_ACCOUNT', 'assigned', 'planted', 'of another', 'bat of another', 7, $1, 0, $2, $2, 'Robin', 'Dana', 'it is of another')`,
+      [payments[0], FROM],
+    );
+    try {
+      const planted = async (authorization: string) =>
+        ((await get('/audit/v1/exceptions?status=assigned', authorization)).data as unknown as { exceptions: Record<string, unknown>[] }).exceptions;
+      const hidden = { line: null, merchantAccount: null, batchId: null };
+      const [whole] = await planted(finance);
+      expect(whole).toMatchObject({ merchantAccount: 'of another', batchId: 'bat of another', line: 7, assignedTo: 'Robin', changedBy: 'Dana' });
+      expect(await planted(key)).toEqual([{ ...whole, ...hidden, assignedTo: null, changedBy: null, reason: null }]);
+      const ownStaff = await issue('finance', { accounts: [], portals: [day.separate] });
+      expect(await planted(ownStaff.auditKey)).toEqual([{ ...whole, ...hidden }]);
+      expect(await planted(holders[1]!.key)).toEqual([]);
+    } finally {
+      await pool.query(`delete from settlement_case where gateway = 'planted'`);
+    }
+  });
+  test('a portal that an account owns is in its portal reports; an account that only had access gets none of them', async () => {
+    const report = async (scope: Scope) => (await get('/audit/v1/exports/payable?format=ndjson', (await issue('finance', scope)).auditKey)).text;
+    const own = await report({ accounts: [day.partner.accountId], portals: [] });
+    expect([day.separate, day.combined].map((portal) => own.includes(portal))).toEqual([true, true]);
+    const guest = await service.account('Guest');
+    await service.administer(service.admin.grantAccess(day.separate, guest.accountId));
+    await guest.client.created(paymentOf(day.separate));
+    await caughtUp();
+    const { auditKey } = await issue('finance', { accounts: [guest.accountId], portals: [] });
+    expect((await get('/audit/v1/exports/payable?format=ndjson', auditKey)).text).toBe('');
+    expect(((await get(`/audit/v1/payments?portalId=${day.separate}`, auditKey)).data as unknown as { payments: object[] }).payments).toHaveLength(1);
+  });
 });

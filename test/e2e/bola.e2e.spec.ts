@@ -4,6 +4,7 @@
  * parameters. The audit listener's operations are tested too.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { EVERYTHING } from '#accounts';
 import { auditKeyModel, issueAuditKey } from '#audit';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { type Answer, type Client, paymentOf, PAYMENTS, type Service, startService, type TestAccount } from '../support/service.js';
@@ -185,7 +186,7 @@ describe('the audit listener', () => {
     base = await audit.listen(0, '127.0.0.1');
     const issued = await issueAuditKey(
       { store, db, clock, ids, keys, environment: config.environment },
-      { name: 'Matrix', role: 'auditor' },
+      { name: 'Matrix', role: 'auditor', scope: EVERYTHING, personal: false },
       { type: 'operator', id: 'spec' },
     );
     ({ auditKey } = issued);
@@ -201,7 +202,7 @@ describe('the audit listener', () => {
     expect(operations.length).toBeGreaterThan(8);
     for (const { path, method, operation } of operations) {
       expect([path, method, operation.security]).toEqual([path, 'get', [{ auditKey: [] }]]);
-      const url = `${base}${path.replace('{id}', paymentId).replace('{report}', 'payments')}`;
+      const url = `${base}${path.replace('{id}', paymentId).replace('{report}', 'payments').replace('{portalId}', portalId)}${path.includes('/statements/') ? '?period=2026-01' : ''}`; // prettier-ignore
       const { data } = await owner.client.post<{ accessToken: string }>('/api/partner/v1/auth/token', {});
       for (const authorization of [null, `ApiKey ${owner.apiKey}`, owner.apiKey, `Bearer ${data.accessToken}`, `AuditKey ${owner.apiKey}`]) {
         const refused = await fetch(url, { headers: authorization === null ? {} : { authorization } });

@@ -1,5 +1,6 @@
 /** Drift: a replay of the events is compared with the four places that show a payment. Past states are computed as they were known at that time. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { EVERYTHING } from '#accounts';
 import { paymentListModel } from '#payments';
 import { journalModel } from '#ledger';
 import { rebuild } from '#eventstore';
@@ -329,11 +330,11 @@ describe('as it was known then', () => {
   test('a payment after each of its events, by revision, place and instant', async () => {
     const { store } = service.services;
     const { id } = day.payments.find(({ amountCents }) => amountCents === 10_000)!;
-    const moments = await timeline(store, id);
+    const moments = await timeline(store, EVERYTHING, id);
     for (const { revision, position, status, recordedAt } of moments) {
-      expect((await paymentAsOf(store, id, { revision: BigInt(revision) })).payment.status).toBe(status);
-      expect(await paymentAsOf(store, id, { position })).toMatchObject({ revision, position, payment: { status } });
-      const then = await paymentAsOf(store, id, { asOf: recordedAt });
+      expect((await paymentAsOf(store, EVERYTHING, id, { revision: BigInt(revision) })).payment.status).toBe(status);
+      expect(await paymentAsOf(store, EVERYTHING, id, { position })).toMatchObject({ revision, position, payment: { status } });
+      const then = await paymentAsOf(store, EVERYTHING, id, { asOf: recordedAt });
       expect(then.revision).toBe(moments.findLast((one) => one.recordedAt <= recordedAt)!.revision);
     }
     expect(moments[0]).toMatchObject({
@@ -344,7 +345,7 @@ describe('as it was known then', () => {
       rules: [],
     });
     expect(moments[1]).toMatchObject({ type: 'PaymentCreated', status: 'succeeded', rules: ['R1', 'R2'] });
-    await expect(paymentAsOf(store, id, { asOf: '2020-01-01T00:00:00.000Z' })).rejects.toMatchObject({ code: 'PAYMENT_NOT_FOUND' });
+    await expect(paymentAsOf(store, EVERYTHING, id, { asOf: '2020-01-01T00:00:00.000Z' })).rejects.toMatchObject({ code: 'PAYMENT_NOT_FOUND' });
   });
   test('the list at the instant of any event is the list of the payments as they were then', async () => {
     const { store, pool } = service.services;
@@ -361,7 +362,7 @@ describe('as it was known then', () => {
     const pages = async (asked: Partial<ListThenQuery>) => {
       const all = [];
       for (let after: ListThenQuery['after'] = null; ;) {
-        const page = await listAsOf({ store, db: pool }, { ...query, ...asked, after });
+        const page = await listAsOf({ store, db: pool }, EVERYTHING, { ...query, ...asked, after });
         all.push(...page.payments);
         after = page.next;
         if (!after) return all;

@@ -3,6 +3,7 @@
  * Effects are read over HTTP.
  */
 import { execFile } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { writeFile } from 'node:fs/promises';
 import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
@@ -149,6 +150,30 @@ describe('beside the running service', () => {
       ManualAdjustment: 'staff Dana Scott',
       SettlementFileImported: `staff ${login}`,
     });
+  });
+  test('an agency gets a key for its portal, and a statement of its month', async () => {
+    const { portalId } = welcome;
+    const issue = ['audit', 'keys', 'issue', '--name', 'City', '--role', 'agency'];
+    expect((await payfold(...issue)).code).toBe(2);
+    expect((await payfold(...issue, '--portal', randomUUID())).code).toBe(1);
+    const { keyId, auditKey, ...terms } = await done(...issue, '--portal', portalId, '--personal');
+    expect([terms, auditKey]).toEqual([
+      { name: 'City', role: 'agency', scope: { accounts: [], portals: [portalId] }, personal: true },
+      expect.stringMatching(/^pa_test_/),
+    ]);
+    const rows = (await done('audit', 'keys', 'list')) as unknown as { keyId: unknown }[];
+    expect(rows.find((row) => row.keyId === keyId)).toMatchObject({ ...terms, revokedAt: null });
+    const { createdAt } = await pay();
+    const period = createdAt.slice(0, 7);
+    const statement = await done('audit', 'statement', portalId, '--period', period);
+    expect(statement).toMatchObject({ portalId, period, zone: 'UTC', final: false, movements: { chargedCents: expect.any(Number) } });
+    const zoned = await done('audit', 'statement', portalId, '--period', period, '--zone', 'America/Chicago');
+    expect(zoned).toMatchObject({ zone: 'America/Chicago' });
+    expect(await payfold('audit', 'statement', portalId, '--period', 'soon')).toMatchObject({
+      code: 1,
+      value: { details: { code: 'VALIDATION_ERROR' } },
+    });
+    expect((await payfold('audit', 'statement', newKey(), '--period', period)).code).toBe(1);
   });
   test('refund twice under one key: the same answer, the money once', async () => {
     const { id } = await pay(CARD.settlesAtOnce);

@@ -90,7 +90,7 @@ const administer = async (service: Service): Promise<void> => {
   await service.administer(restrict('allow', null));
   const { store, pool: db, clock, ids, keys, config } = services;
   const ports = { store, db, clock, ids, keys, environment: config.environment };
-  const { keyId } = await issueAuditKey(ports, { name: 'Reconciliation job', role: 'finance' }, ACTOR);
+  const { keyId } = await issueAuditKey(ports, { name: 'Reconciliation job', role: 'finance', scope: null, personal: false }, ACTOR);
   await revokeAuditKey(ports, keyId, ACTOR);
 };
 

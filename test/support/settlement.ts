@@ -2,6 +2,7 @@
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { EVERYTHING } from '#accounts';
 import { balances, bookSumCents, journalModel } from '#ledger';
 import { collect } from '#platform';
 import { type ExceptionRow, exceptionRows, type FileImported, importSettlementFile, type SettlementPorts } from '#settlement';
@@ -75,7 +76,7 @@ export const settlementDesk = (service: Service): SettlementDesk => {
     exceptions: async (status = null) => {
       await services.settlement.register.caughtUp();
       while ((await services.openExceptions()) > 0);
-      return collect(exceptionRows(services.pool, { status, now: service.clock.now() }));
+      return collect(exceptionRows(services.pool, EVERYTHING, { status, now: service.clock.now() }));
     },
     booked: async () => {
       await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });
