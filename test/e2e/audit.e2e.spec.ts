@@ -1023,7 +1023,9 @@ describe('a key with a scope', () => {
       for (const row of rows) expect(one.own.some((own) => row.includes(own))).toBe(true);
       parts.push(...rows);
     }
-    if (REPORTS[name].isScoped) expect([name, parts.sort()]).toEqual([name, whole.sort()]);
+    // Money that belongs to no account and no portal, such as a deposit, is in no scope with limits.
+    const owned = whole.filter((row) => !row.includes('"account_id":null,"portal_id":null'));
+    if (REPORTS[name].isScoped) expect([name, parts.sort()]).toEqual([name, owned.sort()]);
   });
   test('an export ends with its own place and rows, without the size of the log, and goes on only with its own key', async () => {
     for (const one of holders) {
