@@ -46,7 +46,7 @@ import {
   timeline,
   withoutStaffNames,
 } from '#audit';
-import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
+import { balances, bookSumCents, journalModel, journalPage, lineRegisterModel } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionModel, paymentRegisterModel } from '#settlement';
 import { listRefusals, paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
 import { collect, successAnswer } from '#platform';
@@ -381,7 +381,7 @@ export class AuditController {
   @Get('statements/:portalId')
   @Scoped()
   @ApiOperation({
-    summary: 'The statement of an agency for a month: opening, movements, fees, payments, closing',
+    summary: 'The statement of an agency for a month: opening, movements, fees, payments, closing, deposits',
     description: '`final`: the month is closed, and nothing of it changes any more. `position` and `digest` are those of the closing.',
     operationId: 'auditStatement',
   })
@@ -403,6 +403,7 @@ export class AuditController {
       fundedCents: CENTS,
       remittedCents: CENTS,
       closingCents: CENTS,
+      deposits: LIST,
       final: { type: 'boolean' },
       position: { type: ['string', 'null'] },
       digest: { type: ['string', 'null'] },
@@ -419,7 +420,7 @@ export class AuditController {
     if (format !== 'json' && format !== 'csv') throw fault('format', 'must be json or csv');
     if (period === undefined) throw fault('period', 'is required');
     if (!isUuid(portalId)) throw portalNotFound();
-    const position = await this.standing(reply, journalModel);
+    const position = await this.standing(reply, journalModel, lineRegisterModel);
     const { store, pool: db } = this.services;
     const statement = await statementOf({ store, db, position }, scope, { portalId: portalId.toLowerCase(), period, zone });
     if (format === 'json') return sendAnswer(reply, successAnswer(statement));
