@@ -7,7 +7,18 @@ import { adjustBooks, closePeriod, JOURNAL_START, type JournalEntry, journalMode
 import { createPool, type Pool, systemIds, transaction } from '#platform';
 import { paymentEvents, type PaymentEvent, paymentListModel, paymentStream, type PaymentTerms } from '#payments';
 import { exceptionModel, settlementEvents } from '#settlement';
-import { charged, disputed, partRefunded, PORTAL, separate, settlementRejected, voided } from '../../test/support/given.js';
+import {
+  charged,
+  disputed,
+  move,
+  partRefunded,
+  PORTAL,
+  refundRequested,
+  returned,
+  separate,
+  settlementRejected,
+  voided,
+} from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { exceptionsFor } from './exceptions.js';
 import { type Statement, statementCsv, statementItems, statementOf } from './statement.js';
@@ -92,7 +103,7 @@ beforeAll(async () => {
     const cents = 10_000 + 10 ** (index % 4);
     await pay(PORTAL, cents);
     await pay(PORTAL, 10_000, ...voided(ids.uuid()));
-    await pay(PORTAL, cents, ...partRefunded(ids.uuid(), [index + 1, 2], 'refund'), feeRefund(ids.uuid()));
+    await pay(PORTAL, cents, ...partRefunded(ids.uuid(), [index + 1, 2], 'refund'), ...feeRefunded(ids.uuid()));
     await pay(PORTAL, cents, disputed({ disputedAmountCents: 4_000 + index, status: 'lost', openedOn: new Date(edge).toISOString().slice(0, 10) }));
     await pay(PORTAL, cents, settlementRejected('principal'));
     await pay(OTHER, 77_777);
@@ -137,11 +148,10 @@ const gatewaySet = (portalId: string, merchantAccount: string) => ({
   data: { portalId, gateway: { gateway: 'simulator', merchantAccount, feeMerchantAccount: 'm-fee', credentialsRef: 'sandbox', environment: 'sandbox' } },
   meta: { recordedAt: new Date(now).toISOString(), actor: { type: 'operator' as const, id: 'spec' }, correlationId: 'spec' },
 });
-const feeRefund = (attemptId: string): PaymentEvent => ({
-  type: 'FeeRefunded',
-  at: '',
-  data: { attemptId, leg: 'fee', principalCents: 0, feeCents: 108, transactionId: `${attemptId}-fee` },
-});
+const feeRefunded = (attemptId: string): PaymentEvent[] => [
+  refundRequested(attemptId, { legs: [move(attemptId, 'fee', 0, 108, 'refund')], lines: [[0, 108]] }),
+  returned(attemptId, 'fee', 0, 108, 'refund'),
+];
 const remitted = (portalId: string, cents: number) =>
   store.append(`remittance-${portalId}`, 'any', [
     {
