@@ -16,7 +16,6 @@ import {
   refundRequested,
   returned,
   separate,
-  settlementRejected,
   voided,
 } from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
@@ -105,7 +104,7 @@ beforeAll(async () => {
     await pay(PORTAL, 10_000, ...voided(ids.uuid()));
     await pay(PORTAL, cents, ...partRefunded(ids.uuid(), [index + 1, 2], 'refund'), ...feeRefunded(ids.uuid()));
     await pay(PORTAL, cents, disputed({ disputedAmountCents: 4_000 + index, status: 'lost', openedOn: new Date(edge).toISOString().slice(0, 10) }));
-    await pay(PORTAL, cents, settlementRejected('principal'));
+    await pay(PORTAL, cents, rejected());
     await pay(OTHER, 77_777);
     await remitted(PORTAL, 3_000 + index);
     await adjust(PORTAL, -(50 + index));
@@ -147,6 +146,11 @@ const gatewaySet = (portalId: string, merchantAccount: string) => ({
   v: 1,
   data: { portalId, gateway: { gateway: 'simulator', merchantAccount, feeMerchantAccount: 'm-fee', credentialsRef: 'sandbox', environment: 'sandbox' } },
   meta: { recordedAt: new Date(now).toISOString(), actor: { type: 'operator' as const, id: 'spec' }, correlationId: 'spec' },
+});
+const rejected = (): PaymentEvent => ({
+  type: 'SettlementRejected',
+  at: '',
+  data: { leg: 'principal', batchId: 'bat_0', closedAt: new Date(now).toISOString() },
 });
 const feeRefunded = (attemptId: string): PaymentEvent[] => [
   refundRequested(attemptId, { legs: [move(attemptId, 'fee', 0, 108, 'refund')], lines: [[0, 108]] }),
