@@ -120,7 +120,8 @@ try {
     [events, READS],
   );
   const reads: number[] = [];
-  for (const { payment_id: id } of some) reads.push(1_000 * (await timed(() => paymentAsOf(store, EVERYTHING, id, { asOf: '2026-06-01T00:00:00.000Z' }))));
+  for (const { payment_id: id } of some)
+    reads.push(1_000 * (await timed(() => paymentAsOf(store, EVERYTHING, id, { asOf: '2026-06-01T00:00:00.000Z' }))));
   reads.sort((a, b) => a - b);
   console.log(
     `a payment as of an instant, ${events} events in the log, ${reads.length} reads: median ${reads[Math.floor(reads.length / 2)]!.toFixed(2)} ms, p99 ${reads[Math.floor(reads.length * 0.99)]!.toFixed(2)} ms (ceiling 5)`,
@@ -162,7 +163,14 @@ try {
     let pieces = 0;
     const cpuExport = process.cpuUsage();
     const exporting = await timed(async () => {
-      for await (const piece of reportText({ store, db: pool }, EVERYTHING, 'payments', 'csv', { from: null, to: null, asOf: null, after: null }, said))
+      for await (const piece of reportText(
+        { store, db: pool },
+        EVERYTHING,
+        'payments',
+        'csv',
+        { from: null, to: null, asOf: null, after: null },
+        said,
+      ))
         if (piece.length > 0 && pieces++ % 20 === 0) most = Math.max(most, await rssMib(process.pid));
     });
     const busy = process.cpuUsage(cpuExport);

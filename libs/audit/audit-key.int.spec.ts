@@ -64,9 +64,7 @@ describe('the terms of a key', () => {
     const { keyId, auditKey } = await issue(terms);
     const { role, scope, personal } = { ...FINANCE, ...terms };
     expect(await open(auditKey)).toEqual({ keyId, role, scope, personal });
-    expect(await listAuditKeys(pool)).toEqual([
-      { keyId, name: 'Books', role, scope, personal, issuedAt: expect.any(String), revokedAt: null },
-    ]);
+    expect(await listAuditKeys(pool)).toEqual([{ keyId, name: 'Books', role, scope, personal, issuedAt: expect.any(String), revokedAt: null }]);
   });
   test('a scope holds each id once, in small letters, in order', async () => {
     const { auditKey } = await issue({ scope: { accounts: [OTHER, ACCOUNT.toUpperCase(), ACCOUNT], portals: [PORTAL, PORTAL] } });

@@ -58,8 +58,7 @@ interface Issued extends KeyTerms {
 }
 
 type AuditKeyEvent =
-  | { readonly type: 'AuditKeyIssued'; readonly data: Issued }
-  | { readonly type: 'AuditKeyRevoked'; readonly data: { readonly keyId: string } };
+  { readonly type: 'AuditKeyIssued'; readonly data: Issued } | { readonly type: 'AuditKeyRevoked'; readonly data: { readonly keyId: string } };
 
 /** Keys of version 1 read everything. */
 const fromV1 = (data: Omit<Issued, 'scope' | 'personal'>): Issued => ({ ...data, scope: null, personal: false });
@@ -194,7 +193,9 @@ export const authenticateAudit = async (
   if (authorization.length !== 1) throw refuse();
   const [, kind, lookupId, secret] = KEY_TEXT.exec(authorization[0]!.trim().replace(/^auditkey +/i, '')) ?? [];
   if (lookupId === undefined || secret === undefined) throw refuse();
-  const { rows } = await db.query<Omit<AuditCaller, 'keyId'> & Record<'key_id' | 'environment' | 'secret_hash' | 'kid', string> & { revoked: boolean }>({
+  const { rows } = await db.query<
+    Omit<AuditCaller, 'keyId'> & Record<'key_id' | 'environment' | 'secret_hash' | 'kid', string> & { revoked: boolean }
+  >({
     name: 'audit-key',
     text: `select key_id, role, scope, personal, environment, secret_hash, kid, revoked_at is not null as revoked from audit_key where lookup_id = $1`,
     values: [lookupId],

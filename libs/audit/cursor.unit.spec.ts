@@ -35,7 +35,8 @@ test('no bit of it can be changed, and nothing else is one', () => {
   }
   for (let length = 0; length < bytes.length; length++)
     expect(openPlace(ring, KEY, 'payments', bytes.subarray(0, length).toString('base64url'))).toBeNull();
-  for (const text of ['', 'x', `${cursor}=`, ` ${cursor}`, `${cursor}x`, KEY, 'é'.repeat(30)]) expect(openPlace(ring, KEY, 'payments', text)).toBeNull();
+  for (const text of ['', 'x', `${cursor}=`, ` ${cursor}`, `${cursor}x`, KEY, 'é'.repeat(30)])
+    expect(openPlace(ring, KEY, 'payments', text)).toBeNull();
 });
 
 test('an empty place has a cursor of 16 bytes', () => {

@@ -10,7 +10,17 @@ import { AuthenticationError, isDay, ServiceError, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, paymentScopeCondition, remaining, staffWorkModel, statusOf } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { isDataException, type Pool } from '#platform';
-import { account as chart, type AccountBalance, balancesBefore, type Cell, journalModel, type Movement, movements, movementsByDay, type Rule } from '#ledger';
+import {
+  account as chart,
+  type AccountBalance,
+  balancesBefore,
+  type Cell,
+  journalModel,
+  type Movement,
+  movements,
+  movementsByDay,
+  type Rule,
+} from '#ledger';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
@@ -150,7 +160,9 @@ const sqlReport = (title: string, columns: readonly Column[], key: readonly Key[
       const limits = scope && source.inScope!(scope, (value) => `$${values.push(value)}`);
       // Of a row out of scope, only the key is read, since the next page begins there. Without `offset 0`, each column would evaluate the condition.
       const joined = `${source.joined ?? ''} ${limits === null ? '' : `cross join lateral (select ${limits} as is_inside offset 0) as seen`}`;
-      const shown = columns.map(([, kind, sql]) => (limits === null ? SPELLED[kind](sql) : `case when seen.is_inside then ${SPELLED[kind](sql)} end`));
+      const shown = columns.map(([, kind, sql]) =>
+        limits === null ? SPELLED[kind](sql) : `case when seen.is_inside then ${SPELLED[kind](sql)} end`,
+      );
       const select = [...shown, ...names.map((name) => `t.${name}::text`), limits === null ? `'true'` : 'seen.is_inside::text'].join(', ');
       const later = place === null ? '$4::text[] is null' : `(${names.join(', ')}) > (${beyond.join(', ')})`;
       const { rows } = await db.query<(string | null)[]>({

@@ -7,17 +7,7 @@ import { adjustBooks, closePeriod, JOURNAL_START, type JournalEntry, journalMode
 import { createPool, type Pool, systemIds, transaction } from '#platform';
 import { paymentEvents, type PaymentEvent, paymentListModel, paymentStream, type PaymentTerms } from '#payments';
 import { exceptionModel, settlementEvents } from '#settlement';
-import {
-  charged,
-  disputed,
-  move,
-  partRefunded,
-  PORTAL,
-  refundRequested,
-  returned,
-  separate,
-  voided,
-} from '../../test/support/given.js';
+import { charged, disputed, move, partRefunded, PORTAL, refundRequested, returned, separate, voided } from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { exceptionsFor } from './exceptions.js';
 import { type Statement, statementCsv, statementItems, statementOf } from './statement.js';
@@ -42,7 +32,12 @@ const EDGES = [
 ].map(at);
 
 let now = EDGES[0]!;
-const clock: Clock = { now: () => now, realNow: () => now, monotonic: () => performance.now(), sleep: (ms) => new Promise((wake) => setTimeout(wake, ms)) };
+const clock: Clock = {
+  now: () => now,
+  realNow: () => now,
+  monotonic: () => performance.now(),
+  sleep: (ms) => new Promise((wake) => setTimeout(wake, ms)),
+};
 const ids = systemIds(() => now);
 const store = memoryEventStore({ now: () => now });
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -61,12 +56,20 @@ const record = (facts: readonly PaymentEvent[], id: string) =>
     paymentStream(id),
     'any',
     facts.map((fact) =>
-      paymentEvents.write(fact, ids.uuid(), { recordedAt: new Date(now).toISOString(), actor: { type: 'system', id: 'spec' }, correlationId: 'spec' }),
+      paymentEvents.write(fact, ids.uuid(), {
+        recordedAt: new Date(now).toISOString(),
+        actor: { type: 'system', id: 'spec' },
+        correlationId: 'spec',
+      }),
     ),
   );
 /** A payment now, and what happens to it at once. */
 const pay = async (portalId: string, cents: number, ...facts: readonly PaymentEvent[]) => {
-  const terms: PaymentTerms = { ...separate, portalId, legs: separate.legs.map((leg) => (leg.leg === 'principal' ? { ...leg, principalCents: cents } : leg)) };
+  const terms: PaymentTerms = {
+    ...separate,
+    portalId,
+    legs: separate.legs.map((leg) => (leg.leg === 'principal' ? { ...leg, principalCents: cents } : leg)),
+  };
   await record([...charged(terms), ...facts], ids.uuid());
 };
 const adjust = (portalId: string, cents: number) =>
@@ -80,7 +83,9 @@ const adjust = (portalId: string, cents: number) =>
     reason: 'spec',
     by: 'Dana',
   });
-const statement = (change: { portalId?: string; period?: string; zone?: string; scope?: Scope; position?: string | null } = {}): Promise<Statement> => {
+const statement = (
+  change: { portalId?: string; period?: string; zone?: string; scope?: Scope; position?: string | null } = {},
+): Promise<Statement> => {
   const { scope = EVERYTHING, position = applied, portalId = PORTAL, period = '2026-11', zone } = change;
   return statementOf({ store, db: pool, position }, scope, { portalId, period, zone });
 };
@@ -89,14 +94,17 @@ beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'statement', max: 4 });
   for (const model of [journalModel, lineRegisterModel, directoryModel, paymentListModel, exceptionModel]) await makeTables(pool, model);
-  for (const [portalId, name] of [[PORTAL, 'Water'], [OTHER, 'Parks'], [QUIET, 'Library']]) // prettier-ignore
+  for (const [portalId, name] of [
+    [PORTAL, 'Water'],
+    [OTHER, 'Parks'],
+    [QUIET, 'Library'],
+  ])
     await pool.query('insert into directory_portal (portal_id, revision, state) values ($1, 0, $2)', [
       portalId,
       { portalId, name, ownerAccountId: OWNER, access: {}, coding: [] },
     ]);
   // Earlier charges belong to the gateway that the portal had then.
-  for (const portalId of [PORTAL, OTHER])
-    await store.append(`portal-${portalId}`, 'any', [gatewaySet(portalId, 'm'), gatewaySet(portalId, 'new')]);
+  for (const portalId of [PORTAL, OTHER]) await store.append(`portal-${portalId}`, 'any', [gatewaySet(portalId, 'm'), gatewaySet(portalId, 'new')]);
   for (const [index, edge] of EDGES.entries()) {
     now = edge;
     const cents = 10_000 + 10 ** (index % 4);
@@ -144,7 +152,10 @@ const gatewaySet = (portalId: string, merchantAccount: string) => ({
   id: ids.uuid(),
   type: 'PortalGatewaySet',
   v: 1,
-  data: { portalId, gateway: { gateway: 'simulator', merchantAccount, feeMerchantAccount: 'm-fee', credentialsRef: 'sandbox', environment: 'sandbox' } },
+  data: {
+    portalId,
+    gateway: { gateway: 'simulator', merchantAccount, feeMerchantAccount: 'm-fee', credentialsRef: 'sandbox', environment: 'sandbox' },
+  },
   meta: { recordedAt: new Date(now).toISOString(), actor: { type: 'operator' as const, id: 'spec' }, correlationId: 'spec' },
 });
 const rejected = (): PaymentEvent => ({
@@ -237,12 +248,20 @@ describe('a statement', () => {
     };
     expect(await statement({ period, zone })).toEqual(expected);
     if (period === '2026-11')
-      for (const cents of [...Object.values(expected.movements), ...Object.values(expected.fees).slice(0, 3), expected.remittedCents, expected.openingCents])
+      for (const cents of [
+        ...Object.values(expected.movements),
+        ...Object.values(expected.fees).slice(0, 3),
+        expected.remittedCents,
+        expected.openingCents,
+      ])
         expect(cents).not.toBe(0);
   });
   test('of a portal without entries is all zeros', async () => {
     const { openingCents, closingCents, fees, movements, name } = await statement({ portalId: QUIET });
-    expect([name, openingCents, closingCents, ...Object.values(fees), ...Object.values(movements)]).toEqual(['Library', ...Array<number>(12).fill(0)]);
+    expect([name, openingCents, closingCents, ...Object.values(fees), ...Object.values(movements)]).toEqual([
+      'Library',
+      ...Array<number>(12).fill(0),
+    ]);
   });
   test.each([
     [{ zone: 'Nowhere/City' }, 'zone must be the name of a time zone, such as America/Chicago.'],
@@ -259,7 +278,10 @@ describe('a statement', () => {
     await expect(statement({ portalId: unknown })).rejects.toMatchObject(absent);
     await expect(statement({ portalId: unknown, scope: { accounts: [], portals: [unknown] } })).rejects.toMatchObject(absent);
     await expect(statement({ scope: { accounts: [], portals: [OTHER] } })).rejects.toMatchObject(absent);
-    for (const scope of [{ accounts: [], portals: [PORTAL] }, { accounts: [OWNER], portals: [] }])
+    for (const scope of [
+      { accounts: [], portals: [PORTAL] },
+      { accounts: [OWNER], portals: [] },
+    ])
       expect(await statement({ scope })).toEqual(await statement());
   });
   const share = (payments: number) => ({
@@ -346,7 +368,9 @@ describe('a statement', () => {
       ['bat_3', '2026-12-01'],
       ['bat_4', '2026-11-30'],
     ]);
-    expect(statementCsv(closed).split('\r\n')[1]).toBe(`${PORTAL},2026-11,UTC,opening,,,${open.openingCents},true,${second.position},${second.digest}`);
+    expect(statementCsv(closed).split('\r\n')[1]).toBe(
+      `${PORTAL},2026-11,UTC,opening,,,${open.openingCents},true,${second.position},${second.digest}`,
+    );
     // The journal is made anew, and has not reached the closing yet.
     expect((await statement({ position: null })).final).toBe(false);
     expect((await statement({ position: first.position })).final).toBe(false);
@@ -360,7 +384,15 @@ describe('exceptions', () => {
   beforeAll(async () => {
     for (const [paymentId, portalId] of [[MINE, PORTAL], [THEIRS, OTHER]]) // prettier-ignore
       await pool.query(`insert into payment_list (payment_id, account_id, portal_id, created_at, status, revision, state) values ($1, $2, $3, now(), 'succeeded', 1, '{}')`, [paymentId, OWNER, portalId]); // prettier-ignore
-    for (const [index, [paymentId, kind]] of ([[MINE, 'LATE'], [MINE, 'WRONG_ACCOUNT'], [THEIRS, 'LATE'], [null, 'MISSING_HERE']] as const).entries()) // prettier-ignore
+    for (const [index, [paymentId, kind]] of (
+      [
+        [MINE, 'LATE'],
+        [MINE, 'WRONG_ACCOUNT'],
+        [THEIRS, 'LATE'],
+        [null, 'MISSING_HERE'],
+      ] as const
+    ).entries())
+      // prettier-ignore
       await pool.query(
         `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, batch_id, line, payment_id, suspense_cents, opened_at, changed_at,
            assigned_to, changed_by, reason)

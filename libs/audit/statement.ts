@@ -112,8 +112,7 @@ export const statementOf = async (ports: StatementPorts, scope: Scope, { portalI
   };
 };
 
-const invalid = (field: string, message: string) =>
-  new ServiceError('VALIDATION_ERROR', `${field} ${message}.`, { errors: [{ field, message }] });
+const invalid = (field: string, message: string) => new ServiceError('VALIDATION_ERROR', `${field} ${message}.`, { errors: [{ field, message }] });
 
 type Nine = readonly [number, number, number, number, number, number, number, number, number];
 /** The sums of a row of `payable`. A portal without entries has no row. */
@@ -173,7 +172,14 @@ const depositsOf = async ({ store, db }: StatementPorts, portalId: string, { fir
 const CSV_COLUMNS = ['portal_id', 'period', 'zone', 'item', 'day', 'reference', 'cents', 'final', 'position', 'digest'];
 
 /** The figures of a statement in the order in which they are shown. */
-export const statementItems = ({ openingCents, movements, fees, fundedCents, remittedCents, closingCents }: Statement): readonly [item: string, cents: number][] => [
+export const statementItems = ({
+  openingCents,
+  movements,
+  fees,
+  fundedCents,
+  remittedCents,
+  closingCents,
+}: Statement): readonly [item: string, cents: number][] => [
   ['opening', openingCents],
   ['charged', movements.chargedCents],
   ['returned', movements.returnedCents],

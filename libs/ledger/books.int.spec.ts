@@ -155,7 +155,9 @@ describe('the kept sums are those of the entries', () => {
       for (const to of TIMES) {
         const expected = entries.filter(BETWEEN(day(1), to, asOf));
         const named = summed(expected, (account, entry) => `${dayOf(entry.bookedAt)} ${entry.rule} ${account}`);
-        const rows = (await movementsByDay(pool, { from: day(1), to, asOf }, ['liabilities:%'])).map((row) => `${row.day} ${row.rule} ${textOf(row)}`);
+        const rows = (await movementsByDay(pool, { from: day(1), to, asOf }, ['liabilities:%'])).map(
+          (row) => `${row.day} ${row.rule} ${textOf(row)}`,
+        );
         expect([to, asOf, rows.sort()]).toEqual([to, asOf, named.filter((line) => line.includes('liabilities:'))]);
         const some = (await movements(pool, { from: day(1), to, asOf }, ['liabilities:%'])).map((row) => textOf(row));
         expect(some.sort()).toEqual(summed(expected, byAccount).filter((line) => line.startsWith('liabilities:')));

@@ -103,7 +103,10 @@ const get = async (path: string, authorization: string | null = `AuditKey ${fina
 /** The trailers of an export. */
 const trailersOf = (address: string, authorization: string): Promise<NodeJS.Dict<string>> =>
   new Promise((resolve, reject) => {
-    httpGet(address, { headers: { authorization } }, (response) => response.resume().once('end', () => resolve(response.trailers))).once('error', reject);
+    httpGet(address, { headers: { authorization } }, (response) => response.resume().once('end', () => resolve(response.trailers))).once(
+      'error',
+      reject,
+    );
   });
 
 const PATHS = () => [
@@ -372,7 +375,8 @@ describe('reports', () => {
     const said = { rows: 0, totals: {} as Record<string, number>, after };
     let text = '';
     const { store, pool } = service.services;
-    for await (const piece of reportText({ store, db: pool }, EVERYTHING, name, format, { from: FROM, to: TO, asOf: null, after }, said)) text += piece;
+    for await (const piece of reportText({ store, db: pool }, EVERYTHING, name, format, { from: FROM, to: TO, asOf: null, after }, said))
+      text += piece;
     return { ...said, text, objects: format === 'ndjson' ? text.trim().split('\n').filter(Boolean).map((line) => JSON.parse(line) as Record<string, string | number | null>) : [] }; // prettier-ignore
   };
   test.each(Object.keys(REPORTS) as ReportName[])('%s: the same rows in both formats, and over HTTP', async (name) => {
@@ -669,13 +673,20 @@ describe('statements', () => {
       expect(csv.text.split('\r\n')[1]).toBe(`${portal},${period},UTC,opening,${row.opening_cents},false,,`);
     }
   });
-  test.each(['', '?period=2026-13', '?period=2026-01&zone=Nowhere', '?period=2026-01&format=pdf', '?period=2026-01&period=2026-02', '?period=2026-01&x=1'])(
-    '%s is refused',
-    async (query) => expect((await get(`/audit/v1/statements/${day.separate}${query}`)).status).toBe(400),
-  );
+  test.each([
+    '',
+    '?period=2026-13',
+    '?period=2026-01&zone=Nowhere',
+    '?period=2026-01&format=pdf',
+    '?period=2026-01&period=2026-02',
+    '?period=2026-01&x=1',
+  ])('%s is refused', async (query) => expect((await get(`/audit/v1/statements/${day.separate}${query}`)).status).toBe(400));
   test('of no portal are 404', async () => {
     for (const portal of ['nonsense', day.payments[0]!.id])
-      expect(await get(`/audit/v1/statements/${portal}?period=2026-01`)).toMatchObject({ status: 404, text: expect.stringContaining('Portal not found.') });
+      expect(await get(`/audit/v1/statements/${portal}?period=2026-01`)).toMatchObject({
+        status: 404,
+        text: expect.stringContaining('Portal not found.'),
+      });
   });
 });
 

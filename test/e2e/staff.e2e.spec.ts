@@ -169,7 +169,10 @@ describe('beside the running service', () => {
     expect(statement).toMatchObject({ portalId, period, zone: 'UTC', final: false, movements: { chargedCents: expect.any(Number) } });
     const zoned = await done('audit', 'statement', portalId, '--period', period, '--zone', 'America/Chicago');
     expect(zoned).toMatchObject({ zone: 'America/Chicago' });
-    expect(await payfold('audit', 'statement', portalId, '--period', 'soon')).toMatchObject({ code: 1, value: { details: { code: 'VALIDATION_ERROR' } } });
+    expect(await payfold('audit', 'statement', portalId, '--period', 'soon')).toMatchObject({
+      code: 1,
+      value: { details: { code: 'VALIDATION_ERROR' } },
+    });
     expect((await payfold('audit', 'statement', newKey(), '--period', period)).code).toBe(1);
   });
   test('refund twice under one key: the same answer, the money once', async () => {

@@ -61,7 +61,11 @@ beforeAll(async () => {
   audit = await createAudit(service.services);
   url = await audit.listen(0, '127.0.0.1');
   const ports = { store, db: pool, clock, ids, keys, environment: config.environment };
-  const { auditKey, position } = await issueAuditKey(ports, { name: 'Reads', role: 'auditor', scope: EVERYTHING, personal: false }, { type: 'operator', id: 'spec' });
+  const { auditKey, position } = await issueAuditKey(
+    ports,
+    { name: 'Reads', role: 'auditor', scope: EVERYTHING, personal: false },
+    { type: 'operator', id: 'spec' },
+  );
   await readModels.of(auditKeyModel).runUntil(position, { timeoutMs: 10_000 });
   authorization = `AuditKey ${auditKey}`;
   await fillLog();
