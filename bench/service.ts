@@ -132,7 +132,7 @@ export const createRequest = (
   return (number: number): string => `${head}x-request-id: ${run}-${number}\r\nidempotency-key: ${run}-${number}\r\n\r\n${body}`;
 };
 
-export const getRequest = ({ url, apiKey }: BenchService, path: string): string =>
+export const getRequest = ({ url, apiKey }: Pick<BenchService, 'url' | 'apiKey'>, path: string): string =>
   `GET ${path} HTTP/1.1\r\nhost: ${url.host}\r\nauthorization: ApiKey ${apiKey}\r\n\r\n`;
 
 export const rssMib = async (pid: number): Promise<number> => Number(/VmRSS:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))![1]) / 1024;

@@ -9,11 +9,11 @@ import type { Lane } from '#kernel';
 import type { Convoy, Slot, Slots, SlotsOptions } from '#platform';
 
 /**
- * One account alone gets 51 of 64 slots. Fewer slots make statements and commits less shared, and more slots make the requests of other accounts
+ * One account alone gets 19 of 24 slots. Fewer slots make statements and commits less shared, and more slots make the requests of other accounts
  * slower (`npm run bench -- tenants`).
  */
 export const SERVICE_SLOTS: SlotsOptions = {
-  slots: 64,
+  slots: 24,
   waitingAlone: 4_096,
   waitingShared: 512,
   refusal: 'Too many requests of this account are waiting; nothing was begun. Try again later.',
@@ -27,11 +27,11 @@ export const SLOTS = Symbol('slots of this process');
 /** A request waits at most this long. The rest of its 28 s is for its work (C42). */
 const MAX_WAIT_MS = 20_000;
 /**
- * A list takes this many slots. It holds one of the 20 connections of the main pool, so one account alone must not hold them all: 51 slots are 12 lists.
+ * A list takes this many slots. It holds one of the 20 connections of the main pool, so one account alone must not hold them all: 19 slots are four lists.
  */
 export const LIST_SLOTS = 4;
-/** A body takes one slot more for each full 16 KiB. */
-const BYTES_PER_SLOT = 16 * 1_024;
+/** A body takes one slot more for each full 32 KiB. */
+const BYTES_PER_SLOT = 32 * 1_024;
 
 export type WithSlot = FastifyRequest & {
   slot?: Slot;

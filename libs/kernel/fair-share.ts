@@ -36,7 +36,9 @@ export interface FairShareLimits {
 interface Account<Request> {
   readonly waiting: Readonly<Record<Lane, Set<Request>>>;
   readonly admitted: Set<Request>;
+  /** The slots of all its requests, and those of its payers' pages. */
   held: number;
+  heldByPayers: number;
   /** The lane that was served last, of the lanes `partner` and `payer`. They take turns. */
   last: Lane;
 }
@@ -76,8 +78,7 @@ export class FairShare<Request extends SlotRequest> {
   leave(request: Request): Request[] {
     const account = this.accounts.get(request.accountId);
     if (account?.admitted.delete(request)) {
-      account.held -= request.slots;
-      this.free += request.slots;
+      this.move(account, request, -request.slots);
     } else if (account?.waiting[request.lane].delete(request)) {
       this.inAll -= 1;
       if (!isWaiting(account)) this.ring.delete(account);
@@ -98,9 +99,13 @@ export class FairShare<Request extends SlotRequest> {
     return count;
   }
 
-  /** The first request of an account needs one free slot, and may overdraw. Any other one must keep the account within its limit. */
-  private fits({ held }: Account<Request>, { lane, slots }: SlotRequest): boolean {
-    return held === 0 ? this.free > 0 : held + slots <= SPREAD[lane] * (this.free - slots);
+  /**
+   * The first request of an account needs one free slot, and may overdraw. So may the first one of its API, whatever its payers hold. Any other one must
+   * keep the account within its limit.
+   */
+  private fits({ held, heldByPayers }: Account<Request>, { lane, slots }: SlotRequest): boolean {
+    const isFirst = lane === 'payer' ? held === 0 : held === heldByPayers;
+    return isFirst ? this.free > 0 : held + slots <= SPREAD[lane] * (this.free - slots);
   }
 
   private mayWait(account: Account<Request>, lane: Lane): boolean {
@@ -119,13 +124,18 @@ export class FairShare<Request extends SlotRequest> {
 
   private admit(account: Account<Request>, request: Request): void {
     account.admitted.add(request);
-    account.held += request.slots;
-    this.free -= request.slots;
+    this.move(account, request, request.slots);
     if (!account.waiting[request.lane].delete(request)) return;
     this.inAll -= 1;
     account.last = request.lane;
     this.ring.delete(account);
     if (isWaiting(account)) this.ring.add(account);
+  }
+
+  private move(account: Account<Request>, { lane }: Request, slots: number): void {
+    account.held += slots;
+    if (lane === 'payer') account.heldByPayers += slots;
+    this.free -= slots;
   }
 
   private forgetIdle(accountId: string, account: Account<Request>): void {
@@ -137,6 +147,7 @@ const emptyAccount = <Request>(): Account<Request> => ({
   waiting: { begun: new Set(), reversal: new Set(), partner: new Set(), payer: new Set() },
   admitted: new Set(),
   held: 0,
+  heldByPayers: 0,
   last: 'payer',
 });
 

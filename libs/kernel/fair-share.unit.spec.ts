@@ -59,6 +59,12 @@ test('the pages of an account’s payers leave slots for its API, and the two ta
   expect(count(served, 'partner')).toBeGreaterThan(count(served, 'payer'));
 });
 
+test('the first call of an API needs one free slot, whatever the payers of its account hold', () => {
+  const share = new FairShare(LIMITS);
+  enter(share, many(30, 'A', 'payer'));
+  expect(enter(share, [of('A', 'partner', 4), of('A', 'partner', 4)])).toEqual(['admitted', 'waiting']);
+});
+
 test('accounts are served in turn, however many requests of one of them wait', () => {
   const share = new FairShare({ slots: 2, waitingAlone: 100, waitingShared: 100 });
   const holding = [of('X'), of('Y')];
@@ -102,6 +108,8 @@ test('a large request waits until it fits, and smaller ones of its account do no
 test('a large request of the API is not passed for ever by payers’ pages, also while other accounts are busy', () => {
   const share = new FairShare({ slots: 64, waitingAlone: 4_096, waitingShared: 512 });
   for (const other of ['B', 'C', 'D', 'E', 'F']) enter(share, many(10, other));
+  // A call of its API is inside. Without one, the list would need one free slot only.
+  enter(share, [of('A')]);
   const inside: SlotRequest[] = [];
   const view = () => {
     const page = of('A', 'payer');
@@ -168,9 +176,10 @@ describe('any history', () => {
             for (const account of ['A', 'B', 'C', 'D'])
               expect([...waiting].filter((one) => one.lane === lane && one.accountId === account).length).toBeLessThanOrEqual(limits.waitingAlone);
           }
-          // An account that holds nothing never waits while a slot is free.
+          // While a slot is free, an account that holds nothing never waits, and its API waits only for calls of its own.
           if (used < limits.slots)
-            for (const { accountId } of waiting) expect([...held].some((request) => request.accountId === accountId)).toBe(true);
+            for (const { accountId, lane } of waiting)
+              expect([...held].some((one) => one.accountId === accountId && (lane === 'payer' || one.lane !== 'payer'))).toBe(true);
         }
         // When holders leave, every request that waits is admitted in the end. Then the share is as at its beginning.
         for (let left = 1_000; held.size > 0 && left > 0; left--) leave([...held][0]!);

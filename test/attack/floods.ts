@@ -1,8 +1,13 @@
 /**
  * The floods that two penetration tests made: slow exports, unsigned intakes, declined cards, connections without end, and one account beside
  * another. Each runs until it is told to stop, from an address of its own.
+ *
+ * A flood has a thread of its own, so that its work does not delay the answers of the honest client. The thread gives way to the service, because a
+ * real flood comes from other machines.
  */
 import { Agent, request } from 'node:http';
+import { setPriority } from 'node:os';
+import { isMainThread, parentPort, Worker, workerData } from 'node:worker_threads';
 import { CARD_FORM, intakeOf, INTAKE, Payer } from '../support/checkout.js';
 import { FloodSocket } from '../support/flood.js';
 import { CARD, PAYMENTS, paymentOf } from '../support/service.js';
@@ -21,7 +26,7 @@ export interface Target {
 /** The number of answers by status, or by the word for a connection that ended. */
 export type Answers = Map<string, number>;
 
-export interface Flood {
+interface Flood {
   readonly name: string;
   /** The group that `--only` names. */
   readonly group: 'audit' | 'checkout' | 'connections' | 'tenants';
@@ -137,7 +142,7 @@ const connections =
 
 const unfinished = [`POST ${INTAKE} HTTP/1.1`, 'host: attack', 'content-type: application/json', `content-length: ${256 * KIB}`, '', ''].join('\r\n');
 
-export const FLOODS: readonly Flood[] = [
+const ALL: readonly Flood[] = [
   { name: '20 slow exports', group: 'audit', run: exports(20, 'slowly') },
   { name: '30 quick exports', group: 'audit', run: exports(30, 'all') },
   {
@@ -195,3 +200,42 @@ export const FLOODS: readonly Flood[] = [
   { name: '50 creates of 240 KB at a time', group: 'tenants', run: creates(50, CARD.approved, LARGE_CREATE_BYTES) },
   { name: '100 lists of such payments at a time', group: 'tenants', run: lists(100) },
 ];
+
+/** The floods in their order. */
+export const FLOODS: readonly Pick<Flood, 'name' | 'group'>[] = ALL;
+
+/** Begins a flood. `end` stops it, and returns the answers that it got. */
+export const begin = (name: string, target: Target): { end(): Promise<Answers> } => {
+  const thread = new Worker(new URL(import.meta.url), { workerData: { name, target } satisfies Begun });
+  const answered = new Promise<Answers>((resolve, reject) => thread.once('message', resolve).once('error', reject));
+  return {
+    end: async () => {
+      thread.postMessage('stop');
+      const answers = await answered;
+      await thread.terminate();
+      return answers;
+    },
+  };
+};
+
+interface Begun {
+  readonly name: string;
+  readonly target: Target;
+}
+
+/** Nice value of the thread of a flood. */
+const GIVES_WAY = 10;
+/** A flood whose requests are never answered ends after this. */
+const GIVE_UP_MS = 60_000;
+
+if (!isMainThread) {
+  const { name, target } = workerData as Begun;
+  setPriority(0, GIVES_WAY);
+  const answers: Answers = new Map();
+  const stop = new AbortController();
+  const flooding = ALL.find((one) => one.name === name)!.run(target, answers, stop.signal);
+  parentPort!.once('message', () => {
+    stop.abort();
+    void Promise.race([flooding, later(GIVE_UP_MS)]).then(() => parentPort!.postMessage(answers));
+  });
+}

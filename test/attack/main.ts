@@ -15,7 +15,7 @@ import { descriptorsOf, forgetPeak, memoryOf, peakMemoryOf } from '../support/fl
 import { DataDir, launch, newKey, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { writeReport } from '../support/report.js';
 import { PAYMENTS, paymentOf } from '../support/service.js';
-import { type Answers, FLOODS, type Target } from './floods.js';
+import { begin, FLOODS, type Target } from './floods.js';
 
 const { values } = parseArgs({
   options: {
@@ -158,14 +158,10 @@ const attack = async (dataDir: DataDir): Promise<void> => {
   row('none', 'before', before);
   const failed: string[] = [];
   const floods = [];
-  for (const flood of FLOODS.filter(({ group }) => values.only.split(',').includes(group))) {
-    const { name } = flood;
-    const answers: Answers = new Map();
-    const stop = new AbortController();
-    const flooding = flood.run(target, answers, stop.signal);
+  for (const { name } of FLOODS.filter(({ group }) => values.only.split(',').includes(group))) {
+    const begun = begin(name, target);
     const during = await measure();
-    stop.abort();
-    await Promise.race([flooding, new Promise((wake) => setTimeout(wake, GIVE_UP_MS))]);
+    const answers = await begun.end();
     row(name, 'during', during, [...answers].map(([answer, number]) => `${number} × ${answer}`).join(', '));
     await new Promise((wake) => setTimeout(wake, restMs));
     const after = await atRest();

@@ -24,6 +24,7 @@ import {
 } from '../support/checkout.js';
 import { createMetrics, type Metrics } from '../../apps/metrics.js';
 import { eventually } from '../support/eventually.js';
+import { FloodSocket } from '../support/flood.js';
 import { figuresOf } from '../support/metrics.js';
 import { CARD, type Service, startService } from '../support/service.js';
 
@@ -258,6 +259,11 @@ describe('the limits of production, behind one proxy', () => {
       const forged = { 'x-forwarded-for': `203.0.113.9, ${mine}` };
       expect((await payer().send(INTAKE, { method: 'POST', body: formText(fields), headers: forged })).status).toBe(429);
     }
+    // The refusal needs no body: a flood of large intakes is answered before it sends them.
+    const head = `POST ${INTAKE} HTTP/1.1\r\nhost: localhost\r\nx-forwarded-for: 198.51.100.1\r\ncontent-type: application/json\r\ncontent-length: 240000\r\n\r\n`;
+    const client = (await FloodSocket.open(service.urls[0]!, '127.0.0.2', head)).read();
+    await eventually(() => client.closed);
+    expect(client.received).toMatch(/^HTTP\/1\.1 429 /);
     expect(await figure('payfold_checkout_lowered_portals')).toBe(0);
   }, 120_000);
 

@@ -210,7 +210,7 @@ describe('an account that has taken its slots', () => {
     await leave();
     // Every slot is back: as many can be taken as by an account that is alone.
     await takeAll((waitMs) => slotOf(slots, flood.accountId, 'partner', waitMs));
-    expect(held).toHaveLength(51);
+    expect(held).toHaveLength(19);
     await leave();
   });
 

@@ -8,21 +8,33 @@ const { default: Sequencer } = createRequire(import.meta.url)('@jest/test-sequen
 
 /** Files that take more than a minute on two cores, longest first. */
 const LONGEST = [
-  'e2e/startup.e2e',
-  'e2e/crash-failpoints.e2e',
-  'e2e/supervisor.fault',
-  'e2e/webhooks.e2e',
-  'e2e/staff.e2e',
-  'storefaults/postgres.fault',
-  'storefaults/exchange.fault',
-  'e2e/checkout-browser.e2e',
-  'upgrade/side-by-side.e2e',
-  'chaos/chaos.fault',
-  'reads/reads.e2e',
-  'e2e/one-client.e2e',
+  'test/simulation/simulation.fault',
+  'test/e2e/startup.e2e',
+  'test/e2e/staff.e2e',
+  'test/e2e/crash-failpoints.e2e',
+  'test/e2e/webhooks-kill.fault',
+  'test/e2e/stopping.fault',
+  'test/e2e/operator.e2e',
+  'test/storefaults/postgres.fault',
+  'test/e2e/demo.e2e',
+  'apps/simulator/forget.int',
+  'test/e2e/supervisor.fault',
+  'test/storefaults/exchange.fault',
+  'test/e2e/checkout-browser.e2e',
+  'test/upgrade/side-by-side.e2e',
+  'libs/eventstore/kurrentdb.fault',
+  'test/e2e/checkout-crash.e2e',
+  'test/e2e/webhooks.e2e',
+  'test/e2e/one-client.e2e',
+  'test/e2e/audit-verify.e2e',
+  'test/e2e/npm.fault',
+  'test/e2e/heads.e2e',
+  'test/chaos/chaos.fault',
+  'test/e2e/drift.e2e',
+  'test/reads/reads.e2e',
 ];
 const place = ({ path }) => {
-  const found = LONGEST.findIndex((name) => path.endsWith(`/test/${name}.spec.ts`));
+  const found = LONGEST.findIndex((name) => path.endsWith(`/${name}.spec.ts`));
   return found < 0 ? LONGEST.length : found;
 };
 

@@ -2,7 +2,7 @@
  * Intake of hosted checkout (specification, Hosted checkout): a form, JSON, or a signed link. The answer is a 303 to the session, to `cancel_url` or
  * to the error page. A rate limit or an incident gives another status.
  */
-import { Controller, Get, Inject, Post, Req, Res, UseGuards } from '@nestjs/common';
+import { Controller, Get, Inject, Post, Req, Res } from '@nestjs/common';
 import { CommandBus } from '@nestjs/cqrs';
 import { ApiBody, ApiOperation, ApiResponse, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -11,7 +11,7 @@ import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
-import { bodyGuard, parseForm, parseFormBody, parseStrictJson, receivedBody, RepeatedParameter } from '#platform/http';
+import { parseForm, parseFormBody, parseStrictJson, receiveBody, receivedBody, RepeatedParameter } from '#platform/http';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { takeSlot } from '../slots.js';
 import { PayerPages, retryAfterOf } from './pages.js';
@@ -32,7 +32,6 @@ const TooMany = ApiResponse({
 });
 
 @ApiTags('Hosted checkout')
-@UseGuards(bodyGuard)
 @Controller()
 export class IntakeController {
   private readonly capabilities: Capabilities;
@@ -86,6 +85,8 @@ export class IntakeController {
     const from = this.pages.address(request);
     const seconds = limits.admit(from);
     if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
+    // Only now: a flood of large intakes must not cost the service their bodies.
+    await receiveBody(request, reply, { isStranger: true });
     let received: PairsAndFields;
     let fault: ServiceError | null = null;
     try {
