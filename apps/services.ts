@@ -34,7 +34,7 @@ import {
 import { Appends, EVENT_STORE, EventStoreModule, LOG_GATE, POOL } from '#eventstore/module';
 import { GatewaysModule } from '#gateways/module';
 import { type Clock, type Ids, orStopped, within } from '#kernel';
-import { journalModel, type PeriodPorts } from '#ledger';
+import { journalModel, lineRegisterModel, type PeriodPorts } from '#ledger';
 import { LedgerModule, PERIOD_PORTS } from '#ledger/module';
 import {
   type Claims,
@@ -103,6 +103,7 @@ export const READ_MODELS: readonly ReadModel[] = [
   paymentRegisterModel,
   exceptionModel,
   journalModel,
+  lineRegisterModel,
   paymentFindModel,
 ];
 

@@ -2,9 +2,9 @@
  * Measures the books with many payments (`--payments N`, default 250,000, four events each):
  *
  * - reading a payment as of an instant;
- * - the journal's projection, compared with the list's;
+ * - the journal's projection, compared with the list's, and that of the line items, compared with the journal's;
  * - a full verification, compared with reading and hashing the same rows;
- * - an export, and its memory;
+ * - two exports, and their memory;
  * - the drift check;
  * - a full verification pass: log, payments and books.
  *
@@ -25,12 +25,13 @@ import {
   prepareReadModels,
   type Projection,
   type ReadModel,
+  rebuild,
   resetCheckpoint,
   searchPathOf,
 } from '#eventstore';
 import { EVERYTHING } from '#accounts';
-import { beginPass, eventHash, findDrift, logSeal, passChecks, paymentAsOf, reportText, runPass, verifyLog } from '#audit';
-import { journalModel } from '#ledger';
+import { beginPass, eventHash, exportReport, findDrift, logSeal, passChecks, paymentAsOf, type ReportName, runPass, verifyLog } from '#audit';
+import { journalModel, lineRegisterModel } from '#ledger';
 import { paymentListModel } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { createPool, migrate, newKeyRing, startEmbeddedPostgres, transaction } from '#platform';
@@ -137,6 +138,13 @@ try {
       `projections, ${events} events: list ${listRate.toFixed(0)}/s, journal ${(events / journal).toFixed(0)}/s; ratio ${(events / journal / listRate).toFixed(2)} (floor 0.5)`,
     );
 
+    const lines = await projectModel(lineRegisterModel);
+    const rebuilt = (model: ReadModel) => timed(() => rebuild(model, { store, pool, now: () => Date.now() }));
+    const [journalAgain, linesAgain] = [await rebuilt(journalModel), await rebuilt(lineRegisterModel)];
+    console.log(
+      `line items: followed ${(events / lines).toFixed(0)}/s, ratio to the journal ${(journal / lines).toFixed(2)}; rebuilt ${(events / linesAgain).toFixed(0)}/s, ratio to a rebuild of the journal ${(journalAgain / linesAgain).toFixed(2)} (floor 1)`,
+    );
+
     await projectModel(paymentRegisterModel);
     // This history has no settlement streams. Fill the column that their events would fill.
     await pool.query(
@@ -156,27 +164,24 @@ try {
       `sealing ${(events / sealing).toFixed(0)}/s; verification ${(events / verified).toFixed(0)}/s, reading and hashing alone ${plainRate.toFixed(0)}/s; ratio ${(events / verified / plainRate).toFixed(2)} (floor 0.7); ${ok ? 'ok' : 'NOT OK'}`,
     );
 
-    globalThis.gc?.();
-    const idle = await rssMib(process.pid);
-    let most = idle;
-    const said = { rows: 0, totals: {}, after: null };
-    let pieces = 0;
-    const cpuExport = process.cpuUsage();
-    const exporting = await timed(async () => {
-      for await (const piece of reportText(
-        { store, db: pool },
-        EVERYTHING,
-        'payments',
-        'csv',
-        { from: null, to: null, asOf: null, after: null },
-        said,
-      ))
-        if (piece.length > 0 && pieces++ % 20 === 0) most = Math.max(most, await rssMib(process.pid));
-    });
-    const busy = process.cpuUsage(cpuExport);
-    console.log(
-      `export of payments: ${said.rows} rows, ${(said.rows / exporting).toFixed(0)}/s (floor 50000), ${((said.rows * 1e6) / (busy.user + busy.system)).toFixed(0)} per second of our core; memory ${(most - idle).toFixed(0)} MiB above idle (ceiling 150)`,
-    );
+    const measureExport = async (report: ReportName): Promise<void> => {
+      globalThis.gc?.();
+      const idle = await rssMib(process.pid);
+      let most = idle;
+      let pieces = 0;
+      const made = exportReport({ store, db: pool }, EVERYTHING, report, 'csv', { from: null, to: null, asOf: null, after: null }, head);
+      const cpuExport = process.cpuUsage();
+      const exporting = await timed(async () => {
+        for await (const _piece of made.pieces) if (pieces++ % 20 === 0) most = Math.max(most, await rssMib(process.pid));
+      });
+      const busy = process.cpuUsage(cpuExport);
+      const { rows } = await made.manifest();
+      console.log(
+        `export of ${report}: ${rows} rows, ${(rows / exporting).toFixed(0)}/s (floor 50000), ${((rows * 1e6) / (busy.user + busy.system)).toFixed(0)} per second of our core; memory ${(most - idle).toFixed(0)} MiB above idle (ceiling 150)`,
+      );
+    };
+    await measureExport('payments');
+    await measureExport('line-items');
 
     let differences = 0;
     const before = process.cpuUsage();

@@ -80,6 +80,30 @@ describe('arrows between libs', () => {
   });
 });
 
+describe('the line-item register and the journal prove each other', () => {
+  const files = filesBelow('libs/ledger').filter((file) => /\/line-[^/]+$/.test(file));
+  /** Declarations of events, and types. Nothing of them decides how money is booked. */
+  const SHARED = ['#kernel', '#eventstore', '#payments', '#platform', '#settlement', './events.js'];
+  const TYPES_ONLY = ['./adjustment.js', './remittance.js'];
+
+  test('the register imports no code of the journal', () => {
+    expect(files.length).toBe(4);
+    const wrong = files.flatMap((file) =>
+      importsOf(file)
+        .filter((specifier) => !SHARED.includes(specifier) && !/^\.\/line-[a-z-]+\.js$/.test(specifier))
+        .filter((specifier) => !(TYPES_ONLY.includes(specifier) && new RegExp(`import type [^;]* from '${specifier}'`).test(codeOf(file))))
+        .map((specifier) => `${file} → ${specifier}`),
+    );
+    expect(wrong).toEqual([]);
+  });
+
+  test('the register reads no table of the journal, and the journal none of the register', () => {
+    expect(files.filter((file) => /journal_/.test(codeOf(file)))).toEqual([]);
+    const journal = ['journal', 'postings', 'chart', 'books', 'sums', 'days', 'periods'].map((name) => `libs/ledger/${name}.ts`);
+    expect(journal.filter((file) => /line_(movement|payment|deposit|day|period)|\.\/line-/.test(codeOf(file)))).toEqual([]);
+  });
+});
+
 describe('HTTP and payments know nothing of each other', () => {
   test('no lib but platform knows HTTP', () => {
     const wrong = filesBelow('libs').filter((file) => !file.startsWith('libs/platform/') && importsOf(file).includes('#platform/http'));

@@ -26,6 +26,7 @@ import {
   authenticateAudit,
   driftFound,
   exceptionsFor,
+  type ExportManifest,
   exportReport,
   FIND_PARAMETERS,
   findFaults,
@@ -435,7 +436,7 @@ export class AuditController {
   @Text('from')
   @Text('to')
   @AsOf()
-  @Text('after', 'Go on after a place, as the trailer Export-After named it')
+  @Text('after', 'Go on after a place, as the trailer Export-After named it. Of line-items: a place of the log, for what came since')
   @ApiResponse({
     status: 200,
     description:
@@ -451,13 +452,13 @@ export class AuditController {
     const { format = 'csv', from, to, asOf, after } = known(query, 'format', 'from', 'to', 'asOf', 'after');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
-    const { auditorsOnly, byPosition = false, projection } = reportOf(report);
+    const { auditorsOnly, byPosition = false, projection, comparedWith } = reportOf(report);
     refuseReport(report, caller.scope);
     if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
     const places = byPosition ? SAME : this.places(caller.keyId, `exports/${report}`, 'after');
     const place = after === undefined ? null : places.open(after);
     const asked = { from: time('from', from), to: time('to', to), asOf: time('asOf', asOf), after: place };
-    const position = await this.standing(reply, projection, ...modelsOf(caller.scope));
+    const position = await this.standing(reply, projection, ...(comparedWith ? [comparedWith] : []), ...modelsOf(caller.scope));
     const { store, pool, clock, log } = this.services;
     const download = new Download(reply.raw, clock);
     const { pieces, manifest } = exportReport({ store, db: pool }, caller.scope, report, format, asked, position);
@@ -482,7 +483,7 @@ export class AuditController {
       raw.addTrailers({
         'Export-Rows': String(made.rows),
         'Export-After': end ?? '',
-        'Export-Manifest': JSON.stringify({ ...made, after: end, query: { ...made.query, after: after ?? null } }),
+        'Export-Manifest': JSON.stringify({ ...inTrailer(made), after: end, query: { ...made.query, after: after ?? null } }),
       });
       await download.end();
     } catch (error) {
@@ -534,6 +535,11 @@ export class AuditController {
 
 /** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
 const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
+
+/** A client accepts some 16 KiB of headers and trailers. A tie of more accounts than this is named by their number only. */
+const MAX_TIE_IN_TRAILER = 40;
+const inTrailer = ({ tie, ...made }: ExportManifest): object =>
+  tie === undefined ? made : { ...made, ...(tie.length <= MAX_TIE_IN_TRAILER ? { tie } : { tieAccounts: tie.length }) };
 
 interface Places {
   /** Throws 400 for a cursor of another key or list. */

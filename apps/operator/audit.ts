@@ -71,7 +71,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const note = fromHead === undefined ? null : readHead(fromHead);
         const all = await services();
         const { beginPass, find, logState, passChecks, runPass, trustedHead, UntrustedHead } = await import('#audit');
-        const { journalModel, journalPayments } = await import('#ledger');
+        const { journalModel, journalPayments, lineRegisterModel } = await import('#ledger');
         const ports = { ...all.seal, headFolder: all.seal.folder };
         const waitMs = timeoutSeconds * 1_000;
         const [sealing, behind] = await Promise.all([sealed(all, waitMs), notLevel(all, await reportModels(), waitMs)]);
@@ -84,8 +84,9 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const { size, position } = await logState(all.pool);
         const pass = await beginPass(ports, from && { size: from.size, position: from.position }, { size, position });
         for (const { name, reason } of behind)
-          if (name !== journalModel.name) find(pass.found.models, reason);
-          else for (const findings of [pass.found.journal, pass.found.books]) find(findings, reason);
+          if (name === lineRegisterModel.name) find(pass.found.lines, reason);
+          else if (name !== journalModel.name) find(pass.found.models, reason);
+          else for (const findings of [pass.found.journal, pass.found.books, pass.found.lines]) find(findings, reason);
         let bar: ReturnType<typeof progressBar> | null = null;
         let shown: string | null = null;
         const totals = { events: size - (from?.size ?? 0), payments: from ? null : await journalPayments(all.pool) };
@@ -110,7 +111,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
 
   audit
     .command('drift')
-    .description('compare replay, list, journal and settlement of every payment; prints only differences')
+    .description('compare replay, list, journal and settlement of every payment, and the line items with the journal; prints only differences')
     .action(
       action(async ({ services }) => {
         const all = await services();
@@ -208,10 +209,12 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
           { ...all.seal, db: all.pool, reached: (position) => modelsReach(all, position) },
           { from, to, out, version, verifier },
         );
-        const { position, size, root, files, drift } = pack;
+        const { position, size, root, files, drift, tie } = pack;
+        const loose = tie.filter(({ differenceCents }) => differenceCents !== 0);
         return reported({ position, size, root }, [
           ...checks,
           { name: 'drift', ok: drift.differences.length === 0, detail: `${drift.differences.length} differences over ${drift.payments} payments` },
+          { name: 'lines', ok: loose.length === 0, detail: `${loose.length} of ${tie.length} accounts in which line items and journal differ` },
           { name: 'pack', ok: true, detail: `${files.length} files in ${out}; check them with: node ${join(out, 'verify.mjs')} pack ${out}` },
         ]);
       }),
@@ -226,7 +229,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .option('--from <time>', 'from a time on', moment)
     .option('--to <time>', 'before a time', moment)
     .option('--as-of <time>', 'as it was known at a time (reports over the journal)', moment)
-    .option('--after <place>', 'go on after a place, as the manifest on stderr names it')
+    .option('--after <place>', 'go on after a place, as the manifest on stderr names it; of line-items: what came since a place of the log')
     .option('--digest', 'compare the read models with their replay first, and put the digest of both into the manifest')
     .action(
       action(async ({ services }, name: ReportName | undefined, options: ExportOptions) => {
@@ -383,7 +386,7 @@ interface IssueOptions {
 
 const KEY_MS = 30_000;
 /** The names of `REPORTS`. A second list lets help and wrong usage answer without loading the ledger. A spec compares both lists. */
-const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
+const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions', 'line-items', 'deposits']; // prettier-ignore
 
 interface ExportOptions {
   readonly columns?: ReportName;
@@ -398,8 +401,8 @@ interface ExportOptions {
 const reportModels = async (): Promise<readonly ReadModel[]> => {
   const { paymentListModel, staffWorkModel } = await import('#payments');
   const { exceptionModel, paymentRegisterModel } = await import('#settlement');
-  const { journalModel } = await import('#ledger');
-  return [paymentListModel, paymentRegisterModel, journalModel, exceptionModel, staffWorkModel];
+  const { journalModel, lineRegisterModel } = await import('#ledger');
+  return [paymentListModel, paymentRegisterModel, journalModel, lineRegisterModel, exceptionModel, staffWorkModel];
 };
 
 /** Brings the read models of reports up to the end of the log. Returns that position. */

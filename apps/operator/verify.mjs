@@ -502,7 +502,7 @@ const postLine = (mid, { type, accepted, grossCents: gross, feeCents: fee, netCe
 // ------------------------------------------------------------------------------------------------------------------------------------
 // An evidence pack.
 
-const REPORTS = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions']; // prettier-ignore
+const REPORTS = ['payments', 'transactions', 'reversals', 'fees', 'payable', 'batches', 'disputes', 'open', 'trial-balance', 'attempts', 'webhooks', 'staff-actions', 'line-items', 'deposits']; // prettier-ignore
 const OTHERS = ['journal.csv', 'journal.ndjson', 'journal.hledger', 'trial-balance.json', 'events.ndjson', 'other-events.ndjson', 'exceptions.ndjson', 'drift.json', 'head.txt', 'last-head.txt', 'verify.mjs']; // prettier-ignore
 const FIRST_HEAD = 'first-head.txt';
 const filesOf = (first) => [...REPORTS.flatMap((name) => [`${name}.csv`, `${name}.ndjson`]), ...OTHERS, ...(first > 0 ? [FIRST_HEAD] : [])];
@@ -743,6 +743,19 @@ const checkTrialBalance = (folder, { events, query: { from, to } }, balances, cl
   return said;
 };
 
+/** The line items sum to the journal, account by account: the manifest names both sums, and the trial balance has the journal's. */
+const checkTie = (folder, { tie }) => {
+  const { accounts } = JSON.parse(whole(join(folder, 'trial-balance.json')));
+  const moved = new Map(accounts.map(({ account, debitCents, creditCents }) => [account, debitCents - creditCents]));
+  for (const { account, journalCents, linesCents, differenceCents } of tie) {
+    if (journalCents !== (moved.get(account) ?? 0)) throw new Error(`${account}: the tie says ${journalCents} cents of the journal, the trial balance says ${moved.get(account) ?? 0}`); // prettier-ignore
+    if (linesCents - journalCents !== differenceCents || differenceCents !== 0) throw new Error(`${account}: the line items come to ${linesCents} cents, the journal to ${journalCents}`); // prettier-ignore
+    moved.delete(account);
+  }
+  for (const [account, cents] of moved) if (cents !== 0) throw new Error(`${account}: the tie does not name it, and it moved ${cents} cents`);
+  return `the line items come to the sums of the journal in ${count(tie.length, 'account')}, as the signed manifest names them`;
+};
+
 /** Checks a whole pack. Throws at the first fault. Memory does not grow with the pack: files are streamed, `paymentsAtOnce` are kept. */
 export const checkPack = async (folder, given = null, paymentsAtOnce = PAYMENTS_AT_ONCE) => {
   const { manifest, origin } = openManifest(folder, given);
@@ -783,6 +796,7 @@ export const checkPack = async (folder, given = null, paymentsAtOnce = PAYMENTS_
   await checkJournalForms(folder, balances.entries, file);
   said.push(`the ${balances.entries} entries of the journal from ${from} to ${to} are what those events post`);
   said.push(...checkTrialBalance(folder, manifest, balances, closings, file));
+  said.push(checkTie(folder, manifest));
   said.push(
     `not made again here, only signed: the other reports, the exceptions, and the drift report, which names ${count(drift.differences.length, 'difference')}`,
   );

@@ -22,6 +22,7 @@ import {
 import { paymentRegisterModel } from '#settlement';
 import { ALL_AS_TEXT, collect, everyRow, type Migration, type Pool, type Queryable } from '#platform';
 import { checkBooks } from './check-books.js';
+import { checkTie } from './tie.js';
 import {
   type Books,
   entriesAt,
@@ -31,6 +32,7 @@ import {
   journalModel,
   type JournalEntry,
   journalise,
+  lineRegisterModel,
   linesOfPayments,
   policyAt,
   type PolicyFrom,
@@ -39,7 +41,7 @@ import {
   type Rule,
 } from '#ledger';
 
-export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books';
+export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books' | 'lines';
 
 export interface Difference {
   readonly kind: DriftKind;
@@ -86,13 +88,14 @@ export interface Checkpoints {
   readonly list: string;
   readonly journal: string;
   readonly register: string;
+  readonly lines: string;
   readonly policies: readonly PolicyFrom[];
 }
 
 export const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkpoints> => {
   const { rows } = await db.query<{ read_at: string; name: string | null; position: string }>(
     'select clock_timestamp()::text as read_at, name, position from (select) one left join projection_checkpoint on name = any($1::text[])',
-    [[paymentListModel, journalModel, paymentRegisterModel].map(checkpointOf)],
+    [[paymentListModel, journalModel, paymentRegisterModel, lineRegisterModel].map(checkpointOf)],
   );
   const at = (name: string) => rows.find((row) => row.name === name)?.position ?? '';
   return {
@@ -100,6 +103,7 @@ export const readCheckpoints = async ({ db, rules }: DriftPorts): Promise<Checkp
     list: at(checkpointOf(paymentListModel)),
     journal: at(checkpointOf(journalModel)),
     register: at(checkpointOf(paymentRegisterModel)),
+    lines: at(checkpointOf(lineRegisterModel)),
     policies: await readPolicies(db, rules),
   };
 };
@@ -544,7 +548,10 @@ export const readPages = async function* (
   for (const page of reading) yield await page;
 };
 
-/** Compares all payments, all other journal entries, and the totals of the books. `streams`: number of payment streams in the log, if known. */
+/**
+ * Compares all payments, all other journal entries, the totals of the books, and the line-item register with the journal. `streams`: number of payment
+ * streams in the log, if known.
+ */
 export const findDrift = async (
   ports: DriftPorts & { readonly db: Pool },
   { streams = null, onProgress }: { streams?: number | null; onProgress?: (payments: number) => void } = {},
@@ -552,7 +559,7 @@ export const findDrift = async (
   const differences: Difference[] = [];
   const unlisted = new Map<DriftKind, number>();
   const digest = createHash('sha256');
-  const { journal: position } = await readCheckpoints(ports);
+  const { journal: position, lines } = await readCheckpoints(ports);
   let [payments, entries] = [0, 0];
   for await (const page of readPages(ports, null, await newestPaymentId(ports.db))) {
     const checked = await checkRead(ports, page, upTo(position));
@@ -579,6 +586,9 @@ export const findDrift = async (
   }
   for await (const { wrong } of checkBooks(ports.db, { after: '', until: position, expected: entries, full: true }))
     differences.push(...wrong.map((found) => ({ kind: 'books', paymentId: null, ...found }) as const));
+  // The part that both have applied. A lag of one of them is no difference.
+  for await (const { wrong } of checkTie(ports.db, '', lines < position ? lines : position))
+    differences.push(...wrong.map((found) => ({ kind: 'lines', paymentId: null, ...found }) as const));
   return { payments, position: position === '' ? null : position, digest: digest.digest('hex'), entries, differences };
 };
 

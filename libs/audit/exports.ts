@@ -6,21 +6,25 @@
  */
 import { type Bind, portalsInScope, type Scope, scopeCondition } from '#accounts';
 import type { EventStore, ReadModel } from '#eventstore';
-import { AuthenticationError, isDay, ServiceError, sumCents } from '#kernel';
+import { AuthenticationError, isDay, sumCents } from '#kernel';
 import { type Charged, isVisible, type Payment, paymentListModel, paymentScopeCondition, remaining, staffWorkModel, statusOf } from '#payments';
 import { paymentRegisterModel } from '#settlement';
-import { isDataException, type Pool } from '#platform';
+import type { Pool } from '#platform';
 import {
   account as chart,
   type AccountBalance,
   balancesBefore,
   type Cell,
   journalModel,
+  lineRegisterModel,
   type Movement,
   movements,
   movementsByDay,
   type Rule,
 } from '#ledger';
+import { CAUSE_COLUMN, DEPOSIT_COLUMNS, depositPages, LINE_ITEM_COLUMNS, lineItemPages } from './line-reports.js';
+import { afterOf, type Column, keyOf, notAPlace, PAGE_ROWS, pagesByKey, parsed, SPELLED } from './pages.js';
+import type { TieRow } from './tie.js';
 
 export interface ReportQuery {
   /** RFC 3339; null: unbounded. */
@@ -30,6 +34,8 @@ export interface ReportQuery {
   readonly asOf: string | null;
   /** `after` of the last page that was read. null: begin with the first row. */
   readonly after: string | null;
+  /** Only for reports over the line-item register: events up to this position of the log count. Absent: all that the read models have applied. */
+  readonly until?: string | null;
 }
 
 export interface ReportPorts {
@@ -41,17 +47,24 @@ export interface ReportPage {
   readonly rows: readonly (readonly Cell[])[];
   /** Key of the page's last row. A query with this `after` begins with the next row. null: the page has no row in scope. */
   readonly after: string | null;
+  /** Only on the last page of a report over the line-item register: the log position up to which it is complete, and its tie to the journal. */
+  readonly until?: string;
+  readonly tie?: readonly TieRow[];
 }
 
 interface Report {
   readonly title: string;
   readonly columns: readonly string[];
+  /** A column more in the answer to a query with `after`. Such an answer has a heading of its own. */
+  readonly changesColumn?: string;
   /** Columns of cents whose sum is meaningful. */
   readonly totals: readonly string[];
   /**
    * The report is complete up to the checkpoint of this read model. A report without a read model (keys, deliveries) names the journal.
    */
   readonly projection: ReadModel;
+  /** Another read model that the report is compared with. It is complete up to the checkpoint that is less. */
+  readonly comparedWith?: ReadModel;
   /** Only for auditors. */
   readonly auditorsOnly?: true;
   /** true: a scope with limits gets the rows in scope. false: such a scope gets 403. */
@@ -61,65 +74,9 @@ interface Report {
   pages(ports: ReportPorts, scope: Scope, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-/** Number of rows in a page. Small pages keep garbage collection cheap: few rows are in use at the same time. */
-const PAGE_ROWS = 250;
-/** The same for a scope with limits. A page reads this many rows of the time of the report, and shows those in scope. */
+/** The number of rows in a page for a scope with limits. A page reads this many rows of the time of the report, and shows those in scope. */
 const SCANNED_ROWS = 1_000;
 const pageRows = (scope: Scope): number => (scope === null ? PAGE_ROWS : SCANNED_ROWS);
-
-type Kind = 'text' | 'cents' | 'time' | 'day' | 'bool';
-type Column = readonly [name: string, kind: Kind, sql: string];
-
-const SPELLED: Readonly<Record<Kind, (sql: string) => string>> = {
-  text: (sql) => `(${sql})::text`,
-  cents: (sql) => `(${sql})::text`,
-  time: (sql) => `to_char(${sql}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`,
-  day: (sql) => `(${sql})::date::text`,
-  bool: (sql) => `(${sql})::text`,
-};
-const parsed = (kind: Kind, value: string | null): Cell =>
-  value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
-
-/**
- * Reads pages of rows, each by the key of the last row of the page before. No transaction stays open over a page. This process holds at most two
- * pages.
- */
-const pagesByKey = async function* <Row>(
-  place: readonly string[] | null,
-  keyOfRow: (row: Row) => readonly string[],
-  read: (place: readonly string[] | null) => Promise<readonly Row[]>,
-  rowsInPage = PAGE_ROWS,
-): AsyncGenerator<readonly Row[], void, void> {
-  const first = read(place).catch((error: unknown) => {
-    // All other parameters were checked before. A part of `after` is not a valid date, id or text.
-    throw isDataException(error) ? notAPlace() : error;
-  });
-  let next: Promise<readonly Row[]> | null = first;
-  try {
-    while (next !== null) {
-      const rows: readonly Row[] = await next;
-      // Read the next page while the caller writes this one.
-      next = rows.length < rowsInPage ? null : read(keyOfRow(rows.at(-1)!));
-      next?.catch(() => undefined);
-      if (rows.length > 0) yield rows;
-    }
-  } finally {
-    // If the caller stops early, a statement is still running. It must not outlive the report.
-    await next?.catch(() => undefined);
-  }
-};
-
-const notAPlace = () => new ServiceError('VALIDATION_ERROR', 'after is not a place of this report.');
-const afterOf = (key: readonly string[]): string => Buffer.from(JSON.stringify(key)).toString('base64url');
-const keyOf = (after: string, length: number): readonly string[] => {
-  try {
-    const key = JSON.parse(Buffer.from(after, 'base64url').toString()) as unknown;
-    if (Array.isArray(key) && key.length === length && key.every((part) => typeof part === 'string')) return key;
-  } catch {
-    // Invalid JSON gets the same answer as a wrong key.
-  }
-  throw notAPlace();
-};
 
 type Key = readonly [column: string, type: 'text' | 'uuid' | 'date' | 'timestamptz' | 'bigint' | 'int'];
 
@@ -607,6 +564,25 @@ export const REPORTS = {
     },
     { projection: staffWorkModel, auditorsOnly: true },
   ),
+  'line-items': {
+    title: 'Line items: every movement of money, by line of a payment',
+    columns: LINE_ITEM_COLUMNS,
+    changesColumn: CAUSE_COLUMN,
+    totals: ['principal_cents', 'fee_cents', 'processor_fee_cents'],
+    projection: lineRegisterModel,
+    comparedWith: journalModel,
+    isScoped: true,
+    byPosition: true,
+    pages: lineItemPages,
+  },
+  deposits: {
+    title: 'Deposits: the settled lines of each funded batch',
+    columns: DEPOSIT_COLUMNS,
+    totals: ['principal_cents', 'fee_cents', 'processor_fee_cents', 'net_cents'],
+    projection: lineRegisterModel,
+    isScoped: true,
+    pages: depositPages,
+  },
 } as const satisfies Record<string, Report>;
 
 export type ReportName = keyof typeof REPORTS;

@@ -31,7 +31,7 @@ export { FIND_PARAMETERS, type FindBy, findFaults, type FindParameter, findPayme
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';
 export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
-export { exportReport, projectionDigest, reportText, writePack } from './pack.js';
+export { type ExportManifest, exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
 export { listAsOf, type ListThenQuery, paymentAsOf, timeline, withoutStaffNames } from './replay.js';
 export {

@@ -99,7 +99,8 @@ const writeLargePack = (): void => {
   const note = signHead({ origin: ORIGIN, size: tree.size, root: tree.root(), at: TO, position }, keys);
   for (const name of ['head.txt', 'last-head.txt']) write(name, note, 1);
   const events = { first: 0, last: tree.size, subtrees: [], consistency: [] };
-  const manifest = JSON.stringify({ query: { from: FROM, to: TO }, position, size: tree.size, root: tree.root().toString('base64'), events, digest: '', keys: [], files }); // prettier-ignore
+  const tie = rows.map(([account, , , , cents]) => ({ account, journalCents: cents, linesCents: cents, differenceCents: 0 }));
+  const manifest = JSON.stringify({ query: { from: FROM, to: TO }, position, size: tree.size, root: tree.root().toString('base64'), events, digest: '', tie, keys: [], files }); // prettier-ignore
   writeFileSync(join(folder, 'manifest.json'), manifest);
   writeFileSync(join(folder, 'manifest.note'), signManifest(ORIGIN, manifest, keys));
 };

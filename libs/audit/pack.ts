@@ -35,6 +35,7 @@ import { exceptionRows } from '#settlement';
 import { consistencyProof, eventHash, GrowingTree, leafOf, rememberingTiles } from './merkle.js';
 import { base64, proveEvents } from './prove.js';
 import { headBefore, headCovering, newestHead, type SignedLog, signLog, storedTiles } from './seal.js';
+import type { TieRow } from './tie.js';
 
 export interface ExportedFile {
   readonly file: string;
@@ -89,6 +90,9 @@ export interface Exported {
   totals: Record<string, number>;
   /** `after` of the last page. A later export continues with it. null: no row was read. */
   after: string | null;
+  /** Only of a report over the line-item register: the log position up to which it is complete, and its sums beside the journal's. */
+  until?: string;
+  tie?: readonly TieRow[];
 }
 
 /** The text of a report, in pieces. `said` is updated before each piece. A scope that may not read the report → 403. */
@@ -102,12 +106,19 @@ export const reportText = async function* (
   pages: AsyncIterable<ReportPage> | Iterable<ReportPage> = reportOf(name).pages(ports, scope, query),
 ): AsyncGenerator<string, void, void> {
   refuseReport(name, scope);
-  const { columns, totals } = reportOf(name);
+  const { columns: always, changesColumn, totals } = reportOf(name);
+  const changes = changesColumn !== undefined && query.after !== null;
+  const columns = changes ? [...always, changesColumn] : always;
   if (format === 'csv' && query.after === null) yield csvLine(columns);
+  // The heading of changes waits for their first page. So a wrong place is refused before anything is written.
+  let heading = format === 'csv' && changes ? csvLine(columns) : '';
   const lineOf = format === 'csv' ? csvLine : ndjsonLines(columns);
   const summed = totals.map((total) => [total, columns.indexOf(total)] as const);
-  for await (const { rows, after } of pages) {
-    let text = '';
+  for await (const { rows, after, until, tie } of pages) {
+    if (until !== undefined) said.until = until;
+    if (tie !== undefined) said.tie = tie;
+    let text = heading;
+    heading = '';
     for (const row of rows) {
       text += lineOf(row);
       for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + Number(row[index] ?? 0);
@@ -116,6 +127,17 @@ export const reportText = async function* (
     if (after !== null) said.after = after;
     yield text;
   }
+};
+
+/** Throws INVALID_STATE if the rows of an export do not sum to the journal. */
+const refuseLooseTie = (tie: readonly TieRow[] = []): void => {
+  const wrong = tie.filter(({ differenceCents }) => differenceCents !== 0);
+  if (wrong.length === 0) return;
+  const [{ account, journalCents, linesCents }] = wrong as [TieRow, ...TieRow[]];
+  throw new ServiceError(
+    'INVALID_STATE',
+    `The lines of this export do not sum to the journal in ${wrong.length} accounts: see audit drift. ${account}: the journal has ${journalCents} cents, the lines have ${linesCents}.`,
+  );
 };
 
 /** `sha256` is the digest of a {@link DriftReport}. */
@@ -131,7 +153,7 @@ export const projectionDigest = ({ digest, payments, position, differences }: Dr
   return { sha256: digest, payments, position };
 };
 
-export interface ExportManifest extends Exported {
+export interface ExportManifest extends Omit<Exported, 'until'> {
   readonly report: ReportName;
   readonly format: ExportFormat;
   readonly query: ReportQuery;
@@ -145,7 +167,10 @@ export interface ExportManifest extends Exported {
   readonly sha256: string;
 }
 
-/** A report as text, with its manifest. The manifest is complete after the last piece. */
+/**
+ * A report as text, with its manifest. The manifest is complete after the last piece. If the rows do not sum to the journal, `manifest` throws
+ * INVALID_STATE.
+ */
 export const exportReport = (
   ports: { readonly store: EventStore; readonly db: Pool },
   scope: Scope,
@@ -159,14 +184,16 @@ export const exportReport = (
   const hash = createHash('sha256');
   return {
     pieces: (async function* () {
-      for await (const piece of reportText(ports, scope, report, format, query, said)) {
+      for await (const piece of reportText(ports, scope, report, format, { ...query, until: position }, said)) {
         hash.update(piece);
         yield piece;
       }
     })(),
     manifest: async () => {
+      const { until, ...rest } = said;
+      refuseLooseTie(said.tie);
       const head = scope === null ? await newestHead(ports.db) : null;
-      return { report, format, query, position, head, digest, ...said, sha256: hash.copy().digest('hex') };
+      return { report, format, query, position: until ?? position, head, digest, ...rest, sha256: hash.copy().digest('hex') };
     },
   };
 };
@@ -199,6 +226,8 @@ export interface Pack {
   readonly root: string;
   readonly files: readonly ExportedFile[];
   readonly drift: DriftReport;
+  /** The sums of the line items beside those of the journal, by account. */
+  readonly tie: readonly TieRow[];
 }
 
 /**
@@ -218,6 +247,8 @@ interface PackManifest {
    */
   readonly events: { readonly first: number; readonly last: number; readonly subtrees: readonly string[]; readonly consistency: readonly string[] };
   readonly digest: string;
+  /** For each account: the sums of the journal and of `line-items` over the period. */
+  readonly tie: readonly TieRow[];
   readonly keys: readonly string[];
   readonly version: string;
   readonly files: readonly ExportedFile[];
@@ -246,7 +277,8 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
     throw new ServiceError('VALIDATION_ERROR', `${out} cannot be made (${(error as NodeJS.ErrnoException).code}); a pack gets a folder of its own.`);
   }
   const files: ExportedFile[] = [];
-  const query = { from, to, asOf: null, after: null };
+  const query = { from, to, asOf: null, after: null, until: head.position };
+  let tie: readonly TieRow[] = [];
   const end = async (file: HashedFile, title: string, said: { rows: number; totals: Record<string, number> }) => {
     files.push({ file: file.name, title, rows: said.rows, totals: said.totals, ...(await file.end()) });
   };
@@ -263,9 +295,10 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   const balances = await trialBalanceAt(db, from, to, head.position);
   for (const name of Object.keys(REPORTS) as ReportName[])
     for (const format of ['csv', 'ndjson'] as const) {
-      const said = { rows: 0, totals: {}, after: null };
+      const said: Exported = { rows: 0, totals: {}, after: null };
       const pages = name === 'trial-balance' ? [{ rows: balances, after: '' }] : undefined;
       await write(`${name}.${format}`, reportOf(name).title, reportText(ports, EVERYTHING, name, format, query, said, pages), said);
+      if (said.tie) ({ tie } = said);
     }
   for (const format of ['csv', 'ndjson', 'hledger'] as const satisfies readonly JournalFormat[]) {
     const said = { rows: 0, totals: {} };
@@ -337,6 +370,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
       consistency: base64(await consistencyProof(rememberingTiles(storedTiles(db)), last.head.size, head.size)),
     },
     digest: drift.digest,
+    tie,
     keys: headKeys(head.origin, keys).map(({ vkey }) => vkey),
     version,
     files,
@@ -344,7 +378,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
   const text = `${JSON.stringify(manifest, null, 1)}\n`;
   writeFileSync(join(out, 'manifest.json'), text, { flag: 'wx', mode: FILE_MODE });
   writeFileSync(join(out, 'manifest.note'), signManifest(head.origin, text, keys), { flag: 'wx', mode: FILE_MODE });
-  return { position: head.position, size: head.size, root: manifest.root, files, drift };
+  return { position: head.position, size: head.size, root: manifest.root, files, drift, tie };
 };
 
 /**

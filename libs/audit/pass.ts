@@ -2,7 +2,7 @@
  * A verification pass: the sealed log, and what follows from it. `payfold audit verify` and the worker run the same pass.
  *
  * A full pass reads everything. An incremental pass begins at a signed head: it reads the events, tiles and heads after it, and compares the payments
- * that changed since then, the days of the journal since then, and the periods that were closed since then.
+ * that changed since then, the days of the journal since then, the line items since then, and the periods that were closed since then.
  *
  * A pass is done in pages. Its state is plain JSON, so another process can go on after the last page whose state was stored. No transaction lasts
  * longer than a page.
@@ -24,6 +24,7 @@ import {
   readCheckpoints,
   readPages,
 } from './drift.js';
+import { checkTie } from './tie.js';
 import {
   checkOf,
   find,
@@ -42,7 +43,7 @@ export interface PassPorts extends VerifyPorts, DriftPorts {
   readonly db: Pool;
 }
 
-type PassStep = 'log' | 'payments' | 'entries' | 'books' | 'periods' | 'done';
+type PassStep = 'log' | 'payments' | 'entries' | 'books' | 'lines' | 'periods' | 'done';
 
 /** The state of a pass, as plain JSON. */
 export interface PassState {
@@ -64,9 +65,18 @@ export interface PassState {
   /** Number of journal entries that follow from the events. */
   entries: number;
   books: BooksPlace | null;
+  /** The line-item register is compared with the journal up to `tied`. The pass compares it up to `lines`. */
+  tied: string;
+  readonly lines: string;
   /** The result of the check of closed periods. */
   periods: string;
-  readonly found: { readonly models: Findings; readonly journal: Findings; readonly books: Findings; readonly periods: Findings };
+  readonly found: {
+    readonly models: Findings;
+    readonly journal: Findings;
+    readonly books: Findings;
+    readonly lines: Findings;
+    readonly periods: Findings;
+  };
 }
 
 /** The settings of a pass. A worker reads small pages and pauses between them. */
@@ -87,15 +97,16 @@ export interface PassOptions {
  * is added later is not compared.
  */
 export const beginPass = async (ports: PassPorts, from: LogPlace | null, end: LogPlace): Promise<PassState> => {
-  const { journal } = await readCheckpoints(ports);
+  const { journal: applied, lines } = await readCheckpoints(ports);
+  // The next incremental pass may begin at the end of this one. So this one counts no later entry, else it would count twice.
+  const journal = from !== null && end.position < applied ? end.position : applied;
   const begin = from ?? LOG_START;
   return {
     full: from === null,
     step: 'log',
     log: logProgress(begin, end),
     root: '',
-    // The next incremental pass may begin at the end of this one. So this one counts no later entry, else it would count twice.
-    journal: from !== null && end.position < journal ? end.position : journal,
+    journal,
     lastPayment: from === null ? await newestPaymentId(ports.db) : null,
     payment: null,
     payments: 0,
@@ -103,17 +114,20 @@ export const beginPass = async (ports: PassPorts, from: LogPlace | null, end: Lo
     others: begin.position,
     entries: 0,
     books: null,
+    tied: begin.position,
+    lines: lines < journal ? lines : journal,
     periods: '',
-    found: { models: noFindings(), journal: noFindings(), books: noFindings(), periods: noFindings() },
+    found: { models: noFindings(), journal: noFindings(), books: noFindings(), lines: noFindings(), periods: noFindings() },
   };
 };
 
-const CHECK_OF: Readonly<Record<DriftKind, 'models' | 'journal' | 'books'>> = {
+const CHECK_OF: Readonly<Record<DriftKind, 'models' | 'journal' | 'books' | 'lines'>> = {
   list: 'models',
   settlement: 'models',
   journal: 'journal',
   amounts: 'journal',
   books: 'books',
+  lines: 'lines',
 };
 
 const inWords = ({ paymentId, position, message }: Pick<Difference, 'paymentId' | 'position' | 'message'>): string =>
@@ -186,6 +200,17 @@ const STEPS: Readonly<Record<Exclude<PassStep, 'done'>, Step>> = {
       await goOn?.();
       yield;
     }
+    state.step = 'lines';
+    yield;
+  },
+
+  lines: async function* ({ db }, state, { goOn }) {
+    for await (const { position, wrong } of checkTie(db, state.tied, state.lines)) {
+      for (const one of wrong) find(state.found.lines, inWords({ paymentId: null, ...one }));
+      state.tied = position;
+      await goOn?.();
+      yield;
+    }
     state.step = 'periods';
     yield;
   },
@@ -227,6 +252,7 @@ export const passChecks = ({ log, found, payments, entries, full, periods }: Pas
     checkOf('read models', found.models, `the list and the settlement of ${payments} ${which} equal their replay`),
     checkOf('journal', found.journal, `${entries} entries equal their replay`),
     checkOf('books', found.books, 'they sum to 0'),
+    checkOf('lines', found.lines, 'the line items sum to the journal, by account, rule and day'),
     checkOf('periods', found.periods, periods),
   ];
 };

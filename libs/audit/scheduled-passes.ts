@@ -134,7 +134,9 @@ class ScheduledPass {
     try {
       const kept = rows[0].state;
       const isChanged = kept !== null && !work.keys.kids.some((kid) => this.macOf(kept, kid) === kept.mac);
-      const state = kept && !isChanged ? kept : await this.begin();
+      // A release that knew no line items stored a state without them. Then the pass begins again.
+      const goesOn = kept !== null && !isChanged && 'tied' in kept.pass;
+      const state = goesOn ? kept : await this.begin();
       if (!state) return;
       if (isChanged) find(state.pass.log.found.heads, 'the stored state of this pass was changed by another program; the pass began again');
       const failed = new Set<string>();
@@ -175,8 +177,8 @@ class ScheduledPass {
     if (newest === null) return null;
     const signed = newest === 'forged' || newest.head.size > size ? null : newest;
     const end: LogPlace = signed ? { size: signed.head.size, position: signed.head.position } : { size, position };
-    const { list, journal, register } = await readCheckpoints(work);
-    if ([list, journal, register].some((applied) => applied < end.position)) return null;
+    const { list, journal, register, lines } = await readCheckpoints(work);
+    if ([list, journal, register, lines].some((applied) => applied < end.position)) return null;
     let from: LogPlace | null = null;
     let untrusted: string | null = null;
     if (pass === 'incremental')

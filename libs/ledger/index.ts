@@ -23,6 +23,8 @@ export {
   readPolicies,
   rulePolicies,
 } from './journal.js';
+export { lineRegisterModel } from './line-register.js';
+export { type LineSums, postingsOf as linePostings } from './line-postings.js';
 export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, recordedBalances, verifyPeriods } from './periods.js';
 export {
   remit,
@@ -36,3 +38,4 @@ export {
 } from './remit.js';
 export { type Books, type Entry, firstRules, POSTING_RULES, type PostingRules, postPayment, postSettlement, type Rule } from './postings.js';
 export { type Cell, csvLine, type JournalFormat, journalHeading, journalText, ndjsonLines } from './text.js';
+export { partsOf } from './sums.js';

@@ -254,7 +254,7 @@ test('a read model that cannot go on is waited for as long as the option says; a
   expect(failed['read models']).toMatch(/^not compared in full: payment-list did not reach \d+ within 2000 ms/);
   expect(failed.journal).toMatch(/^not compared in full: journal stopped at/);
   expect(failed.books).toMatch(/^not compared in full: journal stopped at/);
-  expect(Object.keys(failed).sort()).toEqual(['books', 'journal', 'read models']);
+  expect(Object.keys(failed).sort()).toEqual(['books', 'journal', 'lines', 'read models']);
   expect(seconds).toBeLessThan(30);
   expect(await payfold('projections', 'rebuild', '--all')).toMatchObject({ code: 0, stderr: '' });
   expect((await verify()).failed).toEqual({});

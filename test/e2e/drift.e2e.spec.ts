@@ -187,7 +187,7 @@ describe('drift', () => {
     service.clock.advance(3_600_000);
     const found = await tampered(table, () => sql(change, settledPayment()));
     expect(found.filter((one) => one.kind === kind && one.paymentId === settledPayment())[0]?.message).toMatch(message);
-    expect(found.every(({ paymentId, kind: is }) => paymentId === settledPayment() || is === 'books')).toBe(true);
+    expect(found.every(({ paymentId, kind: is }) => paymentId === settledPayment() || is === 'books' || is === 'lines')).toBe(true);
   });
   test('entries of settlement, and entries of no event at all', async () => {
     const funding = await tampered('journal_entry', () =>

@@ -76,6 +76,7 @@ interface Manifest {
   size: number;
   root: string;
   events: { first: number; last: number; subtrees: string[]; consistency: string[] };
+  tie: { account: string; journalCents: number; linesCents: number; differenceCents: number }[];
   files: { file: string; title: string; rows: number; bytes: number; sha256: string; totals: Record<string, number> }[];
 }
 interface Forgery {
@@ -170,13 +171,14 @@ describe('an honest pack', () => {
     expect(said).toMatch(
       new RegExp(
         `^ok: the manifest was signed with a key that you trust
-ok: 35 files are those of the manifest, with its numbers of rows and its sums
+ok: 39 files are those of the manifest, with its numbers of rows and its sums
 ok: the newest head, of \\d+ events, was signed at \\S+
 ok: the \\d+ events between the begin of the log and the head of \\d+ events, signed at \\S+, are complete
 ok: 0 other events are in the log of the newest head
 ok: the \\d+ entries of the journal from ${FROM} to ${TO} are what those events post
 ok: the trial balance follows from those entries
 ok: the openings follow from the events: the pack begins where the log begins
+ok: the line items come to the sums of the journal in \\d+ accounts, as the signed manifest names them
 ok: not made again here, only signed: the other reports, the exceptions, and the drift report, which names 0 differences
 $`,
       ),
@@ -267,6 +269,10 @@ describe('a pack that was forged and signed with the right key fails all the sam
     ['an exception left out', /exceptions\.ndjson has \d+ rows, not the \d+ that the manifest names/, ({ manifest }) => void (manifest.files.find(({ file }) => file === 'exceptions.ndjson')!.rows += 1)], // prettier-ignore
     ['a drift report of another run', /drift\.json has another digest than the manifest names/, ({ change }) => change('drift.json', (text) => text.replace(/"digest": "./, '"digest": "_'))], // prettier-ignore
     ['a head of another size', /head\.txt is not the head that the manifest names/, ({ manifest }) => void (manifest.size += 1)],
+    ['line items with a difference', /\S+: the line items come to -?\d+ cents, the journal to -?\d+/, ({ manifest }) => { manifest.tie[0]!.linesCents += 1; manifest.tie[0]!.differenceCents = 1; }], // prettier-ignore
+    ['line items with a hidden difference', /\S+: the line items come to -?\d+ cents, the journal to -?\d+/, ({ manifest }) => void (manifest.tie[0]!.linesCents += 1)], // prettier-ignore
+    ['a tie of another journal', /\S+: the tie says -?\d+ cents of the journal, the trial balance says -?\d+/, ({ manifest }) => void (manifest.tie[0]!.journalCents += 1)], // prettier-ignore
+    ['a tie without an account', /\S+: the tie does not name it, and it moved -?\d+ cents/, ({ manifest }) => void (manifest.tie = manifest.tie.filter(({ account }) => !account.endsWith(':payable')))], // prettier-ignore
     ['a file left out', /fees\.csv is missing/, ({ path }) => rmSync(join(path, 'fees.csv'))],
     ['a file left out, and not named', /the manifest does not name drift\.json/, ({ manifest, path }) => { rmSync(join(path, 'drift.json')); manifest.files = manifest.files.filter(({ file }) => file !== 'drift.json'); }], // prettier-ignore
     ['a file more', /notes\.txt is in the folder, but the manifest does not name it/, ({ path }) => writeFileSync(join(path, 'notes.txt'), '')],

@@ -80,7 +80,7 @@ beforeAll(async () => {
   await client.connect();
   const until = new Date(Math.floor(clock.now() / DAY_MS) * DAY_MS).toISOString();
   // Unlogged tables halve the time to make the copies.
-  for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'payment_find'])
+  for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'payment_find', 'line_movement'])
     await client.query(`alter table ${table} set unlogged`);
   await multiply(client, { payments: PAYMENTS_MADE, days: DAYS, until });
   tick('multiplied');
@@ -189,6 +189,15 @@ test('reports of the newest day, without an end', () =>
     for (const name of ['payments', 'transactions', 'webhooks', 'staff-actions'])
       rows += (await get(`/audit/v1/exports/${name}?format=ndjson&from=${newest}`)).split('\n').length;
     return rows;
+  }));
+
+test('line items since a place of the log', () =>
+  readsLittle(async () => {
+    const { rows } = await service.services.pool.query<{ position: string }>(
+      `select position from line_movement where position like '%:%' order by position desc, number desc offset 3000 limit 1`,
+    );
+    watched.take();
+    return (await get(`/audit/v1/exports/line-items?format=ndjson&after=${rows[0]!.position}`)).split('\n').length;
   }));
 
 test('pages of a report hold each row of the day once, also rows of the same instant', async () => {

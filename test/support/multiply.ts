@@ -44,7 +44,7 @@ export const multiply = async (client: Pick<pg.Client, 'query'>, { payments, day
 };
 
 /** Tables with a row or more for each copy. Their indexes are made after the rows, which is faster. */
-const MANY_ROWS = ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment'];
+const MANY_ROWS = ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'line_movement'];
 const INDEXES = `
   select i.indexrelid::regclass::text as name, pg_get_indexdef(i.indexrelid) as sql from pg_index i
   where i.indrelid = any (select t::regclass from unnest($1::text[]) as t)
@@ -114,6 +114,25 @@ const STATEMENTS = [
      select created_at::date, created_at::date, '00000000000000000000:' || lpad(min(n)::text, 20, '0'), '00000000000000000000:' || lpad(max(n)::text, 20, '0')
      from made group by created_at::date
      on conflict (booked_on, recorded_on) do update set first_position = excluded.first_position`,
+  // One in four copies has line items: enough for a large table.
+  `insert into line_movement (position, number, line_number, movement_id, account_id, portal_id, payment_id, line_id, principal_cents, fee_cents,
+       processor_fee_cents, recorded_at, effective_at, booked_at, movement, family, rule, leg, reference_id, payment_reference_id, description, coding, gateway,
+       merchant_account, ledger_account, transaction_id, auth_code, brand, last4, confirmation_number, batch_id, initiated_by)
+     select '00000000000000000000:' || lpad(m.n::text, 20, '0'), l.seq, l.line_number, gen_random_uuid(), m.account_id, m.portal_id, m.payment_id, l.line_id,
+       l.principal_cents, l.fee_cents, l.processor_fee_cents, m.created_at, m.created_at, m.created_at, l.movement, l.family, l.rule, l.leg, l.reference_id,
+       l.payment_reference_id, l.description, l.coding, l.gateway, l.merchant_account, l.ledger_account, l.transaction_id || '-' || m.n, l.auth_code, l.brand,
+       l.last4, l.confirmation_number, l.batch_id || '-' || m.created_at::date, l.initiated_by
+     from made m join (
+       select *, row_number() over (partition by payment_id order by position, number) as seq from line_movement where position not like '%:%') as l
+       on l.payment_id = m.template_id
+     where m.n % 4 = 0 order by m.n, l.seq`,
+  `insert into line_day (booked_on, recorded_on, first_position, last_position)
+     select booked_at::date, recorded_at::date, min(position), max(position) from line_movement where position like '%:%' group by 1, 2
+     on conflict (booked_on, recorded_on) do update set first_position = excluded.first_position`,
+  `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, recorded_at)
+     select '00000000000000000001:' || lpad(row_number() over (order by batch_id, merchant_account)::text, 20, '0'), gen_random_uuid(), gateway, merchant_account,
+       batch_id, right(batch_id, 10)::date + 2, right(batch_id, 10)::date + 2
+     from (select distinct gateway, merchant_account, batch_id from line_movement where position like '%:%' and batch_id is not null) as b`,
   `create temp table total as
      select p.account, e.rule, d.day, sum(d.count * greatest(p.cents, 0)) as debit, sum(d.count * greatest(-p.cents, 0)) as credit
      from (select template_id, created_at::date as day, count(*) as count from made group by 1, 2) as d

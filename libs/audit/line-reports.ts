@@ -1,0 +1,288 @@
+/**
+ * The reports over the line-item register: `line-items` with every movement of a line, and `deposits` with the settled lines of each deposit.
+ *
+ * `line-items` is read in the order of the log. Without `after` it holds each movement once. With `after`, a place of the log, it holds what came
+ * since: new movements, and again the movements of a batch that was funded since. A reader keeps rows by `movement_id`.
+ */
+import { type Scope, scopeCondition } from '#accounts';
+import { checkpointOf } from '#eventstore';
+import { lineRegisterModel, type LineSums } from '#ledger';
+import type { Queryable } from '#platform';
+import type { ReportPage, ReportPorts, ReportQuery } from './exports.js';
+import { afterOf, type Column, keyOf, notAPlace, pagesByKey, parsed, SPELLED } from './pages.js';
+import { journalSums, levelPosition, LineTally, tieOf } from './tie.js';
+
+const LINE_COLUMNS: readonly Column[] = [
+  ['movement_id', 'text', 'm.movement_id'],
+  ['position', 'text', 'm.position'],
+  ['movement', 'text', 'm.movement'],
+  ['family', 'text', 'm.family'],
+  ['account_id', 'text', 'm.account_id'],
+  ['portal_id', 'text', 'm.portal_id'],
+  ['payment_id', 'text', 'm.payment_id'],
+  ['line_id', 'text', 'm.line_id'],
+  ['line_number', 'text', 'm.line_number'],
+  ['reference_id', 'text', 'm.reference_id'],
+  ['payment_reference_id', 'text', 'm.payment_reference_id'],
+  ['description', 'text', 'm.description'],
+  ['coding', 'text', 'm.coding'],
+  ['leg', 'text', 'm.leg'],
+  ['principal_cents', 'cents', 'm.principal_cents'],
+  ['fee_cents', 'cents', 'm.fee_cents'],
+  ['processor_fee_cents', 'cents', 'm.processor_fee_cents'],
+  ['merchant_account', 'text', 'm.merchant_account'],
+  ['transaction_id', 'text', 'm.transaction_id'],
+  ['auth_code', 'text', 'm.auth_code'],
+  ['brand', 'text', 'm.brand'],
+  ['last4', 'text', 'm.last4'],
+  ['confirmation_number', 'text', 'm.confirmation_number'],
+  ['batch_id', 'text', 'm.batch_id'],
+  ['deposit_id', 'text', 'd.deposit_id'],
+  ['deposited_on', 'day', 'd.deposited_on'],
+  ['initiated_by', 'text', 'm.initiated_by'],
+  ['recorded_at', 'time', 'm.recorded_at'],
+  ['effective_at', 'time', 'm.effective_at'],
+  ['booked_at', 'time', 'm.booked_at'],
+];
+export const LINE_ITEM_COLUMNS = LINE_COLUMNS.map(([name]) => name);
+/** In incremental mode: why the row is in the answer. */
+export const CAUSE_COLUMN = 'cause';
+
+const DEPOSIT_ROW: readonly Column[] = [
+  ['deposit_id', 'text', 'd.deposit_id'],
+  ['deposited_on', 'day', 'd.deposited_on'],
+  ['gateway', 'text', 'd.gateway'],
+  ['merchant_account', 'text', 'd.merchant_account'],
+  ['batch_id', 'text', 'd.batch_id'],
+  ['movement_id', 'text', 'm.movement_id'],
+  ['movement', 'text', 'm.movement'],
+  ['account_id', 'text', 'm.account_id'],
+  ['portal_id', 'text', 'm.portal_id'],
+  ['payment_id', 'text', 'm.payment_id'],
+  ['line_id', 'text', 'm.line_id'],
+  ['line_number', 'text', 'm.line_number'],
+  ['reference_id', 'text', 'm.reference_id'],
+  ['payment_reference_id', 'text', 'm.payment_reference_id'],
+  ['coding', 'text', 'm.coding'],
+  ['leg', 'text', 'm.leg'],
+  ['principal_cents', 'cents', 'm.principal_cents'],
+  ['fee_cents', 'cents', 'm.fee_cents'],
+  ['processor_fee_cents', 'cents', 'm.processor_fee_cents'],
+  ['net_cents', 'cents', 'm.principal_cents + m.fee_cents + m.processor_fee_cents'],
+  ['transaction_id', 'text', 'm.transaction_id'],
+  ['confirmation_number', 'text', 'm.confirmation_number'],
+];
+export const DEPOSIT_COLUMNS = DEPOSIT_ROW.map(([name]) => name);
+
+/** Number of rows in a page. A row is small, so a page of these reports has more rows than others. */
+const LINES_PER_PAGE = 1_000;
+
+const selected = (columns: readonly Column[]): string => columns.map(([, kind, sql]) => SPELLED[kind](sql)).join(', ');
+
+/** Columns that the text does not show: the place of the row, its rule, its account in the books, and its booked time in milliseconds. */
+const HIDDEN = `e.at, m.position, m.number::text, m.rule, m.ledger_account, (extract(epoch from m.booked_at) * 1000)::bigint::text, (extract(epoch from m.recorded_at) * 1000)::bigint::text`; // prettier-ignore
+/** The last column: true if the row is in scope. A row out of scope is read only for its place. */
+const isInside = (row: LineRow): boolean => row.at(-1) === 'true';
+const SHOWN = LINE_COLUMNS.length;
+const CELL = Object.fromEntries(LINE_ITEM_COLUMNS.map((name, index) => [name, index]));
+
+type LineRow = readonly (string | null)[];
+const at = (row: LineRow, hidden: number): string => row[SHOWN + hidden]!;
+
+/** The deposit of a row: the first funding of its batch since the row. `$1`: fundings up to this position count. */
+const DEPOSIT = `left join lateral (
+    select d.deposit_id, d.deposited_on from line_deposit d
+    where d.batch_id = m.batch_id and d.merchant_account = m.merchant_account and d.gateway = m.gateway and d.position >= m.position and d.position <= $1
+    order by d.position limit 1) as d on m.batch_id is not null`;
+
+/**
+ * A place in the report. `at`: position of the event that a row is listed under: its own event, or the funding of its batch. `position` and `number`:
+ * of the row.
+ */
+type Place = readonly [at: string, position: string, number: string];
+/** After every row that is listed under this position. */
+const LAST = '~';
+const afterAll = (position: string): Place => [position, LAST, '0'];
+
+const textOf = ([position, row, number]: Place): string => (row === LAST ? position : `${position}/${row}/${number}`);
+const PLACE = /^([\d:]{0,41})(?:\/([\d:]{1,41})\/(\d{1,9}))?$/;
+const placeOf = (text: string): Place => {
+  const [, position, row, number] = PLACE.exec(text) ?? [];
+  if (position === undefined) throw notAPlace();
+  return row === undefined ? afterAll(position) : [position, row, number!];
+};
+
+/** Parts of the register in which all rows lie that are booked in a period, in log order. Parts do not overlap. */
+const partsOfDays = async (db: Queryable, from: string | null, to: string | null): Promise<readonly { first: string; last: string }[]> => {
+  const { rows } = await db.query<{ first: string; last: string }>(
+    `select first_position as first, last_position as last from line_day
+     where booked_on >= $1::timestamptz::date and booked_on < $2::timestamptz order by first_position`,
+    [from ?? '-infinity', to ?? 'infinity'],
+  );
+  const parts: { first: string; last: string }[] = [];
+  for (const { first, last } of rows) {
+    const before = parts.at(-1);
+    if (before === undefined || first > before.last) parts.push({ first, last });
+    else if (last > before.last) before.last = last;
+  }
+  return parts;
+};
+
+/** Pages of movements, each once, from a place up to a position. */
+const newRows = (db: Queryable, scope: Scope, place: Place, last: string, until: string) =>
+  pagesByKey<LineRow>(
+    place,
+    (row) => [at(row, 0), at(row, 1), at(row, 2)],
+    async (after) => {
+      const [position, row, number] = after as unknown as Place;
+      const values: unknown[] = [until, position, row === LAST ? MAX_NUMBER : number, last];
+      const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
+      const { rows } = await db.query<(string | null)[]>({
+        name: scope === null ? 'line-items-page' : 'line-items-page-in-scope',
+        text: `select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
+               from (select *, position as at from line_movement where (position, number) > ($2, $3::int) and position <= $4
+                     order by position, number limit ${LINES_PER_PAGE}) as m cross join lateral (select m.at) as e ${DEPOSIT} order by m.position, m.number`,
+        values,
+        rowMode: 'array',
+      });
+      return rows;
+    },
+    LINES_PER_PAGE,
+  );
+
+/** Number of a row that is larger than any other. */
+const MAX_NUMBER = 2_147_483_647;
+
+/** Pages of what came after a place: new movements, and the movements of batches that were funded. */
+const changedRows = (db: Queryable, scope: Scope, place: Place, until: string) =>
+  pagesByKey<LineRow>(
+    place,
+    (row) => [at(row, 0), at(row, 1), at(row, 2)],
+    async (after) => {
+      const [position, row, number] = after as unknown as Place;
+      // Rows of a funded batch stand before the new rows of the funding.
+      const newFrom = row === LAST ? MAX_NUMBER : row === position ? number : -1;
+      const values: unknown[] = [until, position, newFrom, row, number];
+      const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
+      const { rows } = await db.query<(string | null)[]>({
+        name: scope === null ? 'line-items-changed' : 'line-items-changed-in-scope',
+        text: `
+          with e as (
+            select * from (
+              (select position as at, position, number from line_movement where (position, number) > ($2, $3::int) and position <= $1
+               order by position, number limit ${LINES_PER_PAGE})
+              union all
+              (select f.position as at, l.position, l.number from line_deposit f cross join lateral (
+                 select position, number from line_movement l
+                 where l.batch_id = f.batch_id and l.merchant_account = f.merchant_account and l.gateway = f.gateway and l.position < f.position
+                   and (f.position > $2 or (l.position, l.number) > ($4, $5::int))
+                 order by l.position, l.number limit ${LINES_PER_PAGE}) as l
+               where f.position >= $2 and f.position <= $1 order by f.position, l.position, l.number limit ${LINES_PER_PAGE})) as listed
+            order by at, position, number limit ${LINES_PER_PAGE})
+          select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
+          from e join line_movement m on m.position = e.position and m.number = e.number ${DEPOSIT} order by e.at, e.position, e.number`,
+        values,
+        rowMode: 'array',
+      });
+      return rows;
+    },
+    LINES_PER_PAGE,
+  );
+
+const sumsOf = (row: LineRow): LineSums => ({
+  movement: row[CELL.movement!] as LineSums['movement'],
+  rule: at(row, 3) as LineSums['rule'],
+  merchantAccount: row[CELL.merchant_account!]!,
+  portalId: row[CELL.portal_id!]!,
+  ledgerAccount: row[SHOWN + 4]!,
+  principalCents: Number(row[CELL.principal_cents!]),
+  feeCents: Number(row[CELL.fee_cents!]),
+  processorFeeCents: Number(row[CELL.processor_fee_cents!]),
+});
+
+/**
+ * The pages of `line-items`. The last page holds no row, but the place of the log up to which the report is complete, and the tie of all new rows to
+ * the journal.
+ */
+export const lineItemPages = async function* ({ db, store }: ReportPorts, scope: Scope, query: ReportQuery): AsyncGenerator<ReportPage, void, void> {
+  const { from, to, asOf, after } = query;
+  const begin = after === null ? afterAll('') : placeOf(after);
+  const head = await store.head();
+  if (begin[0] > (head ?? '')) throw notAPlace();
+  const level = query.until ?? (await levelPosition(db));
+  const until = level > begin[0] ? level : begin[0];
+  const [first, end, known] = [from, to, asOf].map((time) => (time === null ? null : Date.parse(time)));
+  const inWindow = (row: LineRow): boolean => {
+    const [booked, recorded] = [Number(at(row, 5)), Number(at(row, 6))];
+    return (first === null || booked >= first!) && (end === null || booked < end!) && (known === null || recorded <= known!);
+  };
+  const tally = new LineTally();
+  const pageOf = (rows: readonly LineRow[]): ReportPage => {
+    const shown: ReportPage['rows'][number][] = [];
+    for (const row of rows) {
+      if (!isInside(row) || !inWindow(row)) continue;
+      const isNew = at(row, 0) === at(row, 1);
+      // If the report goes on within an event, the tie begins with the next one.
+      if (isNew && at(row, 0) > begin[0]) tally.add(sumsOf(row));
+      const cells = LINE_COLUMNS.map(([, kind], index) => parsed(kind, row[index]!));
+      shown.push(after === null ? cells : [...cells, isNew ? 'new' : 'deposit']);
+    }
+    const last = rows.findLast(isInside);
+    return { rows: shown, after: last ? textOf([at(last, 0), at(last, 1), at(last, 2)]) : null };
+  };
+  if (after !== null) for await (const rows of changedRows(db, scope, begin, until)) yield pageOf(rows);
+  else {
+    const parts = from === null && to === null ? [{ first: '', last: until }] : await partsOfDays(db, from, to);
+    for (const part of parts) {
+      if (part.first > until) break;
+      // Numbers begin with 0.
+      const place: Place = [part.first, part.first, '-1'];
+      for await (const rows of newRows(db, scope, place, part.last < until ? part.last : until, until)) yield pageOf(rows);
+    }
+  }
+  // The journal is not divided by account and portal, and its sums are those of all. So the rows of a scope have no tie.
+  if (scope !== null) return yield { rows: [], after: until, until };
+  const journal = await journalSums(db, { after: begin[0], until, from, to, asOf });
+  yield { rows: [], after: until, until, tie: tieOf(journal, tally.byAccount()) };
+};
+
+/** The pages of `deposits`: the rows of each funded batch that were there when it was funded, by day. */
+export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, query: ReportQuery): AsyncGenerator<ReportPage, void, void> {
+  const { from, to, asOf, after } = query;
+  const until = query.until ?? (await registerPosition(db));
+  const read = async (place: readonly string[] | null) => {
+    const [day, position, row, number] = place ?? ['-infinity', '', '', '-1'];
+    const values: unknown[] = [until, from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', day, position, row, number];
+    const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
+    const { rows } = await db.query<(string | null)[]>({
+      text: `select ${selected(DEPOSIT_ROW)}, d.deposited_on::text, d.position, m.position, m.number::text, (${inside})::text
+             from line_deposit d cross join lateral (
+               select * from line_movement l
+               where l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
+                 and ((d.deposited_on, d.position) > ($5::date, $6) or (l.position, l.number) > ($7, $8::int))
+               order by l.position, l.number limit ${LINES_PER_PAGE}) as m
+             where (d.deposited_on, d.position) >= ($5::date, $6) and d.position <= $1
+               and d.deposited_on >= $2::timestamptz and d.deposited_on < $3::timestamptz and d.recorded_at <= $4::timestamptz
+             order by d.deposited_on, d.position, m.position, m.number limit ${LINES_PER_PAGE}`,
+      values,
+      rowMode: 'array',
+    });
+    return rows;
+  };
+  const keyOfRow = (row: LineRow) => row.slice(DEPOSIT_ROW.length, -1) as string[];
+  for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE)) {
+    const inside = rows.filter(isInside);
+    const last = inside.at(-1);
+    yield {
+      rows: inside.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))),
+      after: last ? afterOf(keyOfRow(last)) : null,
+    };
+  }
+};
+
+const registerPosition = async (db: Queryable): Promise<string> => {
+  const { rows } = await db.query<{ position: string }>('select position from projection_checkpoint where name = $1', [
+    checkpointOf(lineRegisterModel),
+  ]);
+  return rows[0]?.position ?? '';
+};

@@ -1,0 +1,170 @@
+/**
+ * The line-item register: a read model with a row for each movement of money, by line of a payment. It follows the events only, and shares no code
+ * with the journal (docs/decisions/0052-register-as-a-second-fold.md).
+ */
+import type { ReadModel, Recorded } from '#eventstore';
+import { type Client, copyInto, type Queryable } from '#platform';
+import type { PaymentLines } from './line-movements.js';
+import { addEvent, type Added, COLUMNS, nothingAdded, paymentsOf, type Remembered } from './line-rows.js';
+
+const REGISTER_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-', 'remittance-'] as const;
+
+// line_deposit: a funded batch, by the position of its BatchFunded. line_day: between which positions the rows of a day lie.
+const TABLES = `
+  create table line_movement (
+    position text collate "C" not null, number int not null, line_number int, movement_id uuid not null, account_id uuid, portal_id uuid, payment_id uuid,
+    line_id uuid, principal_cents bigint not null, fee_cents bigint not null, processor_fee_cents bigint not null, recorded_at timestamptz not null,
+    effective_at timestamptz not null, booked_at timestamptz not null, movement text not null, family text not null, rule text not null, leg text,
+    reference_id text, payment_reference_id text, description text, coding json, gateway text, merchant_account text, ledger_account text,
+    transaction_id text, auth_code text, brand text, last4 text, confirmation_number text, batch_id text, initiated_by text not null);
+  create table line_payment (payment_id uuid not null primary key, revision bigint not null, state json);
+  create table line_deposit (
+    position text collate "C" not null primary key, deposit_id uuid not null, gateway text not null, merchant_account text not null, batch_id text not null,
+    deposited_on date not null, recorded_at timestamptz not null);
+  create table line_day (
+    booked_on date not null, recorded_on date not null, first_position text collate "C" not null, last_position text collate "C" not null,
+    primary key (booked_on, recorded_on));
+  create table line_period (position text collate "C" not null primary key, closed_to timestamptz not null)`;
+const INDEXES = `
+  alter table line_movement add constraint line_movement_pkey primary key (position, number);
+  create index line_movement_payment on line_movement (payment_id) where payment_id is not null;
+  create index line_movement_portal on line_movement (portal_id, booked_at) where portal_id is not null;
+  create index line_movement_batch on line_movement (batch_id, position, number) where batch_id is not null;
+  create index line_deposit_batch on line_deposit (batch_id, merchant_account, gateway, position);
+  create index line_deposit_day on line_deposit (deposited_on, position)`;
+
+/** How long the projection may gather events. An export first brings the register up to date. */
+const GATHER_MS = 1_000;
+
+export const lineRegisterModel: ReadModel = {
+  name: 'line-register',
+  shape: 1,
+  streamPrefixes: REGISTER_STREAMS,
+  gatherMs: GATHER_MS,
+  tables: ['line_movement', 'line_payment', 'line_deposit', 'line_day', 'line_period'],
+  createTables: TABLES,
+  createIndexes: INDEXES,
+  load: (client, late, batches) => loadLines(client, late, batches),
+  apply: (client, events) => applyLines(client, events),
+};
+
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Writing.
+
+const applyLines = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const { rows: periods } = await client.query<{ closed_to: Date | null }>('select max(closed_to) as closed_to from line_period');
+  const added = nothingAdded(periods[0]?.closed_to?.toISOString() ?? null);
+  await readPayments(client, events, added.payments);
+  for (const recorded of events) addEvent(added, recorded);
+  await writeRows(client, added.rows);
+  await writePayments(client, [...added.payments]);
+  await writeRest(client, added);
+};
+
+/** Number of payments whose states a load keeps in memory, and number of states that one statement writes. */
+const LOADED_PAYMENTS = 4_000;
+const WRITTEN_AT_ONCE = 1_000;
+
+/**
+ * Fills the empty tables. Rows are copied on `client`. States of payments that leave the memory are written, and read again, on `late`. `keep`: number of
+ * states in memory, half of the most.
+ */
+export const loadLines = async (
+  client: Client,
+  late: Client,
+  batches: AsyncIterable<readonly Recorded[]>,
+  keep = LOADED_PAYMENTS,
+): Promise<AsyncIterable<readonly Recorded[]>> => {
+  const copy = copyInto(
+    client,
+    'line_movement',
+    COLUMNS.map(([name]) => name),
+  );
+  const added = nothingAdded(null);
+  const { payments } = added;
+  const writeOut = async (left: number) => {
+    while (payments.size > left) {
+      const some = [...payments].slice(0, Math.min(WRITTEN_AT_ONCE, payments.size - left));
+      for (const [id] of some) payments.delete(id);
+      await writePayments(late, some);
+    }
+  };
+  for await (const events of batches) {
+    await readPayments(late, events, payments);
+    for (const recorded of events) addEvent(added, recorded);
+    for (const row of added.rows) await copy.write(row);
+    added.rows.length = 0;
+    if (payments.size > 2 * keep) await writeOut(keep);
+  }
+  await writeOut(0);
+  await copy.end();
+  await writeRest(client, added);
+  return noEvents();
+};
+
+const noEvents = async function* (): AsyncGenerator<readonly Recorded[], void, void> {};
+
+const writeRest = async (client: Queryable, added: Added): Promise<void> => {
+  await writeDays(client, added.days);
+  for (const { position, depositId, gateway, merchantAccount, batchId, depositedOn, recordedAt } of added.deposits)
+    await client.query(
+      `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, recorded_at) values ($1, $2, $3, $4, $5, $6, $7)`,
+      [position, depositId, gateway, merchantAccount, batchId, depositedOn, recordedAt],
+    );
+  for (const { position, closedTo } of added.periods)
+    await client.query('insert into line_period (position, closed_to) values ($1, $2)', [position, closedTo]);
+};
+
+/** Reads the states that are not there yet: of the payments that go on in these events, and of those that batches and exceptions name. */
+const readPayments = async (client: Queryable, events: readonly Recorded[], payments: Map<string, Remembered>): Promise<void> => {
+  const ids = new Set(events.flatMap(paymentsOf).filter((id) => !payments.has(id)));
+  if (ids.size === 0) return;
+  const { rows } = await client.query<{ payment_id: string; revision: string; state: PaymentLines | null }>({
+    name: 'lines-read',
+    text: 'select payment_id, revision, state from line_payment where payment_id = any($1::uuid[])',
+    values: [[...ids]],
+  });
+  for (const { payment_id: id, revision, state } of rows) payments.set(id, { revision: BigInt(revision), payment: state });
+};
+
+const NAMES = COLUMNS.map(([name]) => name).join(', ');
+const WRITE_ROWS = `insert into line_movement (${NAMES}) select * from unnest(${COLUMNS.map(([, type], index) => `$${index + 1}::${type}[]`).join(', ')})`;
+
+const writeRows = async (client: Queryable, rows: readonly (readonly (string | null)[])[]): Promise<void> => {
+  if (rows.length === 0) return;
+  await client.query({ name: 'lines-write', text: WRITE_ROWS, values: COLUMNS.map((_, index) => rows.map((row) => row[index])) });
+};
+
+const writePayments = async (client: Queryable, rows: readonly (readonly [string, Remembered])[]): Promise<void> => {
+  if (rows.length === 0) return;
+  await client.query({
+    name: 'lines-payment',
+    text: `
+      insert into line_payment as p (payment_id, revision, state) select * from unnest($1::uuid[], $2::bigint[], $3::json[])
+      on conflict (payment_id) do update set revision = excluded.revision, state = excluded.state where p.revision < excluded.revision`,
+    values: [
+      rows.map(([id]) => id),
+      rows.map(([, { revision }]) => String(revision)),
+      rows.map(([, { payment }]) => payment && JSON.stringify(payment)),
+    ],
+  });
+};
+
+/** A late row widens only the part of its own days. */
+const writeDays = async (client: Queryable, days: Added['days']): Promise<void> => {
+  if (days.size === 0) return;
+  const rows = [...days.values()];
+  await client.query({
+    name: 'lines-day',
+    text: `
+      insert into line_day as d (booked_on, recorded_on, first_position, last_position)
+      select * from unnest($1::date[], $2::date[], $3::text[], $4::text[])
+      on conflict (booked_on, recorded_on) do update set last_position = excluded.last_position where d.last_position < excluded.last_position`,
+    values: [
+      rows.map(({ bookedOn }) => bookedOn),
+      rows.map(({ recordedOn }) => recordedOn),
+      rows.map(({ first }) => first),
+      rows.map(({ last }) => last),
+    ],
+  });
+};
