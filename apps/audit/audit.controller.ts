@@ -25,8 +25,13 @@ import {
   type AuditCaller,
   authenticateAudit,
   driftFound,
+<<<<<<< HEAD
   type ExportManifest,
   exceptionsFor,
+=======
+  exceptionsFor,
+  type ExportManifest,
+>>>>>>> h-scope-deposits
   exportReport,
   FIND_PARAMETERS,
   findFaults,
@@ -47,7 +52,7 @@ import {
   timeline,
   withoutStaffNames,
 } from '#audit';
-import { balances, bookSumCents, journalModel, journalPage } from '#ledger';
+import { balances, bookSumCents, journalModel, journalPage, lineRegisterModel } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionModel, paymentRegisterModel } from '#settlement';
 import { listRefusals, paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
 import { collect, successAnswer } from '#platform';
@@ -382,7 +387,7 @@ export class AuditController {
   @Get('statements/:portalId')
   @Scoped()
   @ApiOperation({
-    summary: 'The statement of an agency for a month: opening, movements, fees, payments, closing',
+    summary: 'The statement of an agency for a month: opening, movements, fees, payments, closing, deposits',
     description: '`final`: the month is closed, and nothing of it changes any more. `position` and `digest` are those of the closing.',
     operationId: 'auditStatement',
   })
@@ -404,6 +409,7 @@ export class AuditController {
       fundedCents: CENTS,
       remittedCents: CENTS,
       closingCents: CENTS,
+      deposits: LIST,
       final: { type: 'boolean' },
       position: { type: ['string', 'null'] },
       digest: { type: ['string', 'null'] },
@@ -420,7 +426,7 @@ export class AuditController {
     if (format !== 'json' && format !== 'csv') throw fault('format', 'must be json or csv');
     if (period === undefined) throw fault('period', 'is required');
     if (!isUuid(portalId)) throw portalNotFound();
-    const position = await this.standing(reply, journalModel);
+    const position = await this.standing(reply, journalModel, lineRegisterModel);
     const { store, pool: db } = this.services;
     const statement = await statementOf({ store, db, position }, scope, { portalId: portalId.toLowerCase(), period, zone });
     if (format === 'json') return sendAnswer(reply, successAnswer(statement));
@@ -532,14 +538,23 @@ export class AuditController {
   }
 }
 
+<<<<<<< HEAD
+=======
+/** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
+const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
+
+>>>>>>> h-scope-deposits
 /** A client accepts some 16 KiB of headers and trailers. A tie of more accounts than this is named by their number only. */
 const MAX_TIE_IN_TRAILER = 40;
 const inTrailer = ({ tie, ...made }: ExportManifest): object =>
   tie === undefined ? made : { ...made, ...(tie.length <= MAX_TIE_IN_TRAILER ? { tie } : { tieAccounts: tie.length }) };
 
+<<<<<<< HEAD
 /** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
 const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
 
+=======
+>>>>>>> h-scope-deposits
 interface Places {
   /** Throws 400 for a cursor of another key or list. */
   readonly open: (cursor: string) => string;

@@ -262,7 +262,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
 
   audit
     .command('statement')
-    .description('the statement of an agency for a month: opening, movements, fees, payments, closing')
+    .description('the statement of an agency for a month: opening, movements, fees, payments, closing, deposits')
     .argument('<portal>', 'the agency’s portal', uuid)
     .requiredOption('--period <month>', 'YYYY-MM')
     .option('--zone <zone>', 'time zone of the month, such as America/Chicago; UTC otherwise')
@@ -278,14 +278,27 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
           await print(statementCsv(statement));
           return { json: null, text: '', printed: true };
         }
-        const { name, from, to, final } = statement;
+        const { name, from, to, final, deposits } = statement;
         const heading: [string, string][] = [
           ['agency', name],
           ['from', from],
           ['to', to],
           ['final', final ? `yes, closed at position ${statement.position}, digest ${statement.digest}` : 'no, the month is not closed'],
         ];
-        return { json: statement, text: `${fields(heading)}\n\n${table(['ITEM', 'USD'], statementItems(statement).map(([item, cents]) => [item, decimal(cents)]))}` }; // prettier-ignore
+        const items = table(
+          ['ITEM', 'USD'],
+          statementItems(statement).map(([item, cents]) => [item, decimal(cents)]),
+        );
+        const paid = table(
+          ['DEPOSIT', 'MERCHANT ACCOUNT', 'BATCH', 'PRINCIPAL', 'FEE', 'PROCESSOR FEE'],
+          deposits.map((one) => [
+            one.depositedOn,
+            one.merchantAccount,
+            one.batchId,
+            ...[one.principalCents, one.feeCents, one.processorFeeCents].map(decimal),
+          ]),
+        );
+        return { json: statement, text: [fields(heading), items, ...(deposits.length === 0 ? [] : [paid])].join('\n\n') };
       }),
     );
 

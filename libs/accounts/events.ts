@@ -1,6 +1,6 @@
 /** The events of this lib, and the kinds of streams that hold them. */
 import { createHash } from 'node:crypto';
-import { type DecidedStreamType, defineEvents, type EventStore } from '#eventstore';
+import { type DecidedStreamType, defineEvents, type EventStore, type Recorded } from '#eventstore';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
 import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
 import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent, type PortalGateway } from './portal.js';
@@ -48,13 +48,22 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   decider: caseRestriction,
 };
 
+const gatewaysIn = (events: readonly Recorded[]): readonly PortalGateway[] =>
+  events.map(portalEvents.read).flatMap(({ type, data }) => (type === 'PortalCreated' || type === 'PortalGatewaySet' ? (data.gateway ?? []) : []));
+
 /** Every gateway that any portal has ever had, read from the log. Earlier charges belong to a portal's earlier gateway. */
 export const gatewaysOfAllTime = async (store: Pick<EventStore, 'readAll'>): Promise<readonly PortalGateway[]> => {
   const found = new Map<string, PortalGateway>();
   for await (const events of store.readAll(null, { streamPrefixes: [PORTAL_STREAM.prefix] }))
-    for (const { type, data } of events.map(portalEvents.read))
-      if ((type === 'PortalCreated' || type === 'PortalGatewaySet') && data.gateway) found.set(JSON.stringify(data.gateway), data.gateway);
+    for (const gateway of gatewaysIn(events)) found.set(JSON.stringify(gateway), gateway);
   return [...found.values()];
+};
+
+/** Every gateway that a portal has ever had. */
+export const gatewaysOfPortal = async (store: Pick<EventStore, 'read'>, portalId: string): Promise<readonly PortalGateway[]> => {
+  const events: Recorded[] = [];
+  for await (const event of store.read(`${PORTAL_STREAM.prefix}${portalId}`)) events.push(event);
+  return gatewaysIn(events);
 };
 
 /** Id of a case's stream. The reference id is hashed, because it may hold characters that the name of a stream must not hold. */

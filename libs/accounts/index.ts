@@ -21,7 +21,7 @@ export {
   type PortalAccess,
   postgresDirectory,
 } from './directory.js';
-export { gatewaysOfAllTime } from './events.js';
+export { gatewaysOfAllTime, gatewaysOfPortal } from './events.js';
 export { apiKeyUseMigration, lastKeyUses, postgresKeyUse } from './key-use.js';
 export {
   type ChargeMode,

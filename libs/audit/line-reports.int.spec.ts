@@ -3,6 +3,7 @@
  * journal, which finds any change of a row.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { EVERYTHING } from '#accounts';
 import {
   checkpointOf,
   createSubscriber,

@@ -4,7 +4,11 @@
  * `line-items` is read in the order of the log. Without `after` it holds each movement once. With `after`, a place of the log, it holds what came
  * since: new movements, and again the movements of a batch that was funded since. A reader keeps rows by `movement_id`.
  */
+<<<<<<< HEAD
 import { isInScope, type Scope } from '#accounts';
+=======
+import { type Scope, scopeCondition } from '#accounts';
+>>>>>>> h-scope-deposits
 import { checkpointOf } from '#eventstore';
 import { lineRegisterModel, type LineSums } from '#ledger';
 import type { Queryable } from '#platform';
@@ -82,6 +86,8 @@ const selected = (columns: readonly Column[]): string => columns.map(([, kind, s
 
 /** Columns that the text does not show: the place of the row, its rule, its account in the books, and its booked time in milliseconds. */
 const HIDDEN = `e.at, m.position, m.number::text, m.rule, m.ledger_account, (extract(epoch from m.booked_at) * 1000)::bigint::text, (extract(epoch from m.recorded_at) * 1000)::bigint::text`; // prettier-ignore
+/** The last column: true if the row is in scope. A row out of scope is read only for its place. */
+const isInside = (row: LineRow): boolean => row.at(-1) === 'true';
 const SHOWN = LINE_COLUMNS.length;
 const CELL = Object.fromEntries(LINE_ITEM_COLUMNS.map((name, index) => [name, index]));
 
@@ -128,18 +134,20 @@ const partsOfDays = async (db: Queryable, from: string | null, to: string | null
 };
 
 /** Pages of movements, each once, from a place up to a position. */
-const newRows = (db: Queryable, place: Place, last: string, until: string) =>
+const newRows = (db: Queryable, scope: Scope, place: Place, last: string, until: string) =>
   pagesByKey<LineRow>(
     place,
     (row) => [at(row, 0), at(row, 1), at(row, 2)],
     async (after) => {
       const [position, row, number] = after as unknown as Place;
+      const values: unknown[] = [until, position, row === LAST ? MAX_NUMBER : number, last];
+      const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
       const { rows } = await db.query<(string | null)[]>({
-        name: 'line-items-page',
-        text: `select ${selected(LINE_COLUMNS)}, ${HIDDEN}
+        name: scope === null ? 'line-items-page' : 'line-items-page-in-scope',
+        text: `select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
                from (select *, position as at from line_movement where (position, number) > ($2, $3::int) and position <= $4
                      order by position, number limit ${LINES_PER_PAGE}) as m cross join lateral (select m.at) as e ${DEPOSIT} order by m.position, m.number`,
-        values: [until, position, row === LAST ? MAX_NUMBER : number, last],
+        values,
         rowMode: 'array',
       });
       return rows;
@@ -151,7 +159,7 @@ const newRows = (db: Queryable, place: Place, last: string, until: string) =>
 const MAX_NUMBER = 2_147_483_647;
 
 /** Pages of what came after a place: new movements, and the movements of batches that were funded. */
-const changedRows = (db: Queryable, place: Place, until: string) =>
+const changedRows = (db: Queryable, scope: Scope, place: Place, until: string) =>
   pagesByKey<LineRow>(
     place,
     (row) => [at(row, 0), at(row, 1), at(row, 2)],
@@ -159,8 +167,10 @@ const changedRows = (db: Queryable, place: Place, until: string) =>
       const [position, row, number] = after as unknown as Place;
       // Rows of a funded batch stand before the new rows of the funding.
       const newFrom = row === LAST ? MAX_NUMBER : row === position ? number : -1;
+      const values: unknown[] = [until, position, newFrom, row, number];
+      const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
       const { rows } = await db.query<(string | null)[]>({
-        name: 'line-items-changed',
+        name: scope === null ? 'line-items-changed' : 'line-items-changed-in-scope',
         text: `
           with e as (
             select * from (
@@ -174,9 +184,9 @@ const changedRows = (db: Queryable, place: Place, until: string) =>
                  order by l.position, l.number limit ${LINES_PER_PAGE}) as l
                where f.position >= $2 and f.position <= $1 order by f.position, l.position, l.number limit ${LINES_PER_PAGE})) as listed
             order by at, position, number limit ${LINES_PER_PAGE})
-          select ${selected(LINE_COLUMNS)}, ${HIDDEN}
+          select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
           from e join line_movement m on m.position = e.position and m.number = e.number ${DEPOSIT} order by e.at, e.position, e.number`,
-        values: [until, position, newFrom, row, number],
+        values,
         rowMode: 'array',
       });
       return rows;
@@ -215,27 +225,35 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
   const pageOf = (rows: readonly LineRow[]): ReportPage => {
     const shown: ReportPage['rows'][number][] = [];
     for (const row of rows) {
+<<<<<<< HEAD
       if (!inWindow(row) || !isInScope(scope, ownerOf(row[CELL.account_id!], row[CELL.portal_id!]))) continue;
+=======
+      if (!isInside(row) || !inWindow(row)) continue;
+>>>>>>> h-scope-deposits
       const isNew = at(row, 0) === at(row, 1);
       // If the report goes on within an event, the tie begins with the next one.
       if (isNew && at(row, 0) > begin[0]) tally.add(sumsOf(row));
       const cells = LINE_COLUMNS.map(([, kind], index) => parsed(kind, row[index]!));
       shown.push(after === null ? cells : [...cells, isNew ? 'new' : 'deposit']);
     }
-    const last = rows.at(-1)!;
-    return { rows: shown, after: textOf([at(last, 0), at(last, 1), at(last, 2)]) };
+    const last = rows.findLast(isInside);
+    return { rows: shown, after: last ? textOf([at(last, 0), at(last, 1), at(last, 2)]) : null };
   };
-  if (after !== null) for await (const rows of changedRows(db, begin, until)) yield pageOf(rows);
+  if (after !== null) for await (const rows of changedRows(db, scope, begin, until)) yield pageOf(rows);
   else {
     const parts = from === null && to === null ? [{ first: '', last: until }] : await partsOfDays(db, from, to);
     for (const part of parts) {
       if (part.first > until) break;
       // Numbers begin with 0.
       const place: Place = [part.first, part.first, '-1'];
-      for await (const rows of newRows(db, place, part.last < until ? part.last : until, until)) yield pageOf(rows);
+      for await (const rows of newRows(db, scope, place, part.last < until ? part.last : until, until)) yield pageOf(rows);
     }
   }
+<<<<<<< HEAD
   // The journal has no lines, so the rows of a scope with limits have nothing to compare with.
+=======
+  // The journal is not divided by account and portal, and its sums are those of all. So the rows of a scope have no tie.
+>>>>>>> h-scope-deposits
   if (scope !== null) return yield { rows: [], after: until, until };
   const journal = await journalSums(db, { after: begin[0], until, from, to, asOf });
   yield { rows: [], after: until, until, tie: tieOf(journal, tally.byAccount()) };
@@ -247,8 +265,10 @@ export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, 
   const until = query.until ?? (await registerPosition(db));
   const read = async (place: readonly string[] | null) => {
     const [day, position, row, number] = place ?? ['-infinity', '', '', '-1'];
+    const values: unknown[] = [until, from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', day, position, row, number];
+    const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
     const { rows } = await db.query<(string | null)[]>({
-      text: `select ${selected(DEPOSIT_ROW)}, d.deposited_on::text, d.position, m.position, m.number::text
+      text: `select ${selected(DEPOSIT_ROW)}, d.deposited_on::text, d.position, m.position, m.number::text, (${inside})::text
              from line_deposit d cross join lateral (
                select * from line_movement l
                where l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
@@ -257,17 +277,27 @@ export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, 
              where (d.deposited_on, d.position) >= ($5::date, $6) and d.position <= $1
                and d.deposited_on >= $2::timestamptz and d.deposited_on < $3::timestamptz and d.recorded_at <= $4::timestamptz
              order by d.deposited_on, d.position, m.position, m.number limit ${LINES_PER_PAGE}`,
-      values: [until, from ?? '-infinity', to ?? 'infinity', asOf ?? 'infinity', day, position, row, number],
+      values,
       rowMode: 'array',
     });
     return rows;
   };
+<<<<<<< HEAD
   const keyOfRow = (row: LineRow) => row.slice(DEPOSIT_ROW.length) as string[];
   for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE)) {
     const inside = rows.filter((row) => isInScope(scope, ownerOf(row[DEPOSIT_CELL.account_id!], row[DEPOSIT_CELL.portal_id!])));
     yield {
       rows: inside.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))),
       after: inside.length === 0 ? null : afterOf(keyOfRow(inside.at(-1)!)),
+=======
+  const keyOfRow = (row: LineRow) => row.slice(DEPOSIT_ROW.length, -1) as string[];
+  for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE)) {
+    const inside = rows.filter(isInside);
+    const last = inside.at(-1);
+    yield {
+      rows: inside.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))),
+      after: last ? afterOf(keyOfRow(last)) : null,
+>>>>>>> h-scope-deposits
     };
   }
 };

@@ -125,7 +125,11 @@ export const reportText = async function* (
     }
     said.rows += rows.length;
     if (after !== null) said.after = after;
+<<<<<<< HEAD
     if (text !== '') yield text;
+=======
+    yield text;
+>>>>>>> h-scope-deposits
   }
 };
 

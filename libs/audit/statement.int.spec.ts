@@ -3,10 +3,10 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { directoryModel, EVERYTHING, portalNotFound, type Scope } from '#accounts';
 import { memoryEventStore, type Position, type Recorded } from '#eventstore';
 import type { Clock } from '#kernel';
-import { adjustBooks, closePeriod, JOURNAL_START, type JournalEntry, journalModel, journalPages } from '#ledger';
+import { adjustBooks, closePeriod, JOURNAL_START, type JournalEntry, journalModel, journalPages, lineRegisterModel } from '#ledger';
 import { createPool, type Pool, systemIds, transaction } from '#platform';
 import { paymentEvents, type PaymentEvent, paymentListModel, paymentStream, type PaymentTerms } from '#payments';
-import { exceptionModel } from '#settlement';
+import { exceptionModel, settlementEvents } from '#settlement';
 import { charged, disputed, move, partRefunded, PORTAL, refundRequested, returned, separate, voided } from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { exceptionsFor } from './exceptions.js';
@@ -47,7 +47,7 @@ let applied: Position | null = null;
 const follow = async () => {
   const events: Recorded[] = [];
   for await (const page of store.readAll(applied, { streamPrefixes: journalModel.streamPrefixes! })) events.push(...page);
-  if (events.length > 0) await transaction(pool, (client) => journalModel.apply(client, events));
+  for (const model of [journalModel, lineRegisterModel]) if (events.length > 0) await transaction(pool, (client) => model.apply(client, events));
   applied = events.at(-1)?.position ?? applied;
 };
 const ports = () => ({ store, db: pool, clock, ids, journalReached: follow });
@@ -93,17 +93,18 @@ const statement = (
 beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'statement', max: 4 });
-  for (const model of [journalModel, directoryModel, paymentListModel, exceptionModel]) await makeTables(pool, model);
+  for (const model of [journalModel, lineRegisterModel, directoryModel, paymentListModel, exceptionModel]) await makeTables(pool, model);
   for (const [portalId, name] of [
     [PORTAL, 'Water'],
     [OTHER, 'Parks'],
     [QUIET, 'Library'],
   ])
-    // prettier-ignore
     await pool.query('insert into directory_portal (portal_id, revision, state) values ($1, 0, $2)', [
       portalId,
       { portalId, name, ownerAccountId: OWNER, access: {}, coding: [] },
     ]);
+  // Earlier charges belong to the gateway that the portal had then.
+  for (const portalId of [PORTAL, OTHER]) await store.append(`portal-${portalId}`, 'any', [gatewaySet(portalId, 'm'), gatewaySet(portalId, 'new')]);
   for (const [index, edge] of EDGES.entries()) {
     now = edge;
     const cents = 10_000 + 10 ** (index % 4);
@@ -116,12 +117,46 @@ beforeAll(async () => {
     await remitted(PORTAL, 3_000 + index);
     await adjust(PORTAL, -(50 + index));
     await adjust(OTHER, 5);
+    if (edge === at('2026-11-15T12:00:00Z')) {
+      await settle(PORTAL, 10_000, 'bat_1');
+      await settle(PORTAL, 10_000, 'bat_1');
+      await settle(OTHER, 10_000, 'bat_1');
+      await settle(OTHER, 10_000, 'bat_2');
+      await fund('bat_1', '2026-11-01');
+      await fund('bat_2', '2026-11-18');
+    }
+    if (edge === at('2026-12-02T12:00:00Z')) {
+      await settle(PORTAL, 10_000, 'bat_3');
+      await settle(PORTAL, 10_000, 'bat_4');
+      await fund('bat_3', '2026-12-01');
+    }
     await follow();
   }
 }, 60_000);
+const settle = (portalId: string, cents: number, batchId: string) =>
+  pay(portalId, cents, {
+    type: 'PaymentSettled',
+    at: '',
+    data: { leg: 'principal', batchId, closedAt: new Date(now).toISOString(), grossCents: cents, feeCents: 30 },
+  });
+const fund = (batchId: string, fundedOn: string) => {
+  const data = { gateway: 'simulator', merchantAccount: 'm', batchId, fundedOn, netCents: 9_970 };
+  const meta = { recordedAt: new Date(now).toISOString(), actor: { type: 'system', id: 'spec' } as const, correlationId: 'spec' };
+  return store.append(`settlement-simulator-m-${batchId}`, 'any', [settlementEvents.write({ type: 'BatchFunded', at: '', data }, ids.uuid(), meta)]);
+};
 afterAll(async () => {
   await pool.end();
   await database.drop();
+});
+const gatewaySet = (portalId: string, merchantAccount: string) => ({
+  id: ids.uuid(),
+  type: 'PortalGatewaySet',
+  v: 1,
+  data: {
+    portalId,
+    gateway: { gateway: 'simulator', merchantAccount, feeMerchantAccount: 'm-fee', credentialsRef: 'sandbox', environment: 'sandbox' },
+  },
+  meta: { recordedAt: new Date(now).toISOString(), actor: { type: 'operator' as const, id: 'spec' }, correlationId: 'spec' },
 });
 const rejected = (): PaymentEvent => ({
   type: 'SettlementRejected',
@@ -206,6 +241,7 @@ describe('a statement', () => {
       fundedCents: payable(["R6'"]),
       remittedCents: payable(['R20']),
       closingCents: payable(null, 0),
+      deposits: expect.any(Array) as never,
       final: false,
       position: null,
       digest: null,
@@ -248,12 +284,39 @@ describe('a statement', () => {
     ])
       expect(await statement({ scope })).toEqual(await statement());
   });
-  test('as CSV has a line for each figure', async () => {
+  const share = (payments: number) => ({
+    principalCents: payments * 10_000,
+    feeCents: 0,
+    processorFeeCents: payments * -30,
+    netCents: payments * 9_970,
+  });
+  test('names the deposits of its month, with its own share of each', async () => {
+    const of = async (change: Parameters<typeof statement>[0]) =>
+      (await statement(change)).deposits.map(({ depositId, ...deposit }) => {
+        expect(depositId).toMatch(/^[0-9a-f-]{36}$/);
+        return deposit;
+      });
+    const first = { depositedOn: '2026-11-01', merchantAccount: 'm', batchId: 'bat_1' };
+    const second = { depositedOn: '2026-11-18', merchantAccount: 'm', batchId: 'bat_2' };
+    expect(await of({})).toEqual([{ ...first, ...share(2) }]);
+    // A day is a day of the bank, whatever the zone.
+    expect(await of({ zone: 'America/Chicago' })).toEqual([{ ...first, ...share(2) }]);
+    expect(await of({ portalId: OTHER })).toEqual([{ ...first, ...share(1) }, { ...second, ...share(1) }]); // prettier-ignore
+    expect(await of({ period: '2026-10' })).toEqual([]);
+    expect(await of({ portalId: QUIET })).toEqual([]);
+    expect((await of({ period: '2026-12' })).map(({ batchId }) => batchId)).toEqual(['bat_3']);
+  });
+  test('as CSV has a line for each figure, and three for each deposit', async () => {
     const november = await statement();
     const [heading, ...lines] = statementCsv(november).split('\r\n');
-    expect(heading).toBe('portal_id,period,zone,item,cents,final,position,digest');
+    expect(heading).toBe('portal_id,period,zone,item,day,reference,cents,final,position,digest');
     expect(lines.pop()).toBe('');
-    expect(lines).toEqual(statementItems(november).map(([item, cents]) => `${PORTAL},2026-11,UTC,${item},${cents},false,,`));
+    expect(lines).toEqual([
+      ...statementItems(november).map(([item, cents]) => `${PORTAL},2026-11,UTC,${item},,,${cents},false,,`),
+      `${PORTAL},2026-11,UTC,deposit_principal,2026-11-01,bat_1,20000,false,,`,
+      `${PORTAL},2026-11,UTC,deposit_fee,2026-11-01,bat_1,0,false,,`,
+      `${PORTAL},2026-11,UTC,deposit_processor_fee,2026-11-01,bat_1,-60,false,,`,
+    ]);
     const { movements, fees } = november;
     expect(Object.fromEntries(statementItems(november))).toEqual({
       opening: november.openingCents,
@@ -297,9 +360,17 @@ describe('a statement', () => {
       reason: 'late',
       by: 'Dana',
     });
+    await fund('bat_4', '2026-11-30');
     await closePeriod(ports(), '2026-12-03T00:00:00.000Z', 'Dana');
     expect(await statement()).toEqual(closed);
-    expect(statementCsv(closed).split('\r\n')[1]).toBe(`${PORTAL},2026-11,UTC,opening,${open.openingCents},true,${second.position},${second.digest}`);
+    const december = (await statement({ period: '2026-12' })).deposits;
+    expect(december.map(({ batchId, depositedOn }) => [batchId, depositedOn])).toEqual([
+      ['bat_3', '2026-12-01'],
+      ['bat_4', '2026-11-30'],
+    ]);
+    expect(statementCsv(closed).split('\r\n')[1]).toBe(
+      `${PORTAL},2026-11,UTC,opening,,,${open.openingCents},true,${second.position},${second.digest}`,
+    );
     // The journal is made anew, and has not reached the closing yet.
     expect((await statement({ position: null })).final).toBe(false);
     expect((await statement({ position: first.position })).final).toBe(false);

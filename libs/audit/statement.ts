@@ -4,13 +4,13 @@
  * The figures are those of the reports `payable` and `fees`, so they are read from sums by day (docs/decisions/0034-sums-by-day.md). After the month
  * is closed they never change.
  */
-import { portalNotFound, portalsInScope, postgresDirectory, type Scope } from '#accounts';
+import { gatewaysOfPortal, portalNotFound, portalsInScope, postgresDirectory, type Scope } from '#accounts';
 import type { EventStore } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { type Cell, csvLine, recordedBalances } from '#ledger';
 import type { Pool } from '#platform';
 import { feeRows, payableRows } from './exports.js';
-import { isZone, monthOf, UTC } from './month.js';
+import { isZone, type Month, monthOf, UTC } from './month.js';
 
 export interface Statement {
   readonly portalId: string;
@@ -43,11 +43,26 @@ export interface Statement {
   /** Paid to the agency by the operator. Negative. */
   readonly remittedCents: number;
   readonly closingCents: number;
+  /** The funded batches with money of this portal, by day. */
+  readonly deposits: readonly Deposit[];
   /** true: the month is closed. Nothing of it changes any more. */
   readonly final: boolean;
   /** Position in the log of the closing of the month, and the digest of the journal that was recorded then. null: the month is not closed. */
   readonly position: string | null;
   readonly digest: string | null;
+}
+
+/** The portal's own share of a funded batch: the lines that were recorded when it was funded, as in the report `deposits`. */
+export interface Deposit {
+  readonly depositId: string;
+  /** The day that the processor announced, YYYY-MM-DD. */
+  readonly depositedOn: string;
+  readonly merchantAccount: string;
+  readonly batchId: string;
+  readonly principalCents: number;
+  readonly feeCents: number;
+  readonly processorFeeCents: number;
+  readonly netCents: number;
 }
 
 export interface StatementRequest {
@@ -92,6 +107,7 @@ export const statementOf = async (ports: StatementPorts, scope: Scope, { portalI
     fundedCents,
     remittedCents,
     closingCents,
+    deposits: await depositsOf(ports, portalId, month),
     ...(await closingOf(ports, to)),
   };
 };
@@ -116,7 +132,44 @@ const closingOf = async ({ store, position }: StatementPorts, to: string): Promi
   return { final: true, position: closing.position, digest: closing.digest };
 };
 
-const CSV_COLUMNS = ['portal_id', 'period', 'zone', 'item', 'cents', 'final', 'position', 'digest'];
+/**
+ * A deposit counts on its day. If its funding was recorded after that day was closed, it counts on the first day after the closed periods, as its
+ * entry in the journal does. So no closed month gets another deposit.
+ */
+const depositsOf = async ({ store, db }: StatementPorts, portalId: string, { firstDay, nextFirstDay }: Month): Promise<readonly Deposit[]> => {
+  const gateways = await gatewaysOfPortal(store, portalId);
+  const merchantAccounts = gateways.flatMap(({ merchantAccount, feeMerchantAccount }) => [merchantAccount, feeMerchantAccount]);
+  const { rows } = await db.query<Record<'deposit_id' | 'day' | 'merchant_account' | 'batch_id' | 'principal' | 'fee' | 'processor_fee', string>>(
+    `with dated as (
+       select d.*, greatest(d.deposited_on, (select max(p.closed_to)::date from line_period p where p.position < d.position)) as booked_on
+       from line_deposit d
+       where d.merchant_account = any($4::text[]) and d.deposited_on < $3::date
+         and (d.deposited_on >= $2::date or d.position > (select min(position) from line_period where closed_to >= $2::date)))
+     select d.deposit_id, d.deposited_on::text as day, d.merchant_account, d.batch_id, m.principal, m.fee, m.processor_fee
+     from dated d cross join lateral (
+       select count(*) as lines, sum(l.principal_cents) as principal, sum(l.fee_cents) as fee, sum(l.processor_fee_cents) as processor_fee
+       from line_movement l
+       where l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
+         and l.portal_id = $1) as m
+     where d.booked_on >= $2::date and d.booked_on < $3::date and m.lines > 0 order by d.booked_on, d.position`,
+    [portalId, firstDay, nextFirstDay, merchantAccounts],
+  );
+  return rows.map((row) => {
+    const [principalCents, feeCents, processorFeeCents] = [Number(row.principal), Number(row.fee), Number(row.processor_fee)];
+    return {
+      depositId: row.deposit_id,
+      depositedOn: row.day,
+      merchantAccount: row.merchant_account,
+      batchId: row.batch_id,
+      principalCents,
+      feeCents,
+      processorFeeCents,
+      netCents: principalCents + feeCents + processorFeeCents,
+    };
+  });
+};
+
+const CSV_COLUMNS = ['portal_id', 'period', 'zone', 'item', 'day', 'reference', 'cents', 'final', 'position', 'digest'];
 
 /** The figures of a statement in the order in which they are shown. */
 export const statementItems = ({
@@ -143,9 +196,18 @@ export const statementItems = ({
   ['fees_net', fees.netCents],
 ];
 
-/** A line for each figure. */
+/** A line for each figure, and three for each deposit, with its day and its batch. */
 export const statementCsv = (statement: Statement): string => {
-  const { portalId, period, zone, final, position, digest } = statement;
-  const lines = statementItems(statement).map(([item, cents]) => csvLine([portalId, period, zone, item, cents, final, position, digest]));
-  return `${csvLine(CSV_COLUMNS)}${lines.join('')}`;
+  const { portalId, period, zone, deposits, final, position, digest } = statement;
+  const line = (item: string, day: string | null, reference: string | null, cents: number) =>
+    csvLine([portalId, period, zone, item, day, reference, cents, final, position, digest]);
+  return [
+    csvLine(CSV_COLUMNS),
+    ...statementItems(statement).map(([item, cents]) => line(item, null, null, cents)),
+    ...deposits.flatMap(({ depositedOn, batchId, principalCents, feeCents, processorFeeCents }) => [
+      line('deposit_principal', depositedOn, batchId, principalCents),
+      line('deposit_fee', depositedOn, batchId, feeCents),
+      line('deposit_processor_fee', depositedOn, batchId, processorFeeCents),
+    ]),
+  ].join('');
 };

@@ -1009,7 +1009,8 @@ describe('a key with a scope', () => {
   test.each(Object.keys(REPORTS) as ReportName[])('the report %s: rows of its own, or 403', async (name) => {
     const rowsOf = (text: string) => text.split('\n').filter(Boolean);
     const path = `/audit/v1/exports/${name}?format=ndjson&from=2020-01-01&to=2100-01-01`;
-    const whole = rowsOf((await get(path, auditor)).text);
+    // A row of a whole batch belongs to nobody.
+    const whole = rowsOf((await get(path, auditor)).text).filter((row) => !row.includes('"portal_id":null'));
     const parts: string[] = [];
     for (const one of holders) {
       const { status, text, headers } = await get(path, one.key);
