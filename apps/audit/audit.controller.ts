@@ -25,13 +25,8 @@ import {
   type AuditCaller,
   authenticateAudit,
   driftFound,
-<<<<<<< HEAD
   type ExportManifest,
   exceptionsFor,
-=======
-  exceptionsFor,
-  type ExportManifest,
->>>>>>> h-scope-deposits
   exportReport,
   FIND_PARAMETERS,
   findFaults,
@@ -538,23 +533,14 @@ export class AuditController {
   }
 }
 
-<<<<<<< HEAD
-=======
 /** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
 const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
 
->>>>>>> h-scope-deposits
 /** A client accepts some 16 KiB of headers and trailers. A tie of more accounts than this is named by their number only. */
 const MAX_TIE_IN_TRAILER = 40;
 const inTrailer = ({ tie, ...made }: ExportManifest): object =>
   tie === undefined ? made : { ...made, ...(tie.length <= MAX_TIE_IN_TRAILER ? { tie } : { tieAccounts: tie.length }) };
 
-<<<<<<< HEAD
-/** The read models that say whether a payment is in scope. An answer is as late as the latest one that it is read from. */
-const modelsOf = (scope: Scope): readonly ReadModel[] => (scope === null ? [] : [paymentListModel]);
-
-=======
->>>>>>> h-scope-deposits
 interface Places {
   /** Throws 400 for a cursor of another key or list. */
   readonly open: (cursor: string) => string;

@@ -74,11 +74,7 @@ interface Report {
   pages(ports: ReportPorts, scope: Scope, query: ReportQuery): AsyncIterable<ReportPage>;
 }
 
-<<<<<<< HEAD
-/** Rows of a page for a scope with limits. A page reads this many rows of the time of the report, and shows those in scope. */
-=======
 /** The number of rows in a page for a scope with limits. A page reads this many rows of the time of the report, and shows those in scope. */
->>>>>>> h-scope-deposits
 const SCANNED_ROWS = 1_000;
 const pageRows = (scope: Scope): number => (scope === null ? PAGE_ROWS : SCANNED_ROWS);
 

@@ -3,7 +3,6 @@
  * journal, which finds any change of a row.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import { EVERYTHING } from '#accounts';
 import {
   checkpointOf,
   createSubscriber,
@@ -209,7 +208,7 @@ describe('a history, exported step by step', () => {
   test('a position with more rows than a page goes on by position and number, within the new rows and within a deposit', async () => {
     const report = reportOf('line-items');
     const all = async (after: string | null) => {
-      const found: { rows: readonly unknown[]; after: string }[] = [];
+      const found: { rows: readonly unknown[]; after: string | null }[] = [];
       for await (const page of report.pages({ store, db: pool }, EVERYTHING, { ...ALL, after })) found.push(page);
       return found;
     };

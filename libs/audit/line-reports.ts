@@ -4,11 +4,7 @@
  * `line-items` is read in the order of the log. Without `after` it holds each movement once. With `after`, a place of the log, it holds what came
  * since: new movements, and again the movements of a batch that was funded since. A reader keeps rows by `movement_id`.
  */
-<<<<<<< HEAD
-import { isInScope, type Scope } from '#accounts';
-=======
 import { type Scope, scopeCondition } from '#accounts';
->>>>>>> h-scope-deposits
 import { checkpointOf } from '#eventstore';
 import { lineRegisterModel, type LineSums } from '#ledger';
 import type { Queryable } from '#platform';
@@ -77,7 +73,6 @@ const DEPOSIT_ROW: readonly Column[] = [
   ['confirmation_number', 'text', 'm.confirmation_number'],
 ];
 export const DEPOSIT_COLUMNS = DEPOSIT_ROW.map(([name]) => name);
-const DEPOSIT_CELL = Object.fromEntries(DEPOSIT_COLUMNS.map((name, index) => [name, index]));
 
 /** Number of rows in a page. A row is small, so a page of these reports has more rows than others. */
 const LINES_PER_PAGE = 1_000;
@@ -225,11 +220,7 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
   const pageOf = (rows: readonly LineRow[]): ReportPage => {
     const shown: ReportPage['rows'][number][] = [];
     for (const row of rows) {
-<<<<<<< HEAD
-      if (!inWindow(row) || !isInScope(scope, ownerOf(row[CELL.account_id!], row[CELL.portal_id!]))) continue;
-=======
       if (!isInside(row) || !inWindow(row)) continue;
->>>>>>> h-scope-deposits
       const isNew = at(row, 0) === at(row, 1);
       // If the report goes on within an event, the tie begins with the next one.
       if (isNew && at(row, 0) > begin[0]) tally.add(sumsOf(row));
@@ -249,11 +240,7 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
       for await (const rows of newRows(db, scope, place, part.last < until ? part.last : until, until)) yield pageOf(rows);
     }
   }
-<<<<<<< HEAD
-  // The journal has no lines, so the rows of a scope with limits have nothing to compare with.
-=======
   // The journal is not divided by account and portal, and its sums are those of all. So the rows of a scope have no tie.
->>>>>>> h-scope-deposits
   if (scope !== null) return yield { rows: [], after: until, until };
   const journal = await journalSums(db, { after: begin[0], until, from, to, asOf });
   yield { rows: [], after: until, until, tie: tieOf(journal, tally.byAccount()) };
@@ -282,14 +269,6 @@ export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, 
     });
     return rows;
   };
-<<<<<<< HEAD
-  const keyOfRow = (row: LineRow) => row.slice(DEPOSIT_ROW.length) as string[];
-  for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE)) {
-    const inside = rows.filter((row) => isInScope(scope, ownerOf(row[DEPOSIT_CELL.account_id!], row[DEPOSIT_CELL.portal_id!])));
-    yield {
-      rows: inside.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))),
-      after: inside.length === 0 ? null : afterOf(keyOfRow(inside.at(-1)!)),
-=======
   const keyOfRow = (row: LineRow) => row.slice(DEPOSIT_ROW.length, -1) as string[];
   for await (const rows of pagesByKey<LineRow>(after === null ? null : keyOf(after, 4), keyOfRow, read, LINES_PER_PAGE)) {
     const inside = rows.filter(isInside);
@@ -297,16 +276,9 @@ export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, 
     yield {
       rows: inside.map((row) => DEPOSIT_ROW.map(([, kind], index) => parsed(kind, row[index]!))),
       after: last ? afterOf(keyOfRow(last)) : null,
->>>>>>> h-scope-deposits
     };
   }
 };
-
-/** A row without account or portal is in no scope with limits. */
-const ownerOf = (accountId: string | null | undefined, portalId: string | null | undefined) => ({
-  accountId: accountId ?? '',
-  portalId: portalId ?? '',
-});
 
 const registerPosition = async (db: Queryable): Promise<string> => {
   const { rows } = await db.query<{ position: string }>('select position from projection_checkpoint where name = $1', [

@@ -125,11 +125,7 @@ export const reportText = async function* (
     }
     said.rows += rows.length;
     if (after !== null) said.after = after;
-<<<<<<< HEAD
     if (text !== '') yield text;
-=======
-    yield text;
->>>>>>> h-scope-deposits
   }
 };
 
