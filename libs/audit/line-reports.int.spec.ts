@@ -218,7 +218,7 @@ describe('a history, exported step by step', () => {
     const named = (row: readonly unknown[]) => `${row[0] as string} ${row.at(-1) as string}`;
     expect(rows.map((row) => named(row as unknown[])).sort()).toEqual(changes.map((row) => named(Object.values(row))).sort());
     const places = whole.map(({ after }) => after);
-    expect(places.filter((place) => place.includes('/')).length).toBeGreaterThan(2);
+    expect(places.filter((place) => place!.includes('/')).length).toBeGreaterThan(2);
     let read = 0;
     for (const page of whole) {
       read += page.rows.length;
