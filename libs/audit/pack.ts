@@ -125,7 +125,7 @@ export const reportText = async function* (
     }
     said.rows += rows.length;
     if (after !== null) said.after = after;
-    if (text !== '') yield text;
+    yield text;
   }
 };
 
