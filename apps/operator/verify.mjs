@@ -139,7 +139,13 @@ const hashes = (texts) => texts.map((text) => Buffer.from(text, 'base64'));
 /** Checks events with their proofs. Returns the head and the number of events. */
 export const checkInclusion = ({ head: note, keys, events }, trusted = keys) => {
   const head = openHead(note, trusted);
-  for (const one of events) checkEvent(one, head);
+  if (!Array.isArray(events) || events.length === 0) throw new Error('the proof has no events');
+  const leaves = new Set();
+  for (const one of events) {
+    checkEvent(one, head);
+    if (leaves.has(one.leaf)) throw new Error(`the event at position ${one.event.position} stands twice in the proof`);
+    leaves.add(one.leaf);
+  }
   return { head, count: events.length };
 };
 
@@ -830,11 +836,16 @@ const main = async ([what, path, ...options]) => {
   }
 };
 
+/** Characters that a terminal obeys, or that are not displayed: control and format characters, ends of lines, and others without a look. */
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu;
+/** A line as it is printed. Names and values of unverified files stand in it, so such characters are written as `\u001b`. */
+const printable = (line) => line.replace(UNSEEN, (one) => one.replace(/[^]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`));
+
 if (process.argv[1] && import.meta.url === pathToFileURL(realpathSync(process.argv[1])).href)
   main(process.argv.slice(2)).then(
-    (said) => said.forEach((line) => console.log(`ok: ${line}`)),
+    (said) => said.forEach((line) => console.log(printable(`ok: ${line}`))),
     (error) => {
-      console.error(`NOT OK: ${error.message}`);
+      console.error(printable(`NOT OK: ${error.message}`));
       process.exitCode = 1;
     },
   );
