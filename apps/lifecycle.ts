@@ -233,6 +233,11 @@ export const serveMetrics = (port: number, watched: Watched): Promise<Server> =>
   };
   return new Promise((resolve, reject) => {
     const server = createServer((request, response) => {
+      // A proxy may take the first of two, and this process the last (RFC 9112, 3.2).
+      if ((request.headersDistinct.host?.length ?? 0) > 1) {
+        response.writeHead(400, { connection: 'close' }).end();
+        return;
+      }
       const answer = request.method === 'GET' && Object.hasOwn(answers, request.url!) ? answers[request.url!]! : null;
       if (!answer) {
         response.writeHead(404).end();

@@ -3,13 +3,30 @@ import { existsSync, readFileSync } from 'node:fs';
 import inspector from 'node:inspector';
 import type { Logger } from '#platform';
 
-/** Flags of Node that show memory, or write it to a file. Node reads `_` and `-` in a flag as the same. */
-const SHOWS_MEMORY = /^--(inspect|heapsnapshot|heap-prof|report|abort-on-uncaught-exception)/;
+/** Flags of Node that show memory or what TLS protects, or write it to a file. Node reads `_` and `-` in a flag as the same. */
+const SHOWS_MEMORY = /^--(inspect|heapsnapshot|heap-prof|report|abort-on-uncaught-exception|tls-keylog|trace-tls)/;
+
+/** The flags of NODE_OPTIONS as Node reads them: blanks end a flag, except within double quotes, where a backslash stands before any character. */
+const flagsOf = (nodeOptions: string): string[] => {
+  const flags = [''];
+  let quoted = false;
+  for (let at = 0; at < nodeOptions.length; at++) {
+    const character = nodeOptions[at]!;
+    if (character === '"') quoted = !quoted;
+    else if (quoted && character === '\\') flags[flags.length - 1] += nodeOptions[++at] ?? '';
+    else if (!quoted && /\s/.test(character)) flags.push('');
+    else flags[flags.length - 1] += character;
+  }
+  return flags;
+};
+
+/** The first flag that shows memory. undefined: there is none. */
+export const memoryFlag = (execArgv: readonly string[], nodeOptions: string): string | undefined =>
+  [...execArgv, ...flagsOf(nodeOptions)].map((flag) => flag.replaceAll('_', '-')).find((flag) => SHOWS_MEMORY.test(flag));
 
 /** Throws an error of one line if something is on that shows memory or writes it to disk. */
 export const refuseMemoryDumps = (): void => {
-  const flags = [...process.execArgv, ...(process.env.NODE_OPTIONS ?? '').split(/\s+/)].map((flag) => flag.replaceAll('_', '-').replaceAll('"', ''));
-  const flag = flags.find((one) => SHOWS_MEMORY.test(one));
+  const flag = memoryFlag(process.execArgv, process.env.NODE_OPTIONS ?? '');
   if (flag) throw new Error(`${flag} is refused in production: it can show card data that is in memory`);
   if (inspector.url() !== undefined) throw new Error('an inspector is open; production refuses it, because it can show card data that is in memory');
   const { reportOnSignal, reportOnFatalError, reportOnUncaughtException } = process.report;

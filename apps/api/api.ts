@@ -21,7 +21,7 @@ import { FeesController } from './partner/fees.controller.js';
 import { PaymentsController } from './partner/payments.controller.js';
 import { UnsupportedController } from './partner/unsupported.controller.js';
 import { CheckoutController } from './payer/checkout.controller.js';
-import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPayers, routeOf } from './payer/http.js';
+import { addSecurityHeaders, CHECKOUT_SERVICES, type CheckoutServices, isForPayers, pageHeaders, routeOf } from './payer/http.js';
 import { IntakeController } from './payer/intake.controller.js';
 import { PayerPages } from './payer/pages.js';
 import { createRateLimits, type RateLimits } from './payer/rate-limits.js';
@@ -129,6 +129,7 @@ export const createApi = async (parts: ApiParts): Promise<Api> => {
     log,
     now: () => clock.realNow(),
     connectionsPerAddress: config.connectionsPerAddress,
+    badUrlHeaders: pageHeaders(publicUrl),
     ...(parts.onAnswer ? { onAnswer: parts.onAnswer } : {}),
     ...(parts.timeouts ? { timeouts: parts.timeouts } : {}),
   });

@@ -1,5 +1,5 @@
 /** `payfold audit`: the sealed log, its proofs, and the comparison of books and events. */
-import { closeSync, constants, openSync, readFileSync, writeFileSync } from 'node:fs';
+import { lstatSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
@@ -7,6 +7,7 @@ import type { AuditRole, Difference, DriftReport, KeyTerms, ReportName } from '#
 import type { Position, ReadModel } from '#eventstore';
 import { decimal, ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
+import { writeOwnFile } from '#platform';
 import type { Services } from '../services.js';
 import {
   each,
@@ -32,18 +33,18 @@ const CATCH_UP_MS = 30 * 60_000;
  */
 const VERIFY_WAIT_SECONDS = 300;
 
-/** Writes a file that only its owner can read. A symbolic link is not followed: somebody else may have put it there. */
+/**
+ * Writes a file that only its owner can read, in place of one that lies there. Nothing is written through a link, and only an ordinary file is
+ * replaced: somebody else may have put something there.
+ */
 const writePrivately = (file: string, value: unknown): void => {
-  let descriptor: number;
   try {
-    descriptor = openSync(file, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC | constants.O_NOFOLLOW, 0o600);
+    const there = lstatSync(file, { throwIfNoEntry: false });
+    if (there && !there.isFile()) throw new ServiceError('VALIDATION_ERROR', `${file} is no ordinary file, so it is not written.`);
+    writeOwnFile(file, `${JSON.stringify(value, null, 1)}\n`);
   } catch (error) {
+    if (error instanceof ServiceError) throw error;
     throw new ServiceError('VALIDATION_ERROR', `${file} cannot be written (${(error as NodeJS.ErrnoException).code}).`);
-  }
-  try {
-    writeFileSync(descriptor, `${JSON.stringify(value, null, 1)}\n`);
-  } finally {
-    closeSync(descriptor);
   }
 };
 
@@ -459,8 +460,11 @@ const inWords = ({ paymentId, position, message }: Difference): string =>
 
 const readHead = (file: string): string => {
   try {
+    // A pipe could keep the command waiting.
+    if (!statSync(file).isFile()) throw new UsageError(`${file} is no ordinary file`);
     return readFileSync(file, 'utf8');
   } catch (error) {
+    if (error instanceof UsageError) throw error;
     throw new UsageError(`${file} cannot be read (${(error as NodeJS.ErrnoException).code})`);
   }
 };

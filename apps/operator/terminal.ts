@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError } from 'commander';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
-import { ConfigError } from '#platform';
+import { cardInText, ConfigError } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
 import { Interrupted } from './interrupt.js';
@@ -164,8 +164,8 @@ export const anyText = (text: string): string => text;
 
 /** The name of a person, as it is recorded. */
 export const personName = (text: string): string => {
-  if (text.trim() === '' || text !== withoutControls(text) || text.includes('\n'))
-    throw new InvalidArgumentError('It must be a name without control characters.');
+  if (text.trim() === '' || UNSEEN.test(text)) throw new InvalidArgumentError('It must be a name without control characters or invisible ones.');
+  if (cardInText(text) !== null) throw new InvalidArgumentError('It must not hold a card number.');
   return text;
 };
 
@@ -214,9 +214,14 @@ export const loginName = (): string => {
 
 // Text for people.
 
-/** Control characters but tab and line feed, and marks that turn the direction of text. A terminal obeys them, and a partner may have sent them. */
-const CONTROLS = /(?![\t\n])[\p{Cc}\u2028\u2029\u202a-\u202e\u2066-\u2069]/gu;
-const escaped = (character: string): string => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`;
+/** Characters that have no place in a name of a person: two names that look the same must be the same. */
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/u;
+/**
+ * Control characters but tab and line feed, and format characters, such as marks that turn the direction of text. A terminal obeys them, and a partner
+ * may have sent them.
+ */
+const CONTROLS = /(?![\t\n])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+const escaped = (character: string): string => character.replace(/[^]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`);
 
 /** The text with each control character written as `\u001b`. */
 const withoutControls = (text: string): string => text.replace(CONTROLS, escaped);

@@ -197,7 +197,8 @@ export class Administration {
   }
 
   /** Replaces the keys of line metadata that charges copy to `coding`. None: nothing is copied. */
-  setCoding(portalId: string, keys: readonly string[]): Promise<Done<Portal>> {
+  async setCoding(portalId: string, keys: readonly string[]): Promise<Done<Portal>> {
+    for (const key of keys) this.checkText('a key', key);
     return this.changePortal(portalId, { type: 'SetCoding', keys });
   }
 
@@ -207,6 +208,7 @@ export class Administration {
 
   async configureCheckout(portalId: string, change: Partial<CheckoutConfig>): Promise<Done<Portal>> {
     this.checkText('agencyName', change.agencyName ?? null);
+    for (const address of change.allow ?? []) for (const text of [address, percentDecoded(address)]) this.checkText('an allowed address', text);
     return this.changePortal(portalId, { type: 'ConfigureCheckout', change });
   }
 
@@ -246,6 +248,14 @@ export class Administration {
       throw new ServiceError('VALIDATION_ERROR', `${field} seems to hold a card number.`);
   }
 }
+
+const percentDecoded = (text: string): string => {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+};
 
 /**
  * The gateway of a portal. At the simulator each portal gets two merchant accounts of its own, one for the agency's money and one for the fee. So

@@ -184,6 +184,9 @@ describe('secrets', () => {
       administration.createAccount(card),
       administration.createPortal({ accountIds: [accountId], name: card, gateway: 'none', fee: NO_FEE }),
       administration.configureCheckout(portalId, { agencyName: card }),
+      administration.configureCheckout(portalId, { allow: ['https://agency.example', 'https://4242424242424242.example/pay'] }),
+      administration.configureCheckout(portalId, { allow: ['https://agency.example/4242%204242%204242%204242'] }),
+      administration.setCoding(portalId, [card]),
       administration.restrictCase({ ...change, referenceId: card.replaceAll(' ', '') }),
       administration.restrictCase({ ...change, reason: `paid with ${card}` }),
     ]) {

@@ -87,10 +87,16 @@ describe('the terms of a key', () => {
     const { auditKey } = await issue({ scope: { accounts: ids(100), portals: ids(100) } });
     expect((await open(auditKey)).scope).toEqual({ accounts: ids(100), portals: ids(100) });
   });
-  test.each(['', ' ', 'x'.repeat(201), 'a\nb', '\ud800'])('a name like %j is refused', async (name) => {
+  test.each(['', ' ', 'x'.repeat(201), 'a\nb', 'a\u200fb', 'a\u200bb', '\ud800'])('a name like %j is refused', async (name) => {
     await expect(issue({ name })).rejects.toMatchObject({
       code: 'VALIDATION_ERROR',
       message: 'name must have 1 to 200 characters, none of them a control character.',
+    });
+  });
+  test('a name with a card number is refused without repeating it (C9)', async () => {
+    await expect(issue({ name: '4242 4242 4242 4242' })).rejects.toMatchObject({
+      code: 'VALIDATION_ERROR',
+      message: 'name must not hold a card number.',
     });
   });
   test('a name is trimmed', async () => {

@@ -8,7 +8,7 @@ import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { keyEnvironment, newSecret, type Scope, type ScopeLimits } from '#accounts';
 import { type Actor, change, type DecidedStreamType, defineEvents, type EventStore, type Position, type ReadModel, type Recorded } from '#eventstore';
 import { AuthenticationError, type Clock, type Ids, isUuid, ServiceError } from '#kernel';
-import { crockford, type KeyRing, type Queryable } from '#platform';
+import { cardInText, crockford, type KeyRing, type Queryable } from '#platform';
 
 /**
  * A finance key cannot read the reports that are marked `auditorsOnly`: staff actions and idempotency keys. An agency key is for people outside of the
@@ -141,8 +141,10 @@ const validScope = (role: AuditRole, scope: Scope): Scope => {
 /** Issues a key. Invalid name or scope → VALIDATION_ERROR. */
 export const issueAuditKey = async (ports: AuditKeyPorts, terms: KeyTerms, actor: Actor): Promise<IssuedAuditKey> => {
   const { name, role, personal } = terms;
-  if (name.trim() === '' || name.length > MAX_NAME_CHARACTERS || /\p{Cc}|\p{Surrogate}/u.test(name))
+  if (name.trim() === '' || name.length > MAX_NAME_CHARACTERS || /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Surrogate}]/u.test(name))
     throw new ServiceError('VALIDATION_ERROR', `name must have 1 to ${MAX_NAME_CHARACTERS} characters, none of them a control character.`);
+  const card = cardInText(name);
+  if (card !== null) throw new ServiceError('VALIDATION_ERROR', `name ${card}.`);
   const scope = validScope(role, terms.scope);
   const { ids, keys } = ports;
   const [keyId, lookupId, secret] = [ids.uuid(), crockford(randomBytes(10), LOOKUP_LENGTH), newSecret()];

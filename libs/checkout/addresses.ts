@@ -29,10 +29,15 @@ export type Vetted =
 const refused = (why: string): Vetted => ({ accepted: false, why });
 
 const IPV4 = /^\d{1,3}(?:\.\d{1,3}){3}$/;
-/** A slash, backslash or dot that is encoded, even several times. Some servers decode the path before they look for `..`, so it could leave the allowed path. */
-const ENCODED_PATH_SYNTAX = /%(?:25)*(?:2f|5c|2e)/i;
+/**
+ * A slash, backslash or dot that is encoded, even several times, or `%u`, which some servers read as the begin of a code point. Some servers decode the
+ * path before they look for `..`, so it could leave the allowed path.
+ */
+const ENCODED_PATH_SYNTAX = /%(?:25)*(?:2f|5c|2e|u)/i;
 /** A `..` or `.` with path parameters, such as `..;x`. Some servers cut the parameters off, and then leave the allowed path. */
 const DOTS_WITH_PARAMETERS = /\/\.{1,2}(?:;|%(?:25)*3b)/i;
+/** Characters that some servers drop, or at which some servers end a text. */
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}]/u;
 
 /** Decides whether a payer may be sent to the address `text`. `allow`: entries in the normal form of the portal's decider. */
 export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
@@ -46,23 +51,46 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   if (IPV4.test(url.hostname) || url.hostname.startsWith('[')) return refused('names a host by its IP address');
   if (ENCODED_PATH_SYNTAX.test(url.pathname)) return refused('has an encoded slash, backslash or dot in its path');
   if (DOTS_WITH_PARAMETERS.test(url.pathname)) return refused('has dots with parameters in its path');
-  const pairs = queryPairs(url.search);
+  const path = fullyDecoded(url.pathname);
+  if (path === null) return refused('has a path that cannot be decoded');
+  if (UNSEEN.test(path)) return refused('has a control character or an invisible character in its path');
+  const segments = path.split(/[/\\]/);
+  if (segments.length !== url.pathname.split('/').length) return refused('has an encoded slash, backslash or dot in its path');
+  if (segments.some((segment) => /^\.{1,2}(?:;|$)/.test(segment.replace(/\s/g, '')))) return refused('has dots that may leave its path');
+  // Some servers end a pair at `;` too.
+  const pairs = queryPairs(url.search.replaceAll(';', '&'));
   if (!pairs) return refused('has a query that cannot be decoded');
-  const reserved = pairs.find(([name]) => (RETURN_PARAMETERS as readonly string[]).includes(asServersRead(name)));
-  // The name as sent may hold anything in brackets.
-  if (reserved) return refused(`uses the parameter ${asServersRead(reserved[0])}, which is ours`);
+  const reserved = pairs.flatMap(([name]) => asServersRead(name)).find((name) => (RETURN_PARAMETERS as readonly string[]).includes(name));
+  if (reserved) return refused(`uses the parameter ${reserved}, which is ours`);
+  if (pairs.some(([name]) => UNSEEN.test(name))) return refused('has a control character or an invisible character in the name of a parameter');
   const entry = allow.find((candidate) => fits(url, candidate));
   return entry === undefined ? refused("is not on the portal's allow-list") : { accepted: true, address: url.href, entry };
 };
 
-/** The name of a parameter as servers may read it: without case, brackets and blanks around it, with `_` for a dot or blank within. */
-const asServersRead = (name: string): string =>
-  name
-    .normalize('NFKC')
-    .toLowerCase()
-    .replace(/\[.*$/s, '')
-    .replace(/^[\s\p{Cc}]+|[\s\p{Cc}]+$/gu, '')
-    .replace(/[\s.]/g, '_');
+/**
+ * The names as which servers may read the name of a parameter: without case and blanks around it, with `_` for a dot or blank within. The part from a
+ * bracket on is cut off, or the bracket is read as `_`, as PHP does if it is not closed.
+ */
+const asServersRead = (name: string): string[] => {
+  const plain = name.normalize('NFKC').toLowerCase();
+  return [plain.replace(/\[.*$/s, ''), plain.replaceAll('[', '_')].map((read) =>
+    read.replace(/^[\s\p{Cc}]+|[\s\p{Cc}]+$/gu, '').replace(/[\s.]/g, '_'),
+  );
+};
+
+/** The path, decoded as long as it can be, in the compatibility form of Unicode, where a full-width dot is a dot. null: it cannot be decoded. */
+const fullyDecoded = (path: string): string | null => {
+  let decoded: string | null = null;
+  try {
+    for (let before = ''; decoded !== before;) {
+      before = decoded ?? path;
+      decoded = decodeURIComponent(before).normalize('NFKC');
+    }
+  } catch {
+    // A `%` that was encoded stands for itself.
+  }
+  return decoded;
+};
 
 const fits = ({ protocol, hostname, port, pathname }: URL, entry: string): boolean => {
   const wildcard = entry.startsWith('https://*.');

@@ -76,10 +76,12 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
       referenceId: trusted ? echoed(pairs.get('reference_id'), MAX_REFERENCE_LENGTH) : null,
       state: trusted ? echoed(pairs.get('state'), MAX_STATE_LENGTH) : null,
     };
-    const location = cancelAddress(keys, portal, cancelUrl.address, told, ports.payments.clock.realNow());
+    const location = cancelAddress(keys, portal, trusted ? cancelUrl.address : withoutQuery(cancelUrl.address), told, ports.payments.clock.realNow());
     return { to: 'cancel_url', location, code: error.code, message: error.message };
   }
 };
+
+const withoutQuery = (address: string): string => address.split('?')[0]!;
 
 /** As {@link vetAddress}. An address that holds a card number is refused too, since events and answers hold the address (C9). */
 const vetted = (text: unknown, allow: readonly string[]): Vetted => {

@@ -97,6 +97,7 @@ describe('an address', () => {
     ['https://a.b.agency.gov/x', 'https://*.agency.gov'],
     ['https://a.town.gov/bills/1', 'https://*.town.gov/bills'],
     ['https://agency.example/pay/a;v=1/100%25?results=1&payment=2&stated=3', 'https://agency.example/pay'],
+    ['https://agency.example/pay/a%20b/%C3%A9/..a/a..?a;b=1&checkout[x]=1', 'https://agency.example/pay'],
   ])('%s is taken by %s', (address, entry) => expect(vetAddress(address, allow)).toMatchObject({ accepted: true, entry }));
   test.each([
     ['https://agency.example/payment', /allow-list/],
@@ -146,6 +147,22 @@ describe('an address', () => {
     ...['Result', 'result[]', 'result[a][b]', '+result', '%09result', 'checkout.id', 'checkout%20id', 'CHECKOUT.ID[]', '%EF%BD%94', 'sig+'].map(
       (name) => [`https://agency.example/pay?${name}=1`, /which is ours/] as const,
     ),
+    ...['checkout[id', 'payment[id', 'Payment[ID', 'result[', 'x=1;result', 'x;sig', 'x=1;a=2;checkout.id'].map(
+      (query) => [`https://agency.example/pay?${query}=1`, /which is ours/] as const,
+    ),
+    ...['result%00x', 'result%00', 're%E2%80%8Bsult', 're%C2%ADsult', '%EF%BB%BFresult', 'a%0Ab'].map(
+      (name) => [`https://agency.example/pay?${name}=1`, /which is ours|invisible character in the name/] as const,
+    ),
+    ...['..%00', '..%09', '.%00.', '%00', '..%E2%80%8B', '..%C2%AD', '..%2500'].map(
+      (segment) => [`https://agency.example/pay/${segment}/evil`, /invisible character in its path/] as const,
+    ),
+    ...['..%20', '.%20.', '%EF%BC%8E%EF%BC%8E', '\uff0e\uff0e', '%E2%80%A5', '.%EF%BC%8E', '..%EF%BC%9B', '%25EF%25BC%258E.', '..%2520'].map(
+      (segment) => [`https://agency.example/pay/${segment}/evil`, /dots that may leave/] as const,
+    ),
+    ...['%u002e%u002e', '%25u002e.', '..%EF%BC%8Fevil', '..%EF%BC%BCevil'].map(
+      (segment) => [`https://agency.example/pay/${segment}`, /encoded/] as const,
+    ),
+    ...['%c0%ae%c0%ae', '%ff', '100%'].map((segment) => [`https://agency.example/pay/${segment}`, /path that cannot be decoded/] as const),
     ...['..;', '.;', '..;a=b', '..%3b', '..%253B'].map((segment) => [`https://agency.example/pay/${segment}/evil`, /dots with parameters/] as const),
     ...['%252e%252e', '%25252E.', '..%252fevil', '%255c'].map((path) => [`https://agency.example/pay/${path}/evil`, /encoded/] as const),
   ])('%p is refused', (address, why) => expect(vetAddress(address, allow)).toEqual({ accepted: false, why: expect.stringMatching(why) }));

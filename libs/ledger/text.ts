@@ -9,17 +9,23 @@ import { RULE_WORDS } from './postings.js';
 export type Cell = string | number | boolean | null;
 
 /**
- * A spreadsheet executes a text that begins like a formula, perhaps after blanks or line feeds, or with a full-width sign. Such a text gets an
+ * A spreadsheet executes a text that begins like a formula, perhaps after blanks, line feeds or quotes, or with a full-width sign. Such a text gets an
  * apostrophe in front (ASVS 1.2.10). Numbers stay unchanged.
  */
-const FORMULA = /^[\s\p{Cc}]*[=+\-@＝＋－＠]|^[\t\r]/u;
+const FORMULA = /^[\s\p{Cc}\p{Cf}"]*[=+\-@＝＋－＠]|^[\t\r]/u;
+/**
+ * The same after a character inside the text that ends a cell for some spreadsheets. For them, quotes in the middle of a field are ordinary characters,
+ * so our quotes do not hold the text together.
+ */
+const FORMULA_INSIDE = /([;\t-\r\x85\u2028\u2029])(?=(?:(?![\t-\r\x85\u2028\u2029])[\s\p{Cc}\p{Cf}"])*[=+\-@＝＋－＠])/gu;
 /** Characters that need quotes. Some spreadsheets separate cells at `;` or a tab. */
 const NEEDS_QUOTES = /[",;\t\r\n]/;
 
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
-  const safe = FORMULA.test(value) ? `'${value}` : value;
+  const inside = value.replace(FORMULA_INSIDE, "$1'");
+  const safe = FORMULA.test(value) ? `'${inside}` : inside;
   return NEEDS_QUOTES.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 

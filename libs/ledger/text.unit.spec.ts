@@ -7,9 +7,47 @@ test.each(['=1+1', '+1', '-1', '@SUM(A1)', '\t=1', '\r=1', '\n=1', ' =1', '  \n 
   (text) => expect(csvLine([text]).replace(/^"/, '')).toMatch(/^'/),
 );
 
-test.each(['a;=HYPERLINK("x")', 'a\t=1', 'a,=1', 'a\n=1', 'a "b"'])('%j stays one cell, whatever separates cells', (text) =>
+/** How a spreadsheet reads cells if `separator` ends one: quotes count only at the begin of a cell. */
+const cellsAt = (separator: string, line: string): string[] => {
+  const cells: string[] = [];
+  for (let at = 0; at < line.length; at++) {
+    let cell = '';
+    if (line[at] === '"') for (at += 1; at < line.length && (line[at] !== '"' || line[++at] === '"'); at++) cell += line[at];
+    for (; at < line.length && line[at] !== separator && line[at] !== '\r' && line[at] !== '\n'; at++) cell += line[at];
+    cells.push(cell);
+  }
+  return cells;
+};
+const SEPARATORS = [',', ';', '\t'];
+
+test.each([
+  ['a;=1+1;b', "a;'=1+1;b"],
+  ['a\n=1+1;z', "a\n'=1+1;z"],
+  ['a\r\n  =1+1;z', "a\r\n'  =1+1;z"],
+  ['a\t=1+1\tb', "a\t'=1+1\tb"],
+  ['a;  =1+1;b', "a;'  =1+1;b"],
+  ['a;＝1+1;b;－2', "a;'＝1+1;b;'－2"],
+  ['a;"=1+1;b', 'a;\'"=1+1;b'],
+  ['=1;@x;+2', "'=1;'@x;'+2"],
+  ['\n=1+1;z', "'\n'=1+1;z"],
+  ['a;\u200b=1', "a;'\u200b=1"],
+])('%j gets an apostrophe wherever a spreadsheet may see a cell begin', (text, safe) => {
+  const line = csvLine([7, text, 'end']);
+  expect(line).toBe(`7,"${safe.replaceAll('"', '""')}",end\r\n`);
+  for (const separator of SEPARATORS) for (const cell of cellsAt(separator, line)) expect(cell).not.toMatch(/^[\s\u200b"]*[=+\-@＝＋－＠]/u);
+});
+
+test.each(['a;b=HYPERLINK("x")', 'a,=1', 'a\n1=1', 'a "b"'])('%j stays as it is, in quotes', (text) =>
   expect(csvLine([text, 1])).toBe(`"${text.replaceAll('"', '""')}",1\r\n`),
 );
+
+test('a long text of separators takes linear time', () => {
+  const begun = performance.now();
+  csvLine(['\n'.repeat(1_000_000)]);
+  csvLine([';'.repeat(1_000_000)]);
+  csvLine([`;${' '.repeat(1_000_000)}`]);
+  expect(performance.now() - begun).toBeLessThan(5_000);
+});
 
 test('other texts and numbers stay as they are', () =>
   expect(csvLine(['Water bill', -5, 'a=b', '5-3', null, true, 'mañana'])).toBe('Water bill,-5,a=b,5-3,,true,mañana\r\n'));

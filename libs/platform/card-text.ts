@@ -59,10 +59,20 @@ const isAsciiLetter = (code: number) => (code | 32) >= 97 && (code | 32) <= 122;
 
 /** Matches each ASCII text that holds enough digits for a card number. Most texts hold fewer, and their search ends here. */
 const ENOUGH_DIGITS = /\d(?:[^\dA-Za-z]{0,3}\d){12}/;
+/** Circled numbers that NFKC leaves as they are: on a dark ground, in a double circle, and those of Zapf Dingbats. */
+const CIRCLED = /[\u2776-\u2793\u24eb-\u24ff\u{1f10b}\u{1f10c}]/gu;
+const circledValue = (code: number): number => {
+  if (code <= 0x2793) return ((code - 0x2776) % 10) + 1;
+  if (code < 0x24f5) return code - 0x24eb + 11;
+  return code < 0x24ff ? code - 0x24f5 + 1 : 0;
+};
+/** The text with digits of other forms as decimal digits: `⑯` and `⓰` are 1 and 6. */
+const withPlainDigits = (text: string): string => text.normalize('NFKC').replace(CIRCLED, (one) => String(circledValue(one.codePointAt(0)!)));
+
 const NOT_ASCII = /[^\0-\x7f]/;
 const DECIMALS = /\p{Nd}/gu;
 const mayHoldCards = (text: string): boolean =>
-  NOT_ASCII.test(text) ? (text.normalize('NFKC').match(DECIMALS)?.length ?? 0) >= MIN_DIGITS : ENOUGH_DIGITS.test(text);
+  NOT_ASCII.test(text) ? (withPlainDigits(text).match(DECIMALS)?.length ?? 0) >= MIN_DIGITS : ENOUGH_DIGITS.test(text);
 
 /** A decimal digit of any script. Unicode puts the ten digits of a script side by side, from zero to nine. */
 const DECIMAL = /^\p{Nd}$/u;
@@ -119,7 +129,7 @@ const chainsIn = function* (text: string): Generator<Chain> {
 };
 /** One character may stand for several: `⑯` is 1 and 6. */
 const kindsOf = (code: number): number[] =>
-  code < 128 ? [kindOf(code)] : Array.from(String.fromCodePoint(code).normalize('NFKC'), (character) => kindOf(character.codePointAt(0)!));
+  code < 128 ? [kindOf(code)] : Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
 
 /** Start and end index of each card number in the text. Linear time: a group begins at most {@link MAX_DIGITS} candidates. */
 const cardsIn = function* (original: string): Generator<readonly [from: number, to: number]> {

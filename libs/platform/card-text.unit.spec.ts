@@ -140,12 +140,23 @@ describe('card numbers in free text (C9)', () => {
     const zeros = scripts.map(([digit]) => digit!).filter((_, index) => index % 10 === 0);
     expect(zeros.length).toBeGreaterThan(60);
     const alphabets = zeros.map((zero) => Array.from({ length: 10 }, (_, value) => String.fromCodePoint(zero.codePointAt(0)! + value)));
-    for (const digits of [...alphabets, [...'⁰¹²³⁴⁵⁶⁷⁸⁹'], [...'₀₁₂₃₄₅₆₇₈₉'], [...'⓪①②③④⑤⑥⑦⑧⑨']]) {
+    for (const digits of [
+      ...alphabets,
+      [...'⁰¹²³⁴⁵⁶⁷⁸⁹'],
+      [...'₀₁₂₃₄₅₆₇₈₉'],
+      [...'⓪①②③④⑤⑥⑦⑧⑨'],
+      [...'⓿❶❷❸❹❺❻❼❽❾'],
+      [...'🄋➀➁➂➃➄➅➆➇➈'],
+      [...'🄌➊➋➌➍➎➏➐➑➒'],
+      [...'⓪⓵⓶⓷⓸⓹⓺⓻⓼⓽'],
+    ]) {
       const text = (number: string) => number.replace(/\d/g, (digit) => digits[Number(digit)]!);
       expect([digits[0], maskCardNumbers(`x${text('4000007770005046')}`)]).toEqual([digits[0], 'x[card]']);
       expect(holdsCardNumber(text('4000007770005047'))).toBe(false);
     }
     expect(maskCardNumbers('４2４2 ٤٢٤٢ 4242 ④②④②')).toBe('[card]');
+    // Numbers of two digits in one circle.
+    for (const ten of '⑩❿➉➓⓾') expect(maskCardNumbers(`400000${ten}0000${ten}⓰`)).toBe('[card]');
   });
   test('digits in the form of an id that has no letter are searched', () =>
     expect(holdsCardNumber('42424242-4242-4242-8242-424242424242')).toBe(true));

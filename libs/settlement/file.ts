@@ -1,5 +1,6 @@
 /** Reads a processor's settlement file (CSV or NDJSON). Each fault is reported with its line number. */
 import { createReadStream } from 'node:fs';
+import { stat } from 'node:fs/promises';
 import { isDay, ServiceError } from '#kernel';
 import { MAX_BATCH_LINES } from './record.js';
 import { type SettlementRecord } from '#payments';
@@ -65,6 +66,8 @@ const textLines = async function* (file: string, onBytes: (bytes: Buffer) => voi
   let rest = Buffer.alloc(0);
   let number = 0;
   try {
+    // A pipe could keep the command waiting for ever.
+    if (!(await stat(file)).isFile()) throw new RefusedFile(null, 'it is no ordinary file');
     for await (const piece of createReadStream(file) as AsyncIterable<Buffer>) {
       onBytes(piece);
       let bytes = rest.length > 0 ? Buffer.concat([rest, piece]) : piece;

@@ -4,8 +4,8 @@
  *
  * If a worker is killed in the middle of a verification pass or of the drift sweep, the next worker goes on there.
  */
-import { execFile } from 'node:child_process';
-import { readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { execFile, execFileSync } from 'node:child_process';
+import { linkSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -103,6 +103,16 @@ beforeAll(async () => {
   const [proof, link] = [join(dataDir.path, 'proof.json'), join(dataDir.path, 'link.json')];
   expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', proof)).toMatchObject({ code: 0 });
   expect(statSync(proof).mode & 0o777).toBe(0o600);
+  // A file that lies there is replaced: neither its mode nor its other name is kept.
+  const other = join(dataDir.path, 'other.json');
+  writeFileSync(other, 'other', { mode: 0o644 });
+  rmSync(proof);
+  linkSync(other, proof);
+  expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', proof)).toMatchObject({ code: 0 });
+  expect([statSync(proof).mode & 0o777, readFileSync(other, 'utf8')]).toEqual([0o600, 'other']);
+  const pipe = join(dataDir.path, 'pipe');
+  execFileSync('mkfifo', [pipe]);
+  expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', pipe)).toMatchObject({ code: 1 });
   symlinkSync(proof, link);
   expect(await payfold('audit', 'prove', rows[0]!.payment_id, '--out', link)).toMatchObject({ code: 1 });
   await writeHistory();

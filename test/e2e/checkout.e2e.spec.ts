@@ -341,6 +341,9 @@ describe('intake', () => {
       const { searchParams } = new URL((await payer().intake(stranger)).location, PUBLIC);
       expect([searchParams.get('state'), searchParams.get('reference_id'), searchParams.has('sig')]).toEqual([null, null, true]);
     }
+    // The stranger's own query does not come back either. Only our parameters do.
+    const forged = new URL((await payer().intake({ ...fields, cancel_url: `${fields.cancel_url}?bill=forged` })).location, PUBLIC);
+    expect([...forged.searchParams.keys()]).toEqual(['result', 'error', 't', 'sig']);
     expect((await payer().intake(good)).location).toMatch(/^\/checkout\/cs_/);
     // The signature of a JSON body covers each top-level value as text, and the lines as in RFC 8785.
     const json = { ...fields, nonce: nonce(), amount_cents: 12_500, line_items: LINES };
@@ -788,6 +791,8 @@ describe('security', () => {
       await payer().send('/checkout/error', { method: 'DELETE' }),
       await payer().send('/%63heckout/error'),
       await payer().send(`/%63heckout/${id}`, { method: 'HEAD' }),
+      await payer().send(`/%63heckout/${id}`, { method: 'PUT' }),
+      ...(await Promise.all(['/%63heckout', '/checkout/%ff', '/checkout/%', '/%ff'].map((path) => payer().send(path)))),
       ...(await Promise.all(['', '/receipt', '/done', '/paid', '/cancel'].map((path) => one.send(`/checkout/${id}${path}`)))),
     ];
     for (const { headers } of replies) expect(headers).toMatchObject(HEADERS);

@@ -67,6 +67,8 @@ describe('refuses, in one line', () => {
     ['--heapsnapshot-signal=SIGUSR2', /^--heapsnapshot-signal=SIGUSR2 is refused/],
     ['--heapsnapshot_near_heap_limit=1', /^--heapsnapshot-near-heap-limit=1 is refused/],
     ['--report-on-signal', /^--report-on-signal is refused/],
+    ['"--heap\\snapshot-signal=SIGUSR2"', /^--heapsnapshot-signal=SIGUSR2 is refused/],
+    ['--trace-tls', /^--trace-tls is refused/],
   ])('NODE_OPTIONS=%s', async (flag, line) => {
     const lines = (await refusal('api', { NODE_OPTIONS: flag })).split('\n').filter((one) => !/^(Debugger|For help)/.test(one));
     expect(lines).toEqual([expect.stringMatching(line)]);

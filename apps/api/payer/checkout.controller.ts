@@ -122,7 +122,8 @@ export class CheckoutController {
     if (!this.isOurForm(visit, form)) return this.showForm(visit, reply, { status: 403, notice: { kind: 'out_of_date' } });
     const { ports, limits } = this.services;
     const from = this.pages.address(request);
-    const seconds = limits.admit(from) ?? limits.admitAt(from, portal.portalId, 'submit');
+    const bytes = Buffer.byteLength(JSON.stringify(content));
+    const seconds = limits.admit(from, bytes) ?? limits.admitAt(from, portal.portalId, 'submit', bytes);
     if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
     const read = payFormOf(form, ports.payments.clock.now());
     if (read.instrument === null || Object.keys(read.faults).length > 0) return this.showForm(visit, reply, { status: 422, form: read });

@@ -28,8 +28,19 @@ export const LINK_PATH = `${INTAKE_PATH}/link`;
 export const isForPayers = (path: string, status: number): boolean =>
   path === '/checkout' || path.startsWith('/checkout/') || ((path === INTAKE_PATH || path === LINK_PATH) && status !== 404 && status !== 405);
 
-/** The matched route, or the path of a request that matches none. A raw URL can spell a path in many ways: encoded, or with scheme and host. */
-export const routeOf = ({ routeOptions, url }: FastifyRequest): string => routeOptions.url ?? url.split('?')[0]!;
+/**
+ * The matched route, or the decoded path of a request that matches none. A raw URL can spell a path in many ways: encoded, or with scheme and host.
+ * A path that cannot be decoded stays as it is.
+ */
+export const routeOf = ({ routeOptions, url }: FastifyRequest): string => {
+  if (routeOptions.url !== undefined) return routeOptions.url;
+  const path = url.replace(/^[a-z][a-z\d+.-]*:\/\/[^/?#]*/i, '').split(/[?#]/)[0]!;
+  try {
+    return decodeURIComponent(path);
+  } catch {
+    return path;
+  }
+};
 
 const isPayerPath = (path: string): boolean => path === '/checkout' || path.startsWith('/checkout/') || path.startsWith('/api/v1/payer/');
 

@@ -11,15 +11,18 @@ import { addressGroup } from '#platform/http';
 export type LoweredBy = 'unsigned intakes' | 'declines';
 
 export interface RateLimits {
-  /** Counts an intake or a submission of an address. Over the limit, does not count it and returns the seconds to wait. null: admitted. */
-  admit(address: string): number | null;
+  /**
+   * Counts an intake or a submission of an address. Over the limit, does not count it and returns the seconds to wait. null: admitted. `bytes`: the
+   * content that a submission writes into the log. It counts once for each started {@link BYTES_PER_TOKEN}.
+   */
+  admit(address: string, bytes?: number): number | null;
   /** The same for pages, of which an address may have {@link PAGES_PER_REQUEST} times as many. */
   admitPage(address: string): number | null;
   /**
    * The same for a request at one portal: refuses it only while the limits for this portal are lowered. Intakes with a valid signature are not asked
    * for here.
    */
-  admitAt(address: string, portalId: string, what: 'unsigned intake' | 'submit'): number | null;
+  admitAt(address: string, portalId: string, what: 'unsigned intake' | 'submit', bytes?: number): number | null;
   /** Counts a declined card. */
   declined(portalId: string): void;
   /** Number of portals whose limits are lowered now. */
@@ -40,6 +43,9 @@ export interface RateLimitOptions {
 const MINUTE_MS = 60_000;
 /** Pages that an address may open for each intake or submission that it may send. */
 const PAGES_PER_REQUEST = 20;
+/** Every declined card adds the content of its session to the log again. So a large content counts as several requests. */
+const BYTES_PER_TOKEN = 8 * 1024;
+const tokensFor = (bytes: number): number => Math.max(1, Math.ceil(bytes / BYTES_PER_TOKEN));
 /** Lowered limits are this part of the usual ones. */
 const LOWERED_TO = 1 / 10;
 /** The limits for a portal stay lowered for this long after its number was last exceeded, in milliseconds. */
@@ -61,8 +67,9 @@ class Buckets {
     private readonly max: number,
   ) {}
 
-  /** Takes a token. If there is none, returns the seconds until there is one. */
-  take(key: string, perMinute: number): number | null {
+  /** Takes tokens, at most as many as a bucket holds. If there are too few, takes none and returns the seconds until there are enough. */
+  take(key: string, perMinute: number, tokens = 1): number | null {
+    const cost = Math.min(tokens, perMinute);
     const now = this.clock.monotonic();
     const bucket = this.buckets.get(key) ?? { tokens: perMinute, at: now };
     bucket.tokens = Math.min(perMinute, bucket.tokens + ((now - bucket.at) / MINUTE_MS) * perMinute);
@@ -71,8 +78,8 @@ class Buckets {
     this.buckets.delete(key);
     this.buckets.set(key, bucket);
     if (this.buckets.size > this.max) this.buckets.delete(this.buckets.keys().next().value!);
-    if (bucket.tokens < 1) return Math.ceil(((1 - bucket.tokens) / perMinute) * 60);
-    bucket.tokens -= 1;
+    if (bucket.tokens < cost) return Math.ceil(((cost - bucket.tokens) / perMinute) * 60);
+    bucket.tokens -= cost;
     return null;
   }
 }
@@ -98,11 +105,11 @@ export const createRateLimits = (options: RateLimitOptions, clock: Pick<Clock, '
   };
 
   return {
-    admit: (address) => (perAddress === null ? null : addresses.take(address, perAddress)),
+    admit: (address, bytes = 0) => (perAddress === null ? null : addresses.take(address, perAddress, tokensFor(bytes))),
     admitPage: (address) => (perAddress === null ? null : addresses.take(`page ${address}`, perAddress * PAGES_PER_REQUEST)),
-    admitAt: (address, portalId, what) => {
+    admitAt: (address, portalId, what, bytes = 0) => {
       if (perAddress !== null && isLowered(portalId)) {
-        const seconds = addresses.take(`${address} ${portalId}`, Math.max(1, Math.floor(perAddress * LOWERED_TO)));
+        const seconds = addresses.take(`${address} ${portalId}`, Math.max(1, Math.floor(perAddress * LOWERED_TO)), tokensFor(bytes));
         if (seconds !== null) return seconds;
       }
       if (what === 'unsigned intake') count(portalId, 'unsigned intakes', unsignedPerPortal);

@@ -60,6 +60,24 @@ test('so many a minute per address, then as the minute passes', () => {
   expect(limits.admit('a')).toBe(10);
 });
 
+test('a submission counts once for each started 8 KiB of its content, and never for more than a minute', () => {
+  const submitsOf = (bytes: number, perAddress = 60) => {
+    const limits = made({ perAddress });
+    return admitted(100, () => limits.admit('a', bytes));
+  };
+  expect([0, 1, 8_192, 8_193, 62_000].map((bytes) => submitsOf(bytes))).toEqual([60, 60, 60, 30, 7]);
+  const small = made({ perAddress: 6, declinesPerPortal: 1 });
+  expect(small.admit('a', 62_000)).toBeNull();
+  expect(small.admit('a', 62_000)).toBe(60);
+  expect(small.admit('a')).toBe(10);
+  small.pass(60_000);
+  expect(small.admit('a', 62_000)).toBeNull();
+  const lowered = made({ perAddress: 60, declinesPerPortal: 1 });
+  for (let decline = 0; decline < 2; decline++) lowered.declined('p');
+  expect(admitted(10, () => lowered.admitAt('a', 'p', 'submit', 20_000))).toBe(2);
+  expect(admitted(10, () => lowered.admitAt('b', 'p', 'submit', 62_000))).toBe(1);
+});
+
 test.each([
   ['unsigned intakes', { unsignedPerPortal: 30 }],
   ['declines', { declinesPerPortal: 30 }],

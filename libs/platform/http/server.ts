@@ -49,6 +49,8 @@ export interface ServerOptions {
   readonly now: () => number;
   /** Called once per answered request, for metrics. */
   readonly onAnswer?: (request: Answered) => void;
+  /** Headers of the answer to a URL that cannot be decoded. A browser may have opened it, so they are those of a page. */
+  readonly badUrlHeaders?: Readonly<Record<string, string>>;
   /** Connections from one address. null: no limit. */
   readonly connectionsPerAddress: number | null;
   /** Shorter limits for tests of slow clients. */
@@ -56,7 +58,7 @@ export interface ServerOptions {
 }
 
 export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
-  const { log, now } = options;
+  const { log, now, badUrlHeaders = {} } = options;
   const adapter = new FastifyAdapter({
     serverFactory: (handler: Handler) => createLimitedServer(handler, options),
     genReqId: (request: IncomingMessage) => {
@@ -71,6 +73,7 @@ export const createHttpAdapter = (options: ServerOptions): FastifyAdapter => {
     // Fastify calls this for its own errors, such as a path that cannot be decoded.
     frameworkErrors: (error: unknown, request: FastifyRequest, reply: FastifyReply) => {
       addHeaders(request, reply);
+      void reply.headers(badUrlHeaders);
       sendAnswer(reply, answerFor(error, log, String(request.id)));
     },
     // A parameter may be as long as a request line. So a long unknown id is answered like any unknown id.
