@@ -62,7 +62,7 @@ const ENOUGH_DIGITS = /\d(?:[^\dA-Za-z]{0,3}\d){12}/;
 /** Circled numbers that NFKC leaves as they are: on a dark ground, in a double circle, and those of Zapf Dingbats. */
 const CIRCLED = /[\u2776-\u2793\u24eb-\u24ff\u{1f10b}\u{1f10c}]/gu;
 const circledValue = (code: number): number => {
-  if (code <= 0x2793) return ((code - 0x2776) % 10) + 1;
+  if (code >= 0x2776 && code <= 0x2793) return ((code - 0x2776) % 10) + 1;
   if (code < 0x24f5) return code - 0x24eb + 11;
   return code < 0x24ff ? code - 0x24f5 + 1 : 0;
 };
