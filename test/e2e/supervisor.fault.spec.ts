@@ -285,7 +285,7 @@ describe('/metrics of the supervisor', () => {
     // Each metric that the code declares is printed, also one that has no value yet.
     expect([...text.matchAll(/^# HELP (payfold_\w+)/gm)].map(([, name]) => name).sort()).toEqual(Object.keys(metricsInCode()).sort());
     expect(get(answered)).toBe((before.get(answered) ?? 0) + 1);
-    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(12);
+    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(13);
     // Each error code is counted, and each call to the processor by its outcome. The fee's charge follows only an approved principal.
     for (const figure of [
       'payfold_http_errors_total{code="PAYMENT_TIMEOUT",status="504"}',
