@@ -283,11 +283,14 @@ export const listPlaces = async (
   return rows.map((row) => ({ createdAt: row.created_at.toISOString(), id: row.payment_id }));
 };
 
-/** SQL: true if a payment is in scope. `paymentId` is a column; null in it is out of each scope but {@link EVERYTHING}. */
+/**
+ * SQL: true if a payment is in scope. `paymentId` is a column; null in it is out of each scope but {@link EVERYTHING}. It looks the payment up by its
+ * key. Of `exists`, Postgres may make a read of all payments in scope.
+ */
 export const paymentScopeCondition = (scope: Scope, paymentId: string, bind: Bind): string =>
   scope === null
     ? 'true'
-    : `exists (select from payment_list owned where owned.payment_id = ${paymentId} and ${scopeCondition(scope, 'owned', bind)})`;
+    : `coalesce((select ${scopeCondition(scope, 'owned', bind)} from payment_list owned where owned.payment_id = ${paymentId}), false)`;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading pages.

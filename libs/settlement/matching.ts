@@ -6,11 +6,11 @@
  */
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
-import { type Scope, scopeCondition } from '#accounts';
+import type { Scope } from '#accounts';
 import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
-import { type GatewayAccount, type Leg, refuseStaffText } from '#payments';
+import { type GatewayAccount, type Leg, paymentScopeCondition, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
@@ -516,9 +516,7 @@ export const exceptionRows = async function* (
 ): AsyncGenerator<ExceptionRow, void, void> {
   const stored = everyRow<StoredException>(async (after, limit) => {
     const values: unknown[] = [status === null ? OPEN_STATUSES : [status], after?.opened_at_text, after?.exception_id, limit];
-    // A scalar query: Postgres would turn `exists` into a read of all payments in scope.
-    const owned = scopeCondition(scope, 'owned', (value) => `$${values.push(value)}`);
-    const inScope = scope === null ? 'true' : `coalesce((select ${owned} from payment_list owned where owned.payment_id = c.payment_id), false)`;
+    const inScope = paymentScopeCondition(scope, 'c.payment_id', (value) => `$${values.push(value)}`);
     const { rows } = await db.query<StoredException>(
       `select c.*, c.opened_at::text as opened_at_text, ${inScope} as in_scope from unnest($1::text[]) as s (status) cross join lateral (
          select * from settlement_case where status = s.status
