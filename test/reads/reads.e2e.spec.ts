@@ -161,8 +161,7 @@ const get = async (path: string, as = authorization): Promise<string> => {
   return text;
 };
 
-// The copies of line items do not tie with those of the journal, so this export breaks off here.
-test.each((Object.keys(REPORTS) as ReportName[]).filter((name) => name !== 'line-items'))('the report %s of one day', (name) =>
+test.each(Object.keys(REPORTS) as ReportName[])('the report %s of one day', (name) =>
   readsLittle(async () => (await get(`/audit/v1/exports/${name}?format=ndjson&from=${from}&to=${to}`)).split('\n').length),
 );
 
@@ -192,7 +191,8 @@ test('reports of the newest day, without an end', () =>
     return rows;
   }));
 
-test.skip('line items since a place of the log (the copies do not tie)', () =>
+// Not met: each page reads the whole batch of a deposit anew (`changedRows` in libs/audit/line-reports.ts).
+test.skip('line items since a place of the log', () =>
   readsLittle(async () => {
     const { rows } = await service.services.pool.query<{ position: string }>(
       `select position from line_movement where position like '%:%' order by position desc, number desc offset 3000 limit 1`,

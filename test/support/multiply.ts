@@ -114,11 +114,11 @@ const STATEMENTS = [
      select created_at::date, created_at::date, '00000000000000000000:' || lpad(min(n)::text, 20, '0'), '00000000000000000000:' || lpad(max(n)::text, 20, '0')
      from made group by created_at::date
      on conflict (booked_on, recorded_on) do update set first_position = excluded.first_position`,
-  // The same positions and cents as the entries of the journal, so both tie.
+  // The same positions, cents and portals as the entries of the journal, so both tie.
   `insert into line_movement (position, number, line_number, movement_id, account_id, portal_id, payment_id, line_id, principal_cents, fee_cents,
        processor_fee_cents, recorded_at, effective_at, booked_at, movement, family, rule, leg, reference_id, payment_reference_id, description, coding, gateway,
        merchant_account, ledger_account, transaction_id, auth_code, brand, last4, confirmation_number, batch_id, initiated_by)
-     select '00000000000000000000:' || lpad(m.n::text, 20, '0'), l.seq, l.line_number, gen_random_uuid(), m.account_id, m.portal_id, m.payment_id, l.line_id,
+     select '00000000000000000000:' || lpad(m.n::text, 20, '0'), l.seq, l.line_number, gen_random_uuid(), m.account_id, l.portal_id, m.payment_id, l.line_id,
        l.principal_cents, l.fee_cents, l.processor_fee_cents, m.created_at, m.created_at, m.created_at, l.movement, l.family, l.rule, l.leg, l.reference_id,
        l.payment_reference_id, l.description, l.coding, l.gateway, l.merchant_account, l.ledger_account, l.transaction_id || '-' || m.n, l.auth_code, l.brand,
        l.last4, l.confirmation_number, l.batch_id || '-' || m.created_at::date, l.initiated_by
