@@ -1,4 +1,4 @@
-/** What the standalone verifier prints of files that nobody has verified, and proofs that prove nothing. */
+/** The output of the standalone verifier for files that nobody has verified, and proofs that prove nothing. */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { execFile } from 'node:child_process';
 import { createHash, generateKeyPairSync, sign } from 'node:crypto';

@@ -137,7 +137,7 @@ const byId = (rows: readonly Row[]) => new Map(rows.map(({ cause: _, ...row }) =
 const sum = (rows: readonly Row[], column: string) => rows.reduce((total, row) => total + Number(row[column]), 0);
 const sorted = (rows: Iterable<Row>) => [...rows].map((row) => JSON.stringify(row)).sort();
 
-/** What `read` gave between the steps of the history, each from the end of the one before. */
+/** The rows that `read` gave between the steps of the history, each from the end of the one before. */
 const changes: Row[] = [];
 let first: Paid;
 let large: Paid;

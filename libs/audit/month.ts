@@ -29,7 +29,7 @@ const DAY_MS = 86_400_000;
 
 type ZoneClock = (at: number) => number;
 
-/** What a clock in the zone shows at an instant, as if it were UTC. */
+/** The time that a clock in the zone shows at an instant, as if it were UTC. */
 const clockIn = (zone: string): ZoneClock => {
   const format = new Intl.DateTimeFormat('en-US', {
     timeZone: zone,

@@ -69,7 +69,7 @@ export interface Movement {
   readonly effectiveAt: string;
 }
 
-/** What all movements of a payment have in common. */
+/** The fields that all movements of a payment have in common. */
 export type MovementOf = Pick<PaymentLines, 'accountId' | 'referenceId' | 'brand' | 'last4' | 'confirmationNumber' | 'lines'>;
 
 /** The fields that a movement may lack. */
@@ -435,7 +435,7 @@ const dispute = (paymentId: string, before: PaymentLines, data: Dispute, at: str
  */
 const disputedLegs = ({ legs: all, disputes, lines }: PaymentLines, { leg: named, disputedAmountCents }: Dispute): DisputeLines['legs'] => {
   const legs = all.filter(({ leg }) => named === undefined || leg === named);
-  /** What other disputes hold of a leg. */
+  /** The cents that other disputes hold of a leg. */
   const takenOf = (name: Leg) =>
     sumOf(
       Object.values(disputes)
