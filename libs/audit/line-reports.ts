@@ -9,7 +9,7 @@ import { checkpointOf } from '#eventstore';
 import { lineRegisterModel, type LineSums } from '#ledger';
 import type { Queryable } from '#platform';
 import type { ReportPage, ReportPorts, ReportQuery } from './exports.js';
-import { afterOf, type Column, keyOf, notAPlace, pagesByKey, parsed, SPELLED } from './pages.js';
+import { afterOf, type Column, keyOf, notAPlace, PAGE_ROWS, pagesByKey, parsed, SPELLED } from './pages.js';
 import { journalSums, levelPosition, LineTally, tieOf } from './tie.js';
 
 const LINE_COLUMNS: readonly Column[] = [
@@ -80,7 +80,7 @@ const LINES_PER_PAGE = 1_000;
 const selected = (columns: readonly Column[]): string => columns.map(([, kind, sql]) => SPELLED[kind](sql)).join(', ');
 
 /** Columns that the text does not show: the place of the row, its rule, its account in the books, and its booked time in milliseconds. */
-const HIDDEN = `e.at, m.position, m.number::text, m.rule, m.ledger_account, (extract(epoch from m.booked_at) * 1000)::bigint::text, (extract(epoch from m.recorded_at) * 1000)::bigint::text`; // prettier-ignore
+const HIDDEN = `m.at, m.position, m.number::text, m.rule, m.ledger_account, (extract(epoch from m.booked_at) * 1000)::bigint::text, (extract(epoch from m.recorded_at) * 1000)::bigint::text`; // prettier-ignore
 /** The last column: true if the row is in scope. A row out of scope is read only for its place. */
 const isInside = (row: LineRow): boolean => row.at(-1) === 'true';
 const SHOWN = LINE_COLUMNS.length;
@@ -128,66 +128,102 @@ const partsOfDays = async (db: Queryable, from: string | null, to: string | null
   return parts;
 };
 
-/** Pages of movements, each once, from a place up to a position. */
-const newRows = (db: Queryable, scope: Scope, place: Place, last: string, until: string) =>
-  pagesByKey<LineRow>(
-    place,
-    (row) => [at(row, 0), at(row, 1), at(row, 2)],
-    async (after) => {
-      const [position, row, number] = after as unknown as Place;
-      const values: unknown[] = [until, position, row === LAST ? MAX_NUMBER : number, last];
-      const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
-      const { rows } = await db.query<(string | null)[]>({
-        name: scope === null ? 'line-items-page' : 'line-items-page-in-scope',
-        text: `select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
-               from (select *, position as at from line_movement where (position, number) > ($2, $3::int) and position <= $4
-                     order by position, number limit ${LINES_PER_PAGE}) as m cross join lateral (select m.at) as e ${DEPOSIT} order by m.position, m.number`,
-        values,
-        rowMode: 'array',
-      });
-      return rows;
-    },
-    LINES_PER_PAGE,
-  );
-
 /** Number of a row that is larger than any other. */
 const MAX_NUMBER = 2_147_483_647;
+/** Number of a row that is smaller than any other. */
+const BEFORE_FIRST = -1;
 
-/** Pages of what came after a place: new movements, and the movements of batches that were funded. */
-const changedRows = (db: Queryable, scope: Scope, place: Place, until: string) =>
+/**
+ * Pages of movements in log order. `rows`: a statement that selects them by `(position, number) > ($2, $3::int)`, in order, with `at`, the position that
+ * they are listed under. `$1`: fundings up to this position count. `bounds`: its values from `$4` on.
+ */
+const linePages = (db: Queryable, scope: Scope, name: string, rows: string, until: string, place: Place, bounds: readonly unknown[]) =>
   pagesByKey<LineRow>(
     place,
     (row) => [at(row, 0), at(row, 1), at(row, 2)],
     async (after) => {
-      const [position, row, number] = after as unknown as Place;
-      // Rows of a funded batch stand before the new rows of the funding.
-      const newFrom = row === LAST ? MAX_NUMBER : row === position ? number : -1;
-      const values: unknown[] = [until, position, newFrom, row, number];
+      const [, position, number] = after as unknown as Place;
+      const values: unknown[] = [until, position, number, ...bounds];
       const inside = scopeCondition(scope, 'm', (value) => `$${values.push(value)}`);
-      const { rows } = await db.query<(string | null)[]>({
-        name: scope === null ? 'line-items-changed' : 'line-items-changed-in-scope',
-        text: `
-          with e as (
-            select * from (
-              (select position as at, position, number from line_movement where (position, number) > ($2, $3::int) and position <= $1
-               order by position, number limit ${LINES_PER_PAGE})
-              union all
-              (select f.position as at, l.position, l.number from line_deposit f cross join lateral (
-                 select position, number from line_movement l
-                 where l.batch_id = f.batch_id and l.merchant_account = f.merchant_account and l.gateway = f.gateway and l.position < f.position
-                   and (f.position > $2 or (l.position, l.number) > ($4, $5::int))
-                 order by l.position, l.number limit ${LINES_PER_PAGE}) as l
-               where f.position >= $2 and f.position <= $1 order by f.position, l.position, l.number limit ${LINES_PER_PAGE})) as listed
-            order by at, position, number limit ${LINES_PER_PAGE})
-          select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
-          from e join line_movement m on m.position = e.position and m.number = e.number ${DEPOSIT} order by e.at, e.position, e.number`,
+      const { rows: page } = await db.query<(string | null)[]>({
+        name: scope === null ? name : `${name}-in-scope`,
+        text: `select ${selected(LINE_COLUMNS)}, ${HIDDEN}, (${inside})::text
+               from (${rows} order by position, number limit ${LINES_PER_PAGE}) as m ${DEPOSIT} order by m.position, m.number`,
         values,
         rowMode: 'array',
       });
-      return rows;
+      return page;
     },
     LINES_PER_PAGE,
   );
+
+/** Pages of movements, each once and under its own event, after a row and up to the row `(last, number)`. */
+const newRows = (db: Queryable, scope: Scope, until: string, after: Place, last: string, number = MAX_NUMBER) =>
+  linePages(
+    db,
+    scope,
+    'line-items-new',
+    'select *, position as at from line_movement where (position, number) > ($2, $3::int) and (position, number) <= ($4, $5::int)',
+    until,
+    after[1] === LAST ? [after[0], after[0], `${MAX_NUMBER}`] : after,
+    [last, number],
+  );
+
+interface Deposit {
+  readonly position: string;
+  readonly batch_id: string;
+  readonly merchant_account: string;
+  readonly gateway: string;
+}
+
+/** Pages of the movements of a funded batch, under its funding, after a row. */
+const depositedRows = (db: Queryable, scope: Scope, until: string, after: Place, deposit: Deposit) =>
+  linePages(
+    db,
+    scope,
+    'line-items-deposited',
+    `select *, $4::text as at from line_movement where batch_id = $5 and merchant_account = $6 and gateway = $7
+     and (position, number) > ($2, $3::int) and position < $4`,
+    until,
+    after,
+    [deposit.position, deposit.batch_id, deposit.merchant_account, deposit.gateway],
+  );
+
+/** The deposits from a position on, in log order. */
+const depositsFrom = async function* (db: Queryable, from: string, until: string): AsyncGenerator<Deposit, void, void> {
+  const read = async (place: readonly string[] | null) => {
+    const { rows } = await db.query<Deposit>(
+      `select position, batch_id, merchant_account, gateway from line_deposit
+       where position ${place === null ? '>=' : '>'} $1 and position <= $2 order by position limit ${PAGE_ROWS}`,
+      [place?.[0] ?? from, until],
+    );
+    return rows;
+  };
+  for await (const rows of pagesByKey<Deposit>(null, ({ position }) => [position], read)) yield* rows;
+};
+
+/** A place within a batch becomes the one before the new rows of its funding. */
+const behindBatch = (place: Place): Place => (place[1] < place[0] ? [place[0], place[0], `${BEFORE_FIRST}`] : place);
+
+/**
+ * Pages of what came after a place: new movements, and the movements of each batch that was funded. Those of a batch stand before the new rows of its
+ * funding.
+ */
+const changedRows = async function* (db: Queryable, scope: Scope, begin: Place, until: string): AsyncGenerator<readonly LineRow[], void, void> {
+  let place = begin;
+  for await (const deposit of depositsFrom(db, begin[0], until)) {
+    const [listed, row] = place;
+    // The report stopped behind this batch.
+    if (deposit.position === listed && row >= listed) continue;
+    if (deposit.position > listed) {
+      yield* newRows(db, scope, until, behindBatch(place), deposit.position, BEFORE_FIRST);
+      place = [deposit.position, '', `${BEFORE_FIRST}`];
+    }
+    yield* depositedRows(db, scope, until, place, deposit);
+    place = behindBatch(place);
+  }
+  yield* newRows(db, scope, until, behindBatch(place), until);
+};
 
 const sumsOf = (row: LineRow): LineSums => ({
   movement: row[CELL.movement!] as LineSums['movement'],
@@ -236,8 +272,8 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
     for (const part of parts) {
       if (part.first > until) break;
       // Numbers begin with 0.
-      const place: Place = [part.first, part.first, '-1'];
-      for await (const rows of newRows(db, scope, place, part.last < until ? part.last : until, until)) yield pageOf(rows);
+      const place: Place = [part.first, part.first, `${BEFORE_FIRST}`];
+      for await (const rows of newRows(db, scope, until, place, part.last < until ? part.last : until)) yield pageOf(rows);
     }
   }
   // The journal is not divided by account and portal, and its sums are those of all. So the rows of a scope have no tie.

@@ -192,7 +192,7 @@ test('reports of the newest day, without an end', () =>
   }));
 
 // Not met: each page reads the whole batch of a deposit anew (`changedRows` in libs/audit/line-reports.ts).
-test.skip('line items since a place of the log', () =>
+test('line items since a place of the log', () =>
   readsLittle(async () => {
     const { rows } = await service.services.pool.query<{ position: string }>(
       `select position from line_movement where position like '%:%' order by position desc, number desc offset 3000 limit 1`,
