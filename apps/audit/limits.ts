@@ -26,8 +26,10 @@ export const LEAST_BYTES_PER_SECOND = 16_384;
 export const PAUSE_MS = 10_000;
 /** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
 export const MAX_EXPORT_MS = 3_600_000;
+/** Rest after a step, as a multiple of its time. Audit requests together take at most a quarter of a process. */
+const REST_SHARE = 3;
 /** Least and longest rest after a step, in ms. The starts of two steps are at least as far apart. A page of an export takes the event loop for 5 ms. */
-const REST_MS = { least: 10, most: 100 } as const;
+const REST_MS = { least: 10, most: 300 } as const;
 
 /** The method of the controller that answers exports. All other methods count as queries. */
 const EXPORT_HANDLER = 'export';
@@ -49,8 +51,8 @@ export const AUDITED = Symbol('audited services');
 export const ON_LIMIT = Symbol('on limit');
 
 /**
- * Lets all audit requests of a process take turns, and rests after each step for as long as the step took. So about half of the event loop
- * stays for payments. A step is a query, or a page of an export.
+ * Lets all audit requests of a process take turns, and rests after each step for three times as long as the step took. So about three quarters of the
+ * event loop stay for payments. A step is a query, or a page of an export.
  */
 @Injectable()
 export class Pace {
@@ -71,7 +73,7 @@ export class Pace {
     } finally {
       const endMs = this.clock.monotonic();
       // A step may wait long for Postgres. Such a wait takes no time of the event loop.
-      this.nextMs = Math.max(this.nextMs, endMs) + Math.min(REST_MS.most, Math.max(REST_MS.least, endMs - begunMs));
+      this.nextMs = Math.max(this.nextMs, endMs) + Math.min(REST_MS.most, Math.max(REST_MS.least, REST_SHARE * (endMs - begunMs)));
     }
   }
 }

@@ -29,6 +29,8 @@ const restMs = Number(values.rest) * 1_000;
 
 // The gates.
 const MAX_P99_MS = 250;
+/** Beside another account that floods the API: a multiple of the quiet p99, and ms. */
+const MAX_BESIDE = { times: 5, moreMs: 25 } as const;
 const MAX_MEMORY_MIB = 400;
 /** Memory and descriptors after the rest, as a share of those before. */
 const MAX_LEFT = 1.1;
@@ -158,7 +160,7 @@ const attack = async (dataDir: DataDir): Promise<void> => {
   row('none', 'before', before);
   const failed: string[] = [];
   const floods = [];
-  for (const { name } of FLOODS.filter(({ group }) => values.only.split(',').includes(group))) {
+  for (const { name, group } of FLOODS.filter((flood) => values.only.split(',').includes(flood.group))) {
     const begun = begin(name, target);
     const during = await measure();
     const answers = await begun.end();
@@ -166,11 +168,16 @@ const attack = async (dataDir: DataDir): Promise<void> => {
     await new Promise((wake) => setTimeout(wake, restMs));
     const after = await atRest();
     row('', 'after', after);
+    // A customer's own work is not an attack: it may use memory, and each kind of request is compared with its quiet time.
+    const isCustomer = group === 'tenants';
+    const limitMs = (kind: string) => (isCustomer ? before.p99[kind]! * MAX_BESIDE.times + MAX_BESIDE.moreMs : MAX_P99_MS);
     const faults = [
-      ...Object.entries(during.p99).flatMap(([kind, ms]) => (ms > MAX_P99_MS ? [`${kind}: p99 ${ms} ms`] : [])),
+      ...Object.entries(during.p99).flatMap(([kind, ms]) => (ms > limitMs(kind) ? [`${kind}: p99 ${ms} ms, limit ${limitMs(kind)}`] : [])),
       ...Object.entries({ ...during.refused, ...after.refused }).map(([kind, number]) => `${kind}: ${number} times`),
-      ...(during.memoryMib > MAX_MEMORY_MIB ? [`memory ${during.memoryMib} MiB`] : []),
-      ...(after.memoryMib > before.memoryMib * MAX_LEFT ? [`memory ${after.memoryMib} MiB afterwards, ${before.memoryMib} before`] : []),
+      ...(during.memoryMib > MAX_MEMORY_MIB && !isCustomer ? [`memory ${during.memoryMib} MiB`] : []),
+      ...(after.memoryMib > before.memoryMib * MAX_LEFT && !isCustomer
+        ? [`memory ${after.memoryMib} MiB afterwards, ${before.memoryMib} before`]
+        : []),
       ...(after.descriptors > before.descriptors * MAX_LEFT ? [`${after.descriptors} descriptors afterwards, ${before.descriptors} before`] : []),
     ];
     failed.push(...faults.map((fault) => `${name}: ${fault}`));
