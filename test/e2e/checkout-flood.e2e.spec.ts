@@ -272,6 +272,16 @@ describe('the limits of production, behind one proxy', () => {
     expect(await figure('payfold_checkout_lowered_portals')).toBe(0);
   }, 120_000);
 
+  test('an intake counts once for each started 8 KiB of its body', async () => {
+    const body = JSON.stringify({ ...intakeOf(portal), state: 'x'.repeat(20 * 1_024) });
+    const asked = { method: 'POST', body, headers: { 'content-type': 'application/json' } };
+    const replies = await Promise.all(Array.from({ length: 60 }, () => payer('198.51.100.77').send(INTAKE, asked)));
+    const admitted = replies.filter(({ status }) => status !== 429).length;
+    // A token comes back each second, so a slow machine admits a few more.
+    expect(admitted).toBeGreaterThanOrEqual(20);
+    expect(admitted).toBeLessThan(40);
+  });
+
   test('junk posts do not close a portal to its payers', async () => {
     const own = await newPortal();
     const before = await figure('payfold_checkout_lowered_portals');

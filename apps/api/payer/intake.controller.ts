@@ -11,7 +11,7 @@ import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
-import { parseForm, parseFormBody, parseStrictJson, receiveBody, receivedBody, RepeatedParameter } from '#platform/http';
+import { announcedBytes, parseForm, parseFormBody, parseStrictJson, receiveBody, receivedBody, RepeatedParameter } from '#platform/http';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { takeSlot } from '../slots.js';
 import { PayerPages, retryAfterOf } from './pages.js';
@@ -83,7 +83,8 @@ export class IntakeController {
   private async answer(kind: IntakeKind, request: FastifyRequest, reply: FastifyReply, read: () => PairsAndFields): Promise<void> {
     const { publicUrl, limits } = this.services;
     const from = this.pages.address(request);
-    const seconds = limits.admit(from);
+    const bytes = announcedBytes(request.raw);
+    const seconds = limits.admit(from, bytes);
     if (seconds !== null) return this.pages.tooMany(request, reply, seconds);
     // Only now: a flood of large intakes must not cost the service their bodies.
     await receiveBody(request, reply, { isStranger: true });
@@ -100,7 +101,7 @@ export class IntakeController {
       fault = error;
     }
     const { pairs, fields } = received;
-    const admitUnsigned = (portalId: string) => limits.admitAt(from, portalId, 'unsigned intake');
+    const admitUnsigned = (portalId: string) => limits.admitAt(from, portalId, 'unsigned intake', bytes);
     const address = publicUrl + (kind === 'link' ? LINK_PATH : INTAKE_PATH);
     const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };
     const content = () => {

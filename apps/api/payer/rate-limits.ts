@@ -13,7 +13,7 @@ export type LoweredBy = 'unsigned intakes' | 'declines';
 export interface RateLimits {
   /**
    * Counts an intake or a submission of an address. Over the limit, does not count it and returns the seconds to wait. null: admitted. `bytes`: the
-   * content that a submission writes into the log. It counts once for each started {@link BYTES_PER_TOKEN}.
+   * body of an intake, or the content that a submission writes into the log. It counts once for each started {@link BYTES_PER_TOKEN}.
    */
   admit(address: string, bytes?: number): number | null;
   /** The same for pages, of which an address may have {@link PAGES_PER_REQUEST} times as many. */
@@ -43,7 +43,7 @@ export interface RateLimitOptions {
 const MINUTE_MS = 60_000;
 /** Pages that an address may open for each intake or submission that it may send. */
 const PAGES_PER_REQUEST = 20;
-/** Every declined card adds the content of its session to the log again. So a large content counts as several requests. */
+/** Every declined card adds the content of its session to the log again, and a large body takes time to check. So each counts as several requests. */
 const BYTES_PER_TOKEN = 8 * 1024;
 const tokensFor = (bytes: number): number => Math.max(1, Math.ceil(bytes / BYTES_PER_TOKEN));
 /** Lowered limits are this part of the usual ones. */

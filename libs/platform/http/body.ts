@@ -53,8 +53,11 @@ export const bodyGuard: CanActivate = {
   },
 };
 
-export const hasBody = ({ headers }: IncomingMessage): boolean =>
-  headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0;
+export const hasBody = (raw: IncomingMessage): boolean => announcedBytes(raw) > 0;
+
+/** Bytes of a body that has not been read: as its head says, or the most that a body may have. 0: the request has no body. */
+export const announcedBytes = ({ headers }: IncomingMessage): number =>
+  Number(headers['content-length'] ?? (headers['transfer-encoding'] === undefined ? 0 : MAX_BODY_BYTES));
 
 export const bodyTooLarge = (): ServiceError => new ServiceError('VALIDATION_ERROR', 'The body is larger than 256 KiB.', {}, { status: 413 });
 
@@ -70,7 +73,7 @@ const noMemory = ({ headers }: IncomingMessage): ServiceError =>
 const bytesOf = (raw: IncomingMessage, isStranger: boolean): Promise<{ readonly bytes: Buffer; readonly counted: number }> =>
   new Promise((resolve, reject) => {
     const { takeForBody } = connectionOf(raw);
-    const announced = Number(raw.headers['content-length'] ?? MAX_BODY_BYTES);
+    const announced = announcedBytes(raw);
     let bytes = Buffer.allocUnsafe(Math.min(announced, FREE_BODY_BYTES));
     let length = 0;
     let pieces = 0;

@@ -1,4 +1,4 @@
-export { bodyGuard, receiveBody, receivedBody } from './body.js';
+export { announcedBytes, bodyGuard, receiveBody, receivedBody } from './body.js';
 export { addressGroup } from './connections.js';
 export { ErrorsFilter, JSON_TYPE, sendAnswer } from './errors.filter.js';
 export { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from './fields.js';
