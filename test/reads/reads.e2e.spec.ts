@@ -19,7 +19,8 @@ import { multiply } from '../support/multiply.js';
 import { everySubscriber, type Service, startService } from '../support/service.js';
 import { registerConnections, type Statement, type Watched, watchStatements } from '../support/statements.js';
 
-const PAYMENTS_MADE = Number(process.env.READS_PAYMENTS ?? 200_000);
+/** Copies of payments. `READS_PAYMENTS` makes more. */
+const PAYMENTS_MADE = Number(process.env.READS_PAYMENTS ?? 100_000);
 const DAYS = 20;
 const DAY_MS = 86_400_000;
 /** Events that no read model needs. If a statement reads the whole log, it reads them too, and so it is found. */

@@ -2,17 +2,16 @@
  * The commands `npm run sim`, `npm run crash` and `npm run canaries`. They share the work among processes. For each finding they print the command
  * that repeats it, and for the first ones the lines of the run. They write one line of JSON to `reports/`, and exit with 1 after a finding.
  */
-import { fork } from 'node:child_process';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { progress, writeReport } from '../support/report.js';
 import { CANARIES } from './canaries.js';
 import { SCENARIOS } from './scenarios.js';
 import { story } from './story.js';
-import { again, type Done, type Finding, isLosingStore, NOTHING, type Piece, together, work } from './work.js';
+import { again, type Done, type Finding, isLosingStore, NOTHING, type Piece, together } from './work.js';
+import { doPiece, doPieces, startWorker } from './workers.js';
 
 const ROOT = process.cwd();
 /** Runs that failed once. The specs play them again every time. */
@@ -23,29 +22,8 @@ const TWICE_EVERY = 10;
 /** How many seeds are tried for each canary. */
 const CANARY_SEEDS = 4_000;
 const STORIES = 3;
-/**
- * The processes use all cores, so garbage collection gets no extra threads. With a young generation of 64 MiB, V8 collects it a third as often as by
- * default.
- */
-const WORKER_OPTIONS = ['--enable-source-maps', '--single-threaded-gc', '--max-semi-space-size=64'];
 /** By default, every sixth pair of crash points is played. */
 const PAIRS_EVERY = 6;
-
-type Message = { readonly run: number } | { readonly done: Done };
-
-const doPiece = (child: ReturnType<typeof fork>, piece: Piece, onRuns: (runs: number) => void): Promise<Done> =>
-  new Promise((resolve, reject) => {
-    const onMessage = (message: Message) => {
-      if ('run' in message) return onRuns(message.run);
-      child.off('message', onMessage);
-      child.off('exit', onExit);
-      resolve(message.done);
-    };
-    const onExit = (code: number | null) => reject(new Error(`a worker ended with ${code}`));
-    child.on('message', onMessage);
-    child.once('exit', onExit);
-    child.send(piece);
-  });
 
 /** Runs the pieces from `next` in `jobs` processes, until `next` returns null. `onDone` gets the results in the order of arrival. */
 const share = async (
@@ -55,7 +33,7 @@ const share = async (
   onDone: (piece: Piece, done: Done) => void = () => undefined,
 ): Promise<Done> => {
   let all = NOTHING;
-  const children = Array.from({ length: jobs }, () => fork(fileURLToPath(import.meta.url), ['worker'], { execArgv: WORKER_OPTIONS }));
+  const children = Array.from({ length: jobs }, () => startWorker());
   try {
     await Promise.all(
       children.map(async (child) => {
@@ -70,26 +48,6 @@ const share = async (
     for (const child of children) child.disconnect();
   }
   return all;
-};
-
-const worker = (): void => {
-  // The stacks of errors are never printed. Making them would take a tenth of the time.
-  Error.stackTraceLimit = 0;
-  let pending = 0;
-  process.on('message', (piece: Piece) => {
-    const onRun = () => {
-      if (++pending < 20) return;
-      process.send!({ run: pending } satisfies Message);
-      pending = 0;
-    };
-    void work(piece, onRun).then(
-      (done) => process.send!({ done } satisfies Message),
-      (error: unknown) => {
-        console.error(error);
-        process.exit(1);
-      },
-    );
-  });
 };
 
 interface Bar {
@@ -322,7 +280,7 @@ const canaries = async (args: string[]): Promise<number> => {
 
 const [, , command, ...args] = process.argv;
 const COMMANDS: Readonly<Record<string, (args: string[]) => Promise<number>>> = { sim, crash, canaries };
-if (command === 'worker') worker();
+if (command === 'worker') doPieces();
 else if (command !== undefined && COMMANDS[command])
   COMMANDS[command](args).then(
     (code) => (process.exitCode = code),

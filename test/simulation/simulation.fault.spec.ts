@@ -1,20 +1,31 @@
 /**
- * The short version of the proofs: some seeds, every single crash point, and some canaries. docs/proof.md has the commands of the long versions. Runs
- * that failed once are played every time.
+ * The short version of the proofs: some seeds, every single crash point, and some canaries. The long versions are `npm run sim`, `npm run crash` and
+ * `npm run canaries`. Runs that failed once are played every time.
+ *
+ * A process of its own does the work. Inside of Jest, it would take more than twice as long.
  */
-import { describe, expect, test } from '@jest/globals';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import type { ChildProcess } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { CANARIES } from './canaries.js';
 import { SCENARIOS } from './scenarios.js';
-import { again, type Finding, work } from './work.js';
+import { again, type Finding, type Piece } from './work.js';
+import { doPiece, startWorker } from './workers.js';
 
-const SEEDS = 300;
+const SEEDS = 100;
 /** Enough seeds to find the rarest canary of QUICK. `npm run canaries` looks for all canaries. */
 const CANARY_SEEDS = 120;
 const LONG_MS = 900_000;
 
 const regressions = JSON.parse(readFileSync(join(import.meta.dirname, 'regressions.json'), 'utf8')) as Finding[];
+
+let worker: ChildProcess;
+beforeAll(() => {
+  worker = startWorker();
+});
+afterAll(() => worker.disconnect());
+const work = (piece: Piece) => doPiece(worker, piece);
 
 test(
   `${SEEDS} seeds: no violation`,
@@ -23,7 +34,7 @@ test(
     expect(findings).toEqual([]);
     // Check that each kind of fault has happened. Seeds without faults prove nothing.
     for (const fault of [statistics.drops, statistics.lost, statistics.late, statistics.outages, statistics.crashes, statistics.pauses])
-      expect(fault).toBeGreaterThan(100);
+      expect(fault).toBeGreaterThan(50);
     for (const code of [
       'OK',
       'OK (replayed)',
