@@ -4,7 +4,7 @@ import { ACKNOWLEDGED_TASKS, openAttempts, openStaffTasks, type StaffTaskReason 
 import client, { type Registry } from 'prom-client';
 import { LANES } from '#kernel';
 import type { Slots } from '#platform';
-import { driftFigures, passFigures, unsignedEvents } from '#audit';
+import { driftFigures, findAlerts, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
 import { batchFigures, exceptionFigures } from '#settlement';
@@ -111,6 +111,7 @@ export const createMetrics = (services: Services): Metrics => {
   addWebhookMetrics({ own, shared }, services);
   addLedgerMetrics(shared, services);
   addSettlementMetrics(shared, services);
+  addAlertMetrics(shared, services);
   addGatewayMetrics(own, services);
   addSlotMetrics(own, services);
   new client.Gauge({
@@ -238,6 +239,32 @@ const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void
     registers,
     async collect() {
       this.set((await figures()).waitingSeconds);
+    },
+  });
+};
+
+const addAlertMetrics = (shared: Registry, { store, pool, clock }: Services): void => {
+  const registers = [shared];
+  // Both gauges of one scrape share one look.
+  let look: ReturnType<typeof findAlerts> | null = null;
+  const alerts = () => (look ??= findAlerts({ store, db: pool, nowMs: clock.now() }).finally(() => (look = null)));
+  new client.Gauge({
+    name: 'payfold_alert',
+    help: 'Number of things for which an alert of payfold alerts fires; 0: it does not fire',
+    labelNames: ['name'],
+    registers,
+    async collect() {
+      for (const { name, count } of await alerts()) this.set({ name }, count);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_alert_oldest_seconds',
+    help: 'Age of the oldest thing for which an alert fires; 0: the alert does not fire, or the age is unknown',
+    labelNames: ['name'],
+    registers,
+    async collect() {
+      for (const { name, oldestAt } of await alerts())
+        this.set({ name }, oldestAt === null ? 0 : Math.max(0, clock.now() - Date.parse(oldestAt)) / 1_000);
     },
   });
 };

@@ -29,6 +29,7 @@ import {
   exceptionsFor,
   exportReport,
   FIND_PARAMETERS,
+  findAlerts,
   findFaults,
   findPayments,
   isReport,
@@ -49,7 +50,7 @@ import {
 } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage, lineRegisterModel } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionModel, paymentRegisterModel } from '#settlement';
-import { listRefusals, paymentListModel, PAYMENT_STATUSES, type PaymentStatus, storeIncident } from '#payments';
+import { listRefusals, paymentListModel, PAYMENT_STATUSES, type PaymentStatus, staffWorkModel, storeIncident } from '#payments';
 import { collect, successAnswer } from '#platform';
 import { headerLines, sendAnswer, validationError } from '#platform/http';
 import { instantOf } from '../api/partner/requests.js';
@@ -351,6 +352,21 @@ export class AuditController {
     known(query);
     await this.standing(reply, journalModel);
     sendAnswer(reply, successAnswer(await driftFound(this.services.pool)));
+  }
+
+  @Get('alerts')
+  @NotScoped()
+  @ApiOperation({
+    summary: 'What waits for people too long, and what does not agree',
+    description: 'Every alert has a row. It fires if `count` is more than 0. `items` are the oldest, at most 20.',
+    operationId: 'auditAlerts',
+  })
+  @Answers({ alerts: LIST })
+  async alerts(@Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    known(query);
+    await this.standing(reply, exceptionModel, paymentRegisterModel, paymentListModel, journalModel, staffWorkModel);
+    const { store, pool: db, clock } = this.services;
+    sendAnswer(reply, successAnswer({ alerts: await findAlerts({ store, db, nowMs: clock.now() }) }));
   }
 
   @Get('exceptions')

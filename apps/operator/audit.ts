@@ -407,7 +407,7 @@ const reportModels = async (): Promise<readonly ReadModel[]> => {
 };
 
 /** Brings the read models of reports up to the end of the log. Returns that position. */
-const allCaughtUp = async (all: Services): Promise<string | null> => {
+export const allCaughtUp = async (all: Services): Promise<string | null> => {
   const head = await all.store.head();
   if (head !== null) await modelsReach(all, head);
   return head;

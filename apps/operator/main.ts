@@ -2,6 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { addAccounts } from './accounts.js';
+import { addAlerts } from './alerts.js';
 import { addAudit } from './audit.js';
 import { addCases } from './cases.js';
 import { addDisputes } from './disputes.js';
@@ -43,6 +44,7 @@ addSettlement(program, terminal);
 addLedger(program, terminal);
 addWebhooks(program, terminal);
 addAudit(program, terminal);
+addAlerts(program, terminal);
 addProjections(program, terminal);
 addSandbox(program, terminal);
 // An upgrade works on a database that other commands cannot use yet.

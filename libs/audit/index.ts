@@ -1,3 +1,4 @@
+export { type Alert, ALERT_NAMES, type AlertPorts, findAlerts } from './alerts.js';
 export { columnsOf } from './columns.js';
 export {
   type AuditCaller,

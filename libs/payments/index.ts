@@ -164,7 +164,7 @@ export {
   staff,
   type StaffTaskReason,
 } from './staff.js';
-export { openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
+export { OPEN_STAFF_TASKS, openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
 export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
 export {
   listRefusals,

@@ -84,6 +84,12 @@ const UNTIL_ACKNOWLEDGED = `(${ACKNOWLEDGED_TASKS.map((task) => `'${task}'`).joi
 export const WAITS_FOR_STAFF = `p.status = 'unknown' and exists (
   select from staff_task t where t.payment_id = p.payment_id and t.reason in ${UNTIL_DECIDED})`;
 
+/** SQL for the open tasks: `payment_id`, `reason` and `raised_at`. It reads only open payments and open tasks. */
+export const OPEN_STAFF_TASKS = `
+  select t.payment_id, t.reason, t.raised_at from payment_list p join staff_task t on t.payment_id = p.payment_id
+  where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}
+  union all select payment_id, reason, raised_at from staff_task where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null`;
+
 export interface OpenStaffTasks {
   readonly task: StaffTaskReason;
   readonly count: number;
@@ -91,14 +97,11 @@ export interface OpenStaffTasks {
   readonly oldestSeconds: number;
 }
 
-/** For metrics: the open tasks, by reason. Reads only open payments and open tasks. */
+/** For metrics: the open tasks, by reason. */
 export const openStaffTasks = async (db: Queryable, nowMs: number): Promise<readonly OpenStaffTasks[]> => {
   const { rows } = await db.query<{ task: StaffTaskReason; count: string; oldest: string }>(
-    `select t.reason as task, count(*) as count, extract(epoch from $1::timestamptz - min(t.raised_at)) as oldest
-     from payment_list p join staff_task t on t.payment_id = p.payment_id
-     where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED} group by t.reason
-     union all select reason, count(*), extract(epoch from $1::timestamptz - min(raised_at)) from staff_task
-     where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null group by reason order by task`,
+    `select reason as task, count(*) as count, extract(epoch from $1::timestamptz - min(raised_at)) as oldest
+     from (${OPEN_STAFF_TASKS}) as open group by reason order by reason`,
     [timestamp(nowMs)],
   );
   return rows.map(({ task, count, oldest }) => ({ task, count: Number(count), oldestSeconds: Number(oldest) }));
@@ -128,10 +131,7 @@ export const staffTasks = async (
   const { rows } = await db.query<{ payment_id: string; reason: StaffTaskReason; raised_at: Date }>(
     all
       ? 'select payment_id, reason, raised_at from staff_task order by raised_at, payment_id, reason'
-      : `select t.payment_id, t.reason, t.raised_at from payment_list p join staff_task t on t.payment_id = p.payment_id
-         where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}
-         union all select payment_id, reason, raised_at from staff_task where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null
-         order by raised_at, payment_id, reason`,
+      : `${OPEN_STAFF_TASKS} order by raised_at, payment_id, reason`,
   );
   const tasks: StaffTask[] = [];
   for (const { payment_id: paymentId, reason, raised_at: raisedAt } of rows) {

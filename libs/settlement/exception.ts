@@ -103,6 +103,8 @@ export type ExceptionEvent =
 
 export const EXCEPTION_STATUSES = ['opened', 'assigned', 'explained', 'resolved', 'superseded'] as const;
 export type ExceptionStatus = (typeof EXCEPTION_STATUSES)[number];
+/** The statuses of exceptions that nobody has resolved yet. */
+export const OPEN_STATUSES: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
 
 /** True if the exception can no longer change. */
 export const isEnded = (status: ExceptionStatus): boolean => status === 'resolved' || status === 'superseded';

@@ -1,7 +1,7 @@
 /** Figures of settlement for metrics. Each query reads only open or newest rows, however large the tables are. */
 import { timestamp } from '#kernel';
 import type { Queryable } from '#platform';
-import { EXCEPTION_KINDS, type ExceptionKind, type ExceptionStatus } from './exception.js';
+import { EXCEPTION_KINDS, type ExceptionKind, OPEN_STATUSES } from './exception.js';
 
 export interface ExceptionFigure {
   readonly kind: ExceptionKind;
@@ -10,13 +10,11 @@ export interface ExceptionFigure {
   readonly oldestSeconds: number;
 }
 
-const OPEN: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
-
 /** Exceptions that nobody has resolved yet, one figure for each kind. */
 export const exceptionFigures = async (db: Queryable, nowMs: number): Promise<readonly ExceptionFigure[]> => {
   const { rows } = await db.query<{ kind: string; count: string; oldest: string }>(
     `select kind, count(*) as count, extract(epoch from $2::timestamptz - min(opened_at)) as oldest from settlement_case where status = any ($1::text[]) group by kind`,
-    [OPEN, timestamp(nowMs)],
+    [OPEN_STATUSES, timestamp(nowMs)],
   );
   const found = new Map(rows.map((row) => [row.kind, row]));
   return EXCEPTION_KINDS.map((kind) => ({ kind, count: Number(found.get(kind)?.count ?? 0), oldestSeconds: Number(found.get(kind)?.oldest ?? 0) }));

@@ -10,7 +10,7 @@ export {
 } from './batch.js';
 export { openDispute, updateDispute } from './dispute.js';
 export { exceptionEvents, settlementEvents, settlementFileEvents } from './events.js';
-export { EXCEPTION_STATUSES, type ExceptionEvent, type ExceptionStatus, type Resolution, settlementException } from './exception.js';
+export { EXCEPTION_STATUSES, type ExceptionEvent, type ExceptionStatus, OPEN_STATUSES, type Resolution, settlementException } from './exception.js';
 export { batchFigures, exceptionFigures } from './figures.js';
 export {
   batchesAsOf,

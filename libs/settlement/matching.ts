@@ -20,6 +20,7 @@ import {
   type ExceptionKind,
   type ExceptionStatus,
   isEnded,
+  OPEN_STATUSES,
   type OpenedException,
   type Resolution,
   type SettlementCase,
@@ -235,8 +236,6 @@ export const openExceptions = async (
 
 /** Removes duplicates. `wrongInSuspense` finds a line once for each of its resolved exceptions. */
 const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [...new Map(found.map((one) => [one.exceptionId, one])).values()];
-
-const OPEN_STATUSES: readonly ExceptionStatus[] = ['opened', 'assigned', 'explained'];
 
 /** Supersedes exceptions whose cause is gone. If a person resolves one at the same time, the resolution wins. */
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {

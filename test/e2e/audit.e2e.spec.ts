@@ -117,6 +117,7 @@ const PATHS = () => [
   '/audit/v1/ledger/balances',
   '/audit/v1/ledger/journal',
   '/audit/v1/drift',
+  '/audit/v1/alerts',
   '/audit/v1/exceptions',
   '/audit/v1/refusals',
   '/audit/v1/batches',
