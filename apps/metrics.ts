@@ -151,7 +151,7 @@ export const createMetrics = (services: Services): Metrics => {
   });
   const limited = new client.Counter({
     name: 'payfold_audit_limited_total',
-    help: 'Requests of the audit API that met a limit: refused (exports, queries), or an export cut off (rate, time)',
+    help: 'Requests of the audit API that met a limit: refused (exports, queries, waits), or an export cut off (rate, time)',
     labelNames: ['limit'],
     registers: [own],
   });

@@ -275,6 +275,8 @@ describe('two clocks', () => {
         .filter((text) => /\b(select|update|insert|delete|create|alter|where|interval)\b/i.test(text));
     const isRead = (file: string) => sqlOf(file).some((text) => /\bclock_timestamp\(\)|\bcurrent_(date|timestamp)\b|\bnow\(\)/.test(text));
     expect(all.filter(isRead)).toEqual([
+      // The age of an event that is not sealed, by the time at which it was stored.
+      'libs/audit/alerts.ts',
       // Compares days of the journal with today. If business time is ahead, it reads more than it needs.
       'libs/audit/check-books.ts',
       // The plan and the leases of verification.

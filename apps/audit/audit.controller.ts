@@ -19,21 +19,26 @@ import { Reflector } from '@nestjs/core';
 import { ApiExtension, ApiOperation, ApiParam, ApiQuery, ApiResponse, ApiSecurity, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { portalNotFound, refuseForeignPortal, type Scope } from '#accounts';
-import { checkpointOf, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
+import { checkpointOf, eventsBetween, type Position, postgresCheckpoint, projectionPlace, type ReadModel } from '#eventstore';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import {
   type AuditCaller,
   authenticateAudit,
+  changedPayments,
   driftFound,
+  eventPage,
   type ExportManifest,
   exceptionsFor,
   exportReport,
+  feedTypes,
+  FeedWaits,
   FIND_PARAMETERS,
   findAlerts,
   findFaults,
   findPayments,
   isReport,
   listAsOf,
+  MAX_WAIT_SECONDS,
   nameHashOf,
   openPlace,
   outOfScope,
@@ -157,6 +162,11 @@ const count = (value: string | undefined): number => {
   if (!/^[1-9]\d{0,3}$/.test(value) || Number(value) > MAX_ROWS) throw fault('limit', `must be 1 to ${MAX_ROWS}`);
   return Number(value);
 };
+const waitOf = (value: string | undefined): number => {
+  if (value === undefined) return 0;
+  if (!/^\d{1,2}$/.test(value) || Number(value) > MAX_WAIT_SECONDS) throw fault('wait', `must be 0 to ${MAX_WAIT_SECONDS} seconds`);
+  return Number(value);
+};
 const paymentIdOf = (id: string): string => {
   if (!isUuid(id)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   return id.toLowerCase();
@@ -172,6 +182,8 @@ export class AuditController {
     @Inject(AUDITED) private readonly services: Services,
     @Inject(ON_LIMIT) private readonly onLimit: (limit: MetLimit) => void,
     @Inject(Pace) private readonly pace: Pace,
+    @Inject(LimitRunning) private readonly running: LimitRunning,
+    @Inject(FeedWaits) private readonly waits: FeedWaits,
   ) {}
 
   /** In an incident of the event store, a payment that is not found may be lost (C76). */
@@ -442,6 +454,85 @@ export class AuditController {
     const statement = await statementOf({ store, db, position }, scope, { portalId: portalId.toLowerCase(), period, zone });
     if (format === 'json') return sendAnswer(reply, successAnswer(statement));
     void reply.header('content-type', 'text/csv; charset=utf-8; header=present').send(statementCsv(statement));
+  }
+
+  @Get('events')
+  @Scoped()
+  @ApiOperation({
+    summary: 'Events of the log after a place, in its order',
+    description:
+      'Each event comes at least once. `next` is the place for the next call; store it together with what was done. `end`: nothing followed. ' +
+      'Personal data, texts of people and secrets are left out of `data`.',
+    operationId: 'auditEvents',
+  })
+  @Text('after', '`next` of the answer before. Default: the start of the log')
+  @Text('limit', 'At most 1000')
+  @Text('types', 'Only events of these types, separated by commas')
+  @Text('wait', 'Seconds for which an answer without events is held, at most 30')
+  @Answers({ events: LIST, next: { type: ['string', 'null'] }, end: { type: 'boolean' } })
+  @ApiResponse({ status: 429, type: ErrorEnvelope })
+  async events(@AuditorOf() { keyId, scope }: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { after = null, limit, types, wait } = known(query, 'after', 'limit', 'types', 'wait');
+    const asked = { after, limit: count(limit), types: feedTypes(types) };
+    const waitMs = waitOf(wait) * 1_000;
+    const { store, pool: db } = this.services;
+    this.refuseIncident();
+    const read = () => eventPage({ store, db }, scope, asked);
+    const seat = waitMs === 0 ? null : await this.seat(keyId);
+    if (seat === null) return this.sendFeed(reply, await this.running.query(read));
+    const gone = new AbortController();
+    reply.raw.once('close', () => gone.abort('the reader is gone'));
+    try {
+      // A reader with a seat takes its turn, and is not refused: there are few seats, and an event wakes all of them.
+      const page = seat.isAt(after) ? null : await this.pace.step(read);
+      const isAnswer = page !== null && (page.events.length > 0 || !page.end);
+      this.sendFeed(reply, isAnswer ? page : await seat.wait(scope, { ...asked, after: page ? page.next : after }, waitMs, gone.signal));
+    } finally {
+      seat.leave();
+    }
+  }
+
+  @Get('changed-payments')
+  @Scoped()
+  @ApiOperation({
+    summary: 'Payments that changed after a place of the log, each once, as they are now',
+    description: '`next` never passes the place up to which the list of payments is complete. Personal data is null.',
+    operationId: 'auditChangedPayments',
+  })
+  @Text('after', '`next` of the answer before. Default: the start of the log')
+  @Text('limit')
+  @Answers({ payments: LIST, next: { type: ['string', 'null'] }, end: { type: 'boolean' } })
+  async changedPayments(@AuditorOf() { scope }: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { after = null, limit } = known(query, 'after', 'limit');
+    const size = count(limit);
+    this.refuseIncident();
+    const { store, pool: db } = this.services;
+    const until = (await projectionPlace(store, postgresCheckpoint(db, checkpointOf(paymentListModel)))).position;
+    this.sendFeed(reply, await changedPayments({ store, db }, scope, { after, limit: size, until }));
+  }
+
+  /** In an incident of the event store, a place of the log may be lost or belong to another log (C76). A reader must not take that for an answer. */
+  private refuseIncident(): void {
+    if (this.services.ownLog.incident !== null) throw storeIncident();
+  }
+
+  private async seat(keyId: string): ReturnType<FeedWaits['take']> {
+    try {
+      return await this.waits.take(keyId);
+    } catch (error) {
+      if (error instanceof ServiceError) this.onLimit('waits');
+      throw error;
+    }
+  }
+
+  /** Sends a page. Its headers say up to where it is complete, and how many events of the log follow. */
+  private sendFeed(
+    reply: FastifyReply,
+    { head, ...page }: { readonly head: string | null; readonly next: string | null; readonly end: boolean },
+  ): void {
+    const lag = page.end || head === null ? 0 : eventsBetween(page.next as Position | null, head as Position);
+    void reply.header('ledger-position', page.next ?? '').header('ledger-lag', lag === null ? 'unknown' : String(lag));
+    sendAnswer(reply, successAnswer(page));
   }
 
   @Get('exports/:report')

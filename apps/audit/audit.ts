@@ -4,6 +4,7 @@ import { NestFactory } from '@nestjs/core';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import { DocumentBuilder, SwaggerModule } from '@nestjs/swagger';
 import type { FastifyInstance } from 'fastify';
+import { FeedWaits } from '#audit';
 import { createHttpAdapter, ErrorsFilter, type ServerOptions } from '#platform/http';
 import { API_VERSION, finished } from '../api/openapi.js';
 import { ErrorEnvelope } from '../api/partner/resources.js';
@@ -28,6 +29,7 @@ class AuditModule {
         AuditGuard,
         LimitRunning,
         Pace,
+        { provide: FeedWaits, useValue: new FeedWaits({ store: services.store, db: services.auditPool }, services.clock) },
       ],
     };
   }
@@ -77,6 +79,10 @@ export const createAudit = async (services: Services & AuditOptions): Promise<Au
       const { address, port: bound, family } = app.getHttpServer().address() as { address: string; port: number; family: string };
       return `http://${family === 'IPv6' ? `[${address}]` : address}:${bound}`;
     },
-    close: (graceMs = 0) => close(app, graceMs),
+    close: async (graceMs = 0) => {
+      // Readers that wait are in flight, and would hold up the close.
+      await app.get(FeedWaits).close();
+      await close(app, graceMs);
+    },
   };
 };

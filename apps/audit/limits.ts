@@ -33,9 +33,11 @@ const REST_MS = { least: 10, most: 300 } as const;
 
 /** The method of the controller that answers exports. All other methods count as queries. */
 const EXPORT_HANDLER = 'export';
+/** The method that answers readers of the feed. Only while it reads a page, it counts as a query: it may wait for events. */
+const FEED_HANDLER = 'events';
 
-/** A limit that a request met. `exports`, `queries`: it was refused. `rate`, `time`: its export was cut off. */
-export type MetLimit = 'exports' | 'queries' | 'rate' | 'time';
+/** A limit that a request met. `exports`, `queries`, `waits`: it was refused. `rate`, `time`: its export was cut off. */
+export type MetLimit = 'exports' | 'queries' | 'waits' | 'rate' | 'time';
 
 /** An export was cut off. */
 export class CutOff extends Error {
@@ -89,7 +91,17 @@ export class LimitRunning implements NestInterceptor {
   ) {}
 
   async intercept(context: ExecutionContext, next: CallHandler): Promise<Observable<unknown>> {
-    const kind = context.getHandler().name === EXPORT_HANDLER ? 'exports' : 'queries';
+    const { name } = context.getHandler();
+    const work = () => lastValueFrom<unknown>(next.handle());
+    return of(await (name === FEED_HANDLER ? work() : name === EXPORT_HANDLER ? this.run('exports', work) : this.query(work)));
+  }
+
+  /** Runs a query in its turn. */
+  query<T>(work: () => Promise<T>): Promise<T> {
+    return this.run('queries', () => this.pace.step(work));
+  }
+
+  private async run<T>(kind: 'exports' | 'queries', work: () => Promise<T>): Promise<T> {
     if (this.running[kind] >= MAX_RUNNING[kind]) {
       this.onLimit(kind);
       throw new ServiceError(
@@ -100,9 +112,8 @@ export class LimitRunning implements NestInterceptor {
       );
     }
     this.running[kind] += 1;
-    const work = () => lastValueFrom<unknown>(next.handle());
     try {
-      return of(await (kind === 'queries' ? this.pace.step(work) : work()));
+      return await work();
     } finally {
       this.running[kind] -= 1;
     }

@@ -14,6 +14,7 @@ export {
   readStreams,
   type Recorded,
   StoreIncident,
+  type Subscription,
   type SubscriptionItem,
   Unavailable,
   UnreadableStream,
@@ -64,6 +65,7 @@ export {
 } from './streams.js';
 export {
   createSubscriber,
+  eventsBetween,
   type Projection,
   ProjectionFailed,
   type ProjectionLog,

@@ -121,6 +121,8 @@ const PATHS = () => [
   '/audit/v1/exceptions',
   '/audit/v1/refusals',
   '/audit/v1/batches',
+  '/audit/v1/events?limit=1000',
+  '/audit/v1/changed-payments?limit=1000',
   `/audit/v1/statements/${day.separate}?period=2026-01`,
   '/audit/v1/exports/payments',
 ];
@@ -220,6 +222,7 @@ describe('reading', () => {
       return { headers, payments, nextCursor, ids: payments.map(({ id }) => id) };
     };
     test('each name answers the payment as the list shows it, and says how far the log was read', async () => {
+      await caughtUp();
       const [one] = day.payments;
       const { data } = await day.partner.client.find(one!.id);
       const { headers, payments } = await find({ confirmationNumber: one!.confirmationNumber! });
@@ -950,14 +953,29 @@ describe('a key with a scope', () => {
   test('lists hold what is its own, page by page, and all keys together hold everything', async () => {
     for (const operation of scoped().filter((one) => parameterOf(one) === null)) {
       const { path } = operation;
+      const isFeed = has(operation, 'after');
       const pagesOf = async (key: string) => {
         const rows: unknown[] = [];
         for (let cursor: string | null = ''; cursor !== null;) {
-          const query = new URLSearchParams({ ...(has(operation, 'limit') && { limit: '3' }), ...(cursor && { cursor }) });
+          const query = new URLSearchParams({
+            ...(has(operation, 'limit') && { limit: '3' }),
+            ...(cursor && { [isFeed ? 'after' : 'cursor']: cursor }),
+          });
           const { status, text, data } = await get(`${path}?${query.toString()}`, key);
           expect([path, status]).toEqual([path, 200]);
           for (const one of holders.filter((other) => other.key === key)) expectNothingOf(others(one), path, text);
-          const { nextCursor = null, ...answer } = data as { nextCursor?: string | null };
+          const {
+            nextCursor = null,
+            next = null,
+            end = false,
+            ...answer
+          } = data as { nextCursor?: string | null; next?: string | null; end?: boolean };
+          if (isFeed) {
+            // A place of the feed is a position of the log, which any key may name.
+            rows.push(...Object.values(answer).filter(Array.isArray).flat());
+            cursor = end ? null : next;
+            continue;
+          }
           if (nextCursor !== null) {
             for (const one of holders.filter((other) => other.key === key))
               expectNothingOf(others(one), path, Buffer.from(nextCursor, 'base64url').toString('latin1'));
@@ -971,15 +989,26 @@ describe('a key with a scope', () => {
         return rows;
       };
       const idOf = (row: unknown) => {
-        const { id, exceptionId, payment } = row as { id?: string; exceptionId?: string; payment?: { id: string } };
-        return id ?? exceptionId ?? payment!.id;
+        const { id, exceptionId, payment, stream } = row as { id?: string; exceptionId?: string; payment?: { id: string }; stream?: string };
+        return id ?? exceptionId ?? payment?.id ?? stream!.replace(/^payment-/, '');
       };
-      const parts: string[][] = [];
-      for (const { key } of holders) parts.push((await pagesOf(key)).map(idOf));
-      for (const [index, ids] of parts.entries()) expect([path, ids.filter((one) => !holders[index]!.own.includes(one))]).toEqual([path, []]);
-      const all = (await pagesOf(auditor)).filter((row) => (row as { paymentId?: string | null }).paymentId !== null).map(idOf);
+      /** What belongs to no payment, or to none that was to be charged, is in no scope with limits. */
+      const isOwned = (row: unknown) => {
+        const { paymentId, stream } = row as { paymentId?: string | null; stream?: string };
+        return paymentId !== null && (stream === undefined || holders.some(({ payments }) => payments.includes(stream.replace(/^payment-/, ''))));
+      };
+      const parts: unknown[][] = [];
+      for (const { key } of holders) parts.push(await pagesOf(key));
+      for (const [index, rows] of parts.entries())
+        expect([path, rows.map(idOf).filter((one) => !holders[index]!.own.includes(one))]).toEqual([path, []]);
+      const all = (await pagesOf(auditor)).filter(isOwned);
       expect([path, all.length]).not.toEqual([path, 0]);
-      expect([path, parts.flat().sort()]).toEqual([path, all.sort()]);
+      /** An event has an id of its own. A payment that changed stands on each page in which it changed, and the pages of another key end elsewhere. */
+      const namesOf = (rows: readonly unknown[]) => {
+        const names = rows.map((row) => `${idOf(row)} ${(row as { eventId?: string }).eventId ?? ''}`);
+        return (isFeed ? [...new Set(names)] : names).sort();
+      };
+      expect([path, namesOf(parts.flat())]).toEqual([path, namesOf(all)]);
     }
   });
   test('a filter by the portal of another is that of an unknown portal: 404', async () => {

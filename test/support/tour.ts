@@ -60,8 +60,8 @@ export const playTour = async (
   const commands = blocks.filter(({ language, flag }) => language === 'sh' && flag !== 'setup').map(({ text }) => text);
   // A small `npx` that runs the launcher of this checkout. The real npx would take longer.
   await writeFile(join(dataDir.path, 'npx'), `#!/bin/sh\nshift\nexec ${process.execPath} ${ROOT}/apps/operator/payfold.mjs "$@"\n`, { mode: 0o755 });
-  // The tour expects these two folders, as in a checkout of this repository.
-  await symlink(join(ROOT, 'apps'), join(dataDir.path, 'apps'));
+  // The tour expects these folders, as in a checkout of this repository.
+  for (const folder of ['apps', 'examples']) await symlink(join(ROOT, folder), join(dataDir.path, folder));
   await symlink(dataDir.data, join(dataDir.path, '.payfold'));
   const script = `set +m\nPATH=${dataDir.path}:$PATH\n${setup}\n${commands.join(`\necho ${MARKER}\n`)}`;
   const { stdout, stderr } = await bash(script, dataDir, { DATA_DIR: dataDir.data, ...env });

@@ -1,0 +1,219 @@
+/**
+ * The part of an event's data that the change feed shows: ids, references, codes, times and cents. Personal data, texts that people write, names of
+ * staff, and keys and their hashes stay here (docs/decisions/0053-change-feed.md).
+ *
+ * Each field of each event type has a decision. A field without a decision is not shown, and public-data.unit.spec.ts fails for it.
+ */
+import type { Json } from '#kernel';
+import type { PaymentView } from '#payments';
+
+/**
+ * The decisions, by event type: the number of its versions, then its fields in all of them. A field is written as a path through objects; the
+ * elements of a list have the path of the list. `-` before a path hides it with everything below it.
+ */
+export const DECISIONS: Readonly<Record<string, readonly [versions: number, fields: string]>> = {
+  // accounts
+  AccountCreated: [1, 'accountId name'],
+  AccountDeactivated: [1, 'accountId'],
+  AccountReactivated: [1, 'accountId'],
+  ApiKeyIssued: [1, 'accountId key.environment key.keyId -key.kid -key.lookupId -key.secretHash'],
+  ApiKeyRevoked: [1, 'accountId keyId'],
+  ApiKeysRotated: [1, 'accountId endedKeyIds key.environment key.keyId -key.kid -key.lookupId -key.secretHash'],
+  CaseAllowed: [1, 'portalId referenceId -reason'],
+  CaseBlocked: [1, 'portalId referenceId until -reason'],
+  CaseHeld: [1, 'portalId referenceId until -reason'],
+  PortalAccessGranted: [1, 'accountId portalId'],
+  PortalAccessRevoked: [1, 'accountId portalId'],
+  PortalCheckoutConfigured: [
+    2,
+    'portalId checkout.agencyName checkout.allow checkout.colour checkout.enabled checkout.locale checkout.requireSignedIntake',
+  ],
+  PortalCodingSet: [1, 'portalId keys'],
+  PortalCreated: [
+    1,
+    `portalId ownerAccountId name feeVersion fee.chargeMode fee.flatCents fee.maxCents fee.minCents fee.percentBps gateway.environment
+     gateway.feeMerchantAccount gateway.gateway gateway.merchantAccount -gateway.credentialsRef -signingSecret`,
+  ],
+  PortalFeeChanged: [1, 'portalId feeVersion fee.chargeMode fee.flatCents fee.maxCents fee.minCents fee.percentBps'],
+  PortalGatewaySet: [1, 'portalId gateway.environment gateway.feeMerchantAccount gateway.gateway gateway.merchantAccount -gateway.credentialsRef'],
+  PortalLimitsSet: [1, 'portalId scope limits.attempts limits.blockSeconds limits.declines limits.windowSeconds'],
+  PortalRulesSet: [1, 'portalId rules.brands rules.maxCents rules.minCents'],
+  PortalSigningSecretActivated: [1, 'portalId'],
+  PortalSigningSecretStaged: [1, 'portalId -signingSecret'],
+
+  // payments
+  FeeRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
+  PaymentAbandoned: [1, 'accountId attemptId -reason'],
+  PaymentCreated: [1, 'attemptId confirmationNumber legs.authCode legs.avs legs.cvv legs.leg legs.transactionId'],
+  PaymentDeclined: [
+    2,
+    `attemptId avs cvv declineCode leg transactionId takenBack.amountCents takenBack.leg takenBack.transactionId takenBack.voidTransactionId
+     -raw`,
+  ],
+  PaymentDisputed: [1, 'disputeId disputedAmountCents dueDate leg openedOn reasonCode stage status -reason'],
+  PaymentFailed: [1, 'attemptId takenBack.amountCents takenBack.leg takenBack.transactionId takenBack.voidTransactionId -reason'],
+  PaymentInitiated: [
+    3,
+    `accountId amountCents attemptId chargeMode feeVersion legs.account.environment legs.account.gateway legs.account.merchantAccount
+     legs.feeCents legs.leg legs.principalCents legs.references.charge legs.references.reversal lineItems.amountCents lineItems.coding
+     lineItems.id lineItems.referenceId lineItems.serviceFeeCents paymentMethod.brand paymentMethod.last4 paymentMethod.type portalId
+     referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer`,
+  ],
+  PaymentOutcomeUnknown: [1, 'attemptId leg -cause'],
+  PaymentRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
+  PaymentResolved: [
+    1,
+    `as forced charge.confirmationNumber charge.legs.authCode charge.legs.avs charge.legs.cvv charge.legs.leg charge.legs.transactionId
+     -by -evidence`,
+  ],
+  PaymentSettled: [1, 'batchId closedAt feeCents grossCents leg'],
+  PaymentVoided: [1, 'attemptId feeCents leg principalCents transactionId'],
+  ReconciliationStarted: [1, 'attemptId'],
+  RefundRequested: [
+    2,
+    `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents
+     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -reason`,
+  ],
+  ReturnRequested: [1, 'exceptionId'],
+  ReversalAcknowledged: [2, 'attemptId toldAs -idempotency'],
+  ReversalEnded: [1, 'amountCents attemptId initiatedBy operation outcome reversalType -reason'],
+  SettlementRejected: [1, 'batchId closedAt leg'],
+  SettlementWithdrawn: [1, 'batchId closedAt feeCents grossCents leg'],
+  StaffTaskAcknowledged: [1, 'paymentId task -by -reason'],
+  // `reason` is the name of the task.
+  StaffTaskRaised: [1, 'paymentId reason -evidence'],
+  VoidRequested: [
+    2,
+    `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents
+     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -reason`,
+  ],
+
+  // settlement
+  BatchFunded: [1, 'agencyPortalId batchId fundedOn gateway merchantAccount netCents'],
+  ExceptionAssigned: [1, '-by -to'],
+  ExceptionExplained: [1, '-by -reason'],
+  ExceptionOpened: [
+    1,
+    'batchId exceptionId expectedCents gateway grossCents kind leg line merchantAccount paymentId ref suspenseCents transactionId',
+  ],
+  ExceptionRefundEnded: [1, 'attemptId outcome transactionId'],
+  ExceptionRefundRequested: [
+    1,
+    `account.environment account.gateway account.merchantAccount amountCents attemptId chargeTransactionId last4 leg paymentId ref
+     -account.credentialsRef -by -reason`,
+  ],
+  ExceptionResolved: [1, 'feeCents merchantAccount paymentId portalId resolution suspenseCents -by -reason'],
+  ExceptionSuperseded: [1, '-by -reason'],
+  SettlementBatchListed: [1, 'batchId closedAt differing feeCents fundedOn gateway grossCents lineCount merchantAccount netCents'],
+  SettlementBatchRecorded: [1, 'batchId closedAt feeCents fundedOn gateway grossCents lineCount listed merchantAccount netCents'],
+  SettlementFileImported: [1, 'batches.amountCents batches.batchId batches.count corrected lines sha256 -name'],
+  SettlementLinesCorrected: [
+    1,
+    `batchId closedAt corrections.after.accepted corrections.after.expectedCents corrections.after.feeCents corrections.after.grossCents
+     corrections.after.leg corrections.after.netCents corrections.after.number corrections.after.paymentId corrections.after.ref
+     corrections.after.result corrections.after.transactionId corrections.after.type corrections.before.accepted
+     corrections.before.expectedCents corrections.before.feeCents corrections.before.grossCents corrections.before.leg
+     corrections.before.netCents corrections.before.number corrections.before.paymentId corrections.before.ref corrections.before.result
+     corrections.before.transactionId corrections.before.type fileId fundedOn gateway merchantAccount`,
+  ],
+  SettlementLinesRecorded: [
+    1,
+    `batchId closedAt gateway lines.accepted lines.expectedCents lines.feeCents lines.grossCents lines.leg lines.netCents lines.number
+     lines.paymentId lines.ref lines.result lines.transactionId lines.type merchantAccount`,
+  ],
+
+  // ledger
+  AgencyRemittanceReversed: [1, 'cents on portalId remittanceId -by -reason'],
+  AgencyRemitted: [1, 'advance cents on portalId reference remittanceId -by'],
+  ManualAdjustment: [1, 'adjustmentId effectiveAt postings.account postings.cents -by -reason'],
+  PeriodClosed: [1, 'from to -by'],
+  PostingRuleChanged: [1, 'rule version'],
+  TrialBalanceRecorded: [
+    1,
+    'closing.account closing.creditCents closing.debitCents digest entries opening.account opening.creditCents opening.debitCents position to',
+  ],
+
+  // audit and the log
+  AuditKeyIssued: [2, 'environment keyId personal role scope.accounts scope.portals -kid -lookupId -name -secretHash'],
+  AuditKeyRevoked: [1, 'keyId'],
+  InstallationCreated: [1, 'createdAt installationId'],
+
+  // checkout
+  AttemptDeclined: [1, 'attemptId code declineCode'],
+  AttemptStarted: [1, 'attemptId paymentId'],
+  CheckoutCancelled: [1, ''],
+  CheckoutExpired: [1, ''],
+  CheckoutExtended: [1, 'expiresAt'],
+  CheckoutOpened: [1, ''],
+  CheckoutPaid: [1, 'attemptId paymentId'],
+  CheckoutStarted: [
+    2,
+    `accountId amountCents checkoutId expiresAt intake locale opened portalId referenceId signed -cancelUrl -content -fingerprint -lineItems
+     -payer -returnUrl -state`,
+  ],
+  OutcomeUnknown: [1, 'attemptId paymentId'],
+  PayerLeft: [1, ''],
+
+  // webhooks
+  // An address may hold a secret.
+  WebhookEndpointAdded: [1, 'accountId endpointId secretId -url'],
+  WebhookEndpointDisabled: [1, 'endpointId'],
+  WebhookEndpointPaused: [1, 'endpointId'],
+  WebhookEndpointResumed: [1, 'endpointId'],
+  WebhookRedeliveryRequested: [1, 'deliveries.deliveryId deliveries.endpointId deliveries.eventId deliveries.round'],
+  WebhookSecretActivated: [1, 'endpointId secretId'],
+  WebhookSecretStaged: [1, 'endpointId secretId'],
+};
+
+/** The fields that are shown. `true`: the whole value. */
+interface Shown {
+  readonly [field: string]: Shown | true;
+}
+
+/** The paths of a text, shown or hidden. */
+export const pathsIn = (fields: string): { readonly shown: readonly string[]; readonly hidden: readonly string[] } => {
+  const paths = fields.split(/\s+/).filter(Boolean);
+  return { shown: paths.filter((path) => !path.startsWith('-')), hidden: paths.flatMap((path) => (path.startsWith('-') ? [path.slice(1)] : [])) };
+};
+
+const shownOf = (fields: string): Shown => {
+  const root: Record<string, never> = {};
+  for (const path of pathsIn(fields).shown) {
+    let at: Record<string, unknown> = root;
+    const names = path.split('.');
+    for (const name of names.slice(0, -1)) at = (at[name] ??= {}) as Record<string, unknown>;
+    at[names.at(-1)!] = true;
+  }
+  return root;
+};
+
+const SHOWN: ReadonlyMap<string, { readonly versions: number; readonly shown: Shown }> = new Map(
+  Object.entries(DECISIONS).map(([type, [versions, fields]]) => [type, { versions, shown: shownOf(fields) }]),
+);
+
+const shownPart = (value: Json, shown: Shown | true): Json => {
+  if (shown === true || value === null || typeof value !== 'object') return value;
+  if (Array.isArray(value)) return value.map((one: Json) => shownPart(one, shown));
+  const part: Record<string, Json> = {};
+  for (const [name, below] of Object.entries(shown)) {
+    const field = (value as Record<string, Json>)[name];
+    if (field !== undefined) part[name] = shownPart(field, below);
+  }
+  return part;
+};
+
+/** The public part of an event's data, as it was written. null: this release does not know the version of this type. */
+export const publicData = ({ type, v, data }: { readonly type: string; readonly v: number; readonly data: Json }): Json => {
+  const known = SHOWN.get(type);
+  return known === undefined || v > known.versions ? null : shownPart(data, known.shown);
+};
+
+/** True if the type has a decision. */
+export const isEventType = (type: string): boolean => SHOWN.has(type);
+
+/** A payment without what belongs to its payer. All other fields are ids, references, codes, times and cents. */
+export const publicPayment = (payment: PaymentView): PaymentView => ({
+  ...payment,
+  payer: null,
+  lineItems: payment.lineItems.map((line) => ({ ...line, description: null, metadata: null })),
+});
