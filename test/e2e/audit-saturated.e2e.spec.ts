@@ -23,6 +23,9 @@ const SLOW_READERS = 20;
 const QUICK_READERS = 30;
 /** The limits of docs/operations.md#the-audit-listener. */
 const [EXPORTS, QUERIES, FOLDED] = [4, 3, 250];
+/** Bytes of the MAC before the place in a cursor. */
+const MAC_BYTES = 16;
+const placeIn = (cursor: string): string => Buffer.from(cursor, 'base64url').subarray(MAC_BYTES).toString();
 /** A reader that takes nothing is cut off after 10 s, and the time that the least rate needs for one piece. */
 const CUT_OFF_MS = 60_000;
 /** A quick reader takes the rows of so many seconds. There is one a second. */
@@ -306,6 +309,6 @@ test('a search for a rare status at an earlier time folds a page at most, and go
     const { data } = (await answer.json()) as { data: { payments: object[]; nextCursor: string } };
     expect(data.payments).toEqual([]);
     cursor = data.nextCursor;
-    expect(order.indexOf(Buffer.from(cursor, 'base64url').toString().split(' ')[1]!)).toBe(page * FOLDED - 1);
+    expect(order.indexOf(placeIn(cursor).split(' ')[1]!)).toBe(page * FOLDED - 1);
   }
 });
