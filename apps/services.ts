@@ -60,6 +60,7 @@ import {
   processMigration,
   type SandboxTime,
   sandboxTimeMigration,
+  personalKeyMigration,
   Slots,
 } from '#platform';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
@@ -83,6 +84,7 @@ export const MIGRATIONS: readonly Migration[] = [
   refusalMigration,
   recoveryMigration,
   checkoutIntakeMigration,
+  personalKeyMigration,
   ...webhookMigrations,
   logSealMigration,
   driftMigration,

@@ -11,6 +11,22 @@ export { NotOurs, readOwnFile, requireOwnFolder, writeOwnFile } from './own-file
 export { copyInto } from './postgres/copy.js';
 export { type EmbeddedPostgres, freePort, levelOfLine, startEmbeddedPostgres } from './postgres/embedded.js';
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
+export {
+  boxAsText,
+  boxInText,
+  createPersonalKeys,
+  type Erasure,
+  OpenedKeys,
+  type Opening,
+  type Openings,
+  PersonalKey,
+  type PersonalKeyRows,
+  type PersonalKeys,
+  personalKeyMigration,
+  postgresOpenings,
+  postgresPersonalKeyRows,
+  type WrappedKey,
+} from './personal.js';
 export { type DatabasePlace, databasePlace, follows } from './postgres/place.js';
 export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';
 export { ALL_AS_TEXT, type Client, createPool, endConnections, type Pool, type PoolOptions, type Queryable, transaction } from './postgres/pool.js';
