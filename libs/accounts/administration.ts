@@ -96,6 +96,11 @@ export class Administration {
     return this.changeAccount(accountId, { type: 'ReactivateAccount' });
   }
 
+  /** Personal data of the account's payments is erased this many years after their newest event. null: it is kept. */
+  setRetention(accountId: string, years: number | null): Promise<Done<Account>> {
+    return this.changeAccount(accountId, { type: 'SetRetention', years });
+  }
+
   async issueKey(accountId: string): Promise<Done<Account> & NewKey> {
     const { apiKey, record } = this.drawKey();
     return { ...(await this.changeAccount(accountId, { type: 'IssueApiKey', key: record })), keyId: record.keyId, apiKey };

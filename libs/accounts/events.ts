@@ -12,6 +12,7 @@ export const accountEvents = defineEvents<AccountEvent>({
   ApiKeyRevoked: [],
   AccountDeactivated: [],
   AccountReactivated: [],
+  AccountRetentionSet: [],
 });
 
 export const portalEvents = defineEvents<PortalEvent>({

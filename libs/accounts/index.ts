@@ -1,5 +1,5 @@
 export { AccessTokens, authenticate, type AuthenticationDeps, type Caller, exchange, type TokenGrant } from './access-token.js';
-export type { Account } from './account.js';
+export { type Account, MAX_RETENTION_YEARS } from './account.js';
 export {
   Administration,
   type CaseChange,
@@ -42,6 +42,7 @@ export {
   type RuleBrand,
   type VelocityLimits,
 } from './portal.js';
+export { retentionsOf } from './retention.js';
 export {
   type Bind,
   EVERYTHING,
