@@ -31,7 +31,7 @@ import {
   type Subscriber,
   withAddress,
 } from '#eventstore';
-import { Appends, EVENT_STORE, EventStoreModule, LOG_GATE, POOL } from '#eventstore/module';
+import { Appends, type CountedPersonalKeys, EVENT_STORE, EventStoreModule, LOG_GATE, PERSONAL_KEYS, POOL } from '#eventstore/module';
 import { GatewaysModule } from '#gateways/module';
 import { type Clock, type Ids, orStopped, within } from '#kernel';
 import { journalModel, lineRegisterModel, type PeriodPorts } from '#ledger';
@@ -60,7 +60,9 @@ import {
   processMigration,
   type SandboxTime,
   sandboxTimeMigration,
+  type Openings,
   personalKeyMigration,
+  postgresOpenings,
   Slots,
 } from '#platform';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
@@ -126,6 +128,10 @@ export interface Services {
   readonly commands: CommandBus;
   readonly queries: QueryBus;
   readonly pool: Pool;
+  /** The keys of personal data. */
+  readonly personal: CountedPersonalKeys;
+  /** Notes the readings of personal data. */
+  readonly openings: Openings;
   /** The connections of the audit listener. */
   readonly auditPool: Pool;
   readonly store: EventStore;
@@ -200,6 +206,8 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       commands: app.get(CommandBus),
       queries: app.get(QueryBus),
       pool,
+      personal: app.get(PERSONAL_KEYS),
+      openings: postgresOpenings(pool, { ids, log }),
       auditPool: context.pool({ name: 'audit', max: AUDIT_POOL_CONNECTIONS, searchPath: searchPathOf(READ_MODELS) }),
       store,
       ownLog,

@@ -23,13 +23,17 @@ import { type Clock, type Ids, orStopped, systemClock } from '#kernel';
 import {
   type Config,
   createLogger,
+  createPersonalKeys,
   createPool,
   type KeyRing,
   type Logger,
   migrate,
   type Migration,
   missingMigrations,
+  type PersonalKeys,
+  personalKeyMigration,
   type Pool,
+  postgresPersonalKeyRows,
   processMigration,
   readConfig,
   refuseMovedTime,
@@ -68,6 +72,7 @@ export interface Context {
   /** The service that runs on the same `DATA_DIR`. null: none runs, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
+  readonly personal: PersonalKeys;
   /** Applies all migrations of the release if the database lacks one of these. */
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
@@ -152,7 +157,7 @@ const openStores = async (
     reportsIncident: false,
     // Only a log of release 0.1.0 needs the audit's code, so load it only here.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
-    prepare: () => prepare([...eventStoreMigrations, processMigration, sandboxTimeMigration, apiKeyUseMigration]),
+    prepare: () => prepare([...eventStoreMigrations, processMigration, sandboxTimeMigration, apiKeyUseMigration, personalKeyMigration]),
     stop,
   });
   const store = await orStopped(opening, stop);
@@ -169,6 +174,8 @@ const openStores = async (
   await orStopped(requireRightKeyRing(config, keys, directory), stop);
 
   const models = new ReadModels([directoryModel], { store, pool, clock, ownLog: store });
+  // Few commands need a key, so each is written when it is needed.
+  const personal = createPersonalKeys(postgresPersonalKeyRows(pool), { keys, ids, clock, log: logger, block: 1 });
   const inForce = async (recorded: Position | null) => {
     const position = recorded ?? (await store.head());
     if (position !== null) await models.inForce(directoryModel, position, PROJECT_TIMEOUT_MS);
@@ -189,7 +196,8 @@ const openStores = async (
     directory,
     prepare,
     refuse: () => store.refuse(),
-    administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
+    personal,
+    administration: new Administration({ store, clock, ids, keys, personal, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => {
       const head = await store.head();

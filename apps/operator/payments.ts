@@ -1,15 +1,30 @@
 /** `payfold payments`: a payment in the ledger, now or at an earlier time, and the actions of staff. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal, ServiceError } from '#kernel';
+import type { Recorded } from '#eventstore';
+import { decimal, type Json, type Reveal, ServiceError } from '#kernel';
 import type { FindBy, FindParameter } from '#audit';
 import type { AcknowledgedTask, Leg, ResolveRequest, StaffReverseRequest } from '#payments';
 import type { Context } from './context.js';
-import { type Answer, fields, moment, rowLimit, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import {
+  type Answer,
+  fields,
+  loginName,
+  moment,
+  personName,
+  rowLimit,
+  table,
+  type Terminal,
+  UsageError,
+  uuid,
+  wholeNumber,
+  withPersonal,
+} from './terminal.js';
 
 interface ShowOptions {
   readonly asOf?: string;
   readonly revision?: string;
   readonly events?: boolean;
+  readonly withPersonal?: boolean;
 }
 
 interface ReverseOptions {
@@ -267,11 +282,22 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--as-of <time>', 'as it was known at a time: RFC 3339, or a day', moment)
     .option('--revision <number>', 'as it was after its event of that number, from 0')
     .option('--events', 'its events too')
+    .addOption(withPersonal())
     .action(
-      action(async ({ store }, id: string, { asOf, revision, events: withEvents = false }: ShowOptions) => {
+      action(async (context, id: string, { asOf, revision, events: withEvents = false, withPersonal: opens = false }: ShowOptions) => {
+        const { store } = context;
         if (asOf !== undefined && revision !== undefined) throw new UsageError('--as-of and --revision exclude each other');
         if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw new UsageError('--revision must be a whole number');
-        const { isVisible, payment: decider, paymentStream, paymentView, paymentEvents, shownEvent } = await import('#payments');
+        const {
+          isVisible,
+          keysOfPayment,
+          payment: decider,
+          paymentStream,
+          paymentView,
+          paymentEvents,
+          shownEvent,
+          textOf,
+        } = await import('#payments');
         const events = [];
         for await (const event of store.read(paymentStream(id))) {
           if (revision !== undefined && event.revision > BigInt(revision)) break;
@@ -280,14 +306,23 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         }
         const payment = events.map(paymentEvents.read).reduce(decider.evolve, decider.initial);
         if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
-        const view = { ...paymentView(id, payment), accountId: payment.terms.accountId };
+        const keyIds = keysOfPayment(payment);
+        const reveal = opens ? await openedBy(context, `payments show ${id}`, keyIds) : await context.personal.erasures(keyIds);
+        const view = { ...paymentView(id, payment, reveal), accountId: payment.terms.accountId };
+        const dataOf = (event: Recorded): object => {
+          const known = paymentEvents.read(event);
+          const { personal: _, ...data } = shownEvent(known).data as unknown as Record<string, Json>;
+          const text = textOf(id, known);
+          const content = text && reveal.content(text.personal, text.context);
+          return text === null || content === null ? data : { ...data, personal: content };
+        };
         const history = events.map((event) => ({
           revision: Number(event.revision),
           position: event.position,
           type: event.type,
           version: event.v,
           ...event.meta,
-          data: shownEvent(event).data,
+          data: dataOf(event),
         }));
         const text = fields([
           ['payment', id],
@@ -311,6 +346,15 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         return { json: withEvents ? { ...view, events: history } : view, text: withEvents ? `${text}\n\n${timeline}` : text };
       }),
     );
+};
+
+/** Opens keys for the person who is logged in, and notes it. */
+const openedBy = async ({ services }: Context, report: string, keyIds: readonly string[]): Promise<Reveal> => {
+  const { personal, openings } = await services();
+  const opening = await openings.begin({ actor: `staff ${loginName()}`, report });
+  const reveal = await personal.open(keyIds);
+  await opening.shown(1);
+  return reveal;
 };
 
 /** The option of a parameter: `--last4` of `last4`, `--reference-id` of `referenceId`. */

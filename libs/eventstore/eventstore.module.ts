@@ -178,6 +178,7 @@ const openPersonalKeys = (context: ProcessContext): CountedPersonalKeys => {
   return {
     take: () => durable.take(),
     open: (keyIds) => durable.open(keyIds),
+    erasures: (keyIds) => durable.erasures(keyIds),
     forget: (keyIds, erasure) => durable.forget(keyIds, erasure),
     get missing() {
       return missing;

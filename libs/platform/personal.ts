@@ -5,7 +5,7 @@
  * A process writes keys in blocks before it needs them. So a key is durable before the event that uses it, and no request waits for the write.
  */
 import { createCipheriv, createDecipheriv, createHmac, randomBytes } from 'node:crypto';
-import { type Box, canonicalJson, type Clock, type Ids, isBox, type Personal, type Reveal } from '#kernel';
+import { type Box, canonicalJson, type Clock, CLOSED, type Ids, isBox, type Personal, type Reveal } from '#kernel';
 import { batched } from './batch.js';
 import type { KeyRing } from './keys.js';
 import type { Logger } from './logging.js';
@@ -18,10 +18,10 @@ export const personalKeyMigration: Migration = {
     create table personal_key (key_id uuid primary key, kid text not null, wrapped bytea not null, made_at timestamptz not null default clock_timestamp());
     -- Says why a key is gone. The projection of erasures writes it, and can make it again from the log.
     create table personal_erased (key_id uuid primary key, erasure_id uuid not null, erased_at timestamptz not null);
-    -- Each reading of personal data by finance tools, auditors and staff: who read which report when, and how many payments it showed.
+    -- Each reading of personal data by finance tools, auditors and staff: when, by which key or person, of which report, and of how many rows.
     create table personal_opening (
       opening_id uuid primary key, opened_at timestamptz not null default clock_timestamp(), actor text not null, report text not null,
-      payments bigint not null default 0);
+      shown bigint not null default 0);
     create index personal_opening_time on personal_opening (opened_at);
   `,
 };
@@ -202,6 +202,8 @@ export interface PersonalKeys {
    * errors of the database.
    */
   open(keyIds: readonly string[]): Promise<OpenedKeys>;
+  /** Says which keys were erased, and opens none. Throws the errors of the database. */
+  erasures(keyIds: readonly string[]): Promise<Reveal>;
   /** Deletes keys for ever. Repeating it changes nothing. */
   forget(keyIds: readonly string[], erasure: Erasure): Promise<void>;
 }
@@ -252,7 +254,8 @@ class DurableKeys implements PersonalKeys {
   }
 
   async take(): Promise<PersonalKey> {
-    while (this.ready.length === 0) await this.write();
+    // Without blocks, each caller writes a key of its own.
+    while (this.ready.length === 0) await (this.size === 1 ? this.writeBlock() : this.write());
     const key = this.ready.pop()!;
     if (this.ready.length * 2 < this.size) this.writeEarly();
     return key;
@@ -260,7 +263,9 @@ class DurableKeys implements PersonalKeys {
 
   private writeEarly(): void {
     if (this.size === 1 || this.writing || this.options.clock.monotonic() - this.failedAt < RETRY_MS) return;
-    this.write().catch((error: unknown) => this.options.log.warn({ err: error, left: this.ready.length }, 'no new keys of personal data can be written'));
+    this.write().catch((error: unknown) =>
+      this.options.log.warn({ err: error, left: this.ready.length }, 'no new keys of personal data can be written'),
+    );
   }
 
   /** All callers share one write. */
@@ -299,6 +304,12 @@ class DurableKeys implements PersonalKeys {
     return new OpenedKeys(opened, erased);
   }
 
+  async erasures(keyIds: readonly string[]): Promise<Reveal> {
+    if (keyIds.length === 0) return CLOSED;
+    const erased = new OpenedKeys(new Map(), new Map((await this.find(keyIds)).flatMap(({ keyId, erasedAt }) => (erasedAt === null ? [] : [[keyId, erasedAt]])))); // prettier-ignore
+    return { content: () => null, erasedAt: (personal) => erased.erasedAt(personal) };
+  }
+
   async forget(keyIds: readonly string[], erasure: Erasure): Promise<void> {
     if (keyIds.length > 0) await this.rows.forget(keyIds, erasure);
   }
@@ -324,15 +335,15 @@ export const boxInText = (text: string): Box | null => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Openings: who has read personal data.
 
-/** `actor`: the name of an audit key with its id, or of a person at the command line. `report`: what was read. */
+/** `actor`: an audit key or a person at the command line. `report`: what was read. */
 export interface Opening {
   readonly actor: string;
   readonly report: string;
 }
 
-/** Notes an opening before any data is shown, and the number of payments when all of it was. */
+/** Notes an opening before any data is shown, and later the number of payments, events or rows that were shown. */
 export interface Openings {
-  begin(opening: Opening): Promise<{ shown(payments: number): Promise<void> }>;
+  begin(opening: Opening): Promise<{ shown(count: number): Promise<void> }>;
 }
 
 export const postgresOpenings = (db: Queryable, { ids, log }: { readonly ids: Ids; readonly log: Pick<Logger, 'info'> }): Openings => ({
@@ -340,9 +351,9 @@ export const postgresOpenings = (db: Queryable, { ids, log }: { readonly ids: Id
     const openingId = ids.uuid();
     await db.query('insert into personal_opening (opening_id, actor, report) values ($1, $2, $3)', [openingId, actor, report]);
     return {
-      shown: async (payments) => {
-        log.info({ openingId, actor, report, payments }, 'personal data was opened');
-        await db.query('update personal_opening set payments = $2 where opening_id = $1', [openingId, payments]);
+      shown: async (count) => {
+        log.info({ openingId, actor, report, count }, 'personal data was opened');
+        await db.query('update personal_opening set shown = $2 where opening_id = $1', [openingId, count]);
       },
     };
   },

@@ -5,7 +5,7 @@
 import type { IntakeRow, IntakeRows, UnfinishedRows, UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
 import { PAGE_BYTES, paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
-import { DatabaseUnavailable, StatementTimeout } from '#platform';
+import { DatabaseUnavailable, type PersonalKeyRows, StatementTimeout, type WrappedKey } from '#platform';
 import { WebhookTables } from './deliveries.js';
 import { type Process, Rng, type Simulator } from './simulator.js';
 
@@ -87,6 +87,9 @@ export class Tables {
   readonly unfinished = new Map<string, UnfinishedSession>();
   /** The contents of checkouts, by checkout and hash. */
   readonly intakes = new Map<string, IntakeRow>();
+  /** The keys of personal data, and the times of their erasures. */
+  readonly personalKeys = new Map<string, WrappedKey>();
+  readonly erasedKeys = new Map<string, string>();
   readonly webhooks: WebhookTables;
   /** The listeners for due deliveries. Each process has one. */
   readonly listeners = new Map<Process, () => void>();
@@ -374,6 +377,23 @@ export const simulatedUnfinishedRows = ({ unfinished }: Tables, run: Run): Unfin
         .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.checkoutId < b.checkoutId ? -1 : 1))
         .slice(0, limit)
         .map(({ checkoutId, since }) => ({ checkoutId, since })),
+  });
+
+export const simulatedPersonalKeyRows = ({ personalKeys, erasedKeys }: Tables, run: Run): PersonalKeyRows =>
+  port<PersonalKeyRows>('personal', run, ['find'], {
+    insert: ({ writes }, keys) => {
+      const twice = keys.find(({ keyId }) => personalKeys.has(keyId));
+      if (twice) throw new Error(`key ${twice.keyId} is there already`);
+      writes.push(() => keys.forEach((key) => personalKeys.set(key.keyId, key)));
+    },
+    find: (_, keyIds) => keyIds.map((keyId) => ({ keyId, key: personalKeys.get(keyId) ?? null, erasedAt: erasedKeys.get(keyId) ?? null })),
+    forget: ({ writes }, keyIds, { at }) =>
+      void writes.push(() =>
+        keyIds.forEach((keyId) => {
+          personalKeys.delete(keyId);
+          if (!erasedKeys.has(keyId)) erasedKeys.set(keyId, at);
+        }),
+      ),
   });
 
 export const simulatedIntakeRows = ({ intakes }: Tables, run: Run): IntakeRows =>
