@@ -82,9 +82,9 @@ export interface Context {
   readonly caughtUp: () => Promise<void>;
   /**
    * Opens the modules of the whole service. Loading them takes most of a second. `withGateway`: opens the sandbox processor too. If no processor
-   * runs, one is started until the command ends.
+   * runs, one is started until the command ends. `mends`: also opens a restored database that still has erased keys.
    */
-  readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
+  readonly services: (options?: { withGateway?: boolean; mends?: boolean }) => Promise<Services>;
   /** For a command that runs until it is stopped. From this call on, Ctrl-C and SIGTERM only abort the signal, and the command must end by itself. */
   readonly untilInterrupted: () => AbortSignal;
   /** Throws the error of an open incident of the event store. */
@@ -203,11 +203,11 @@ const openStores = async (
       const head = await store.head();
       if (head !== null) await models.of(directoryModel).runUntil(head, { timeoutMs: PROJECT_TIMEOUT_MS });
     },
-    services: async ({ withGateway = false } = {}) => {
+    services: async ({ withGateway = false, mends = false } = {}) => {
       const { openServices } = await import('../services.js');
       const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
       const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers, stop) : null);
-      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, ...(sandboxTime && { sandboxTime }) });
+      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, mends, ...(sandboxTime && { sandboxTime }) });
       closers.push(() => services.close());
       return services;
     },

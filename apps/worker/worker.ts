@@ -25,6 +25,8 @@ const VERIFY_EVERY_MS = 60_000;
 /** Pause of the sweep and of the passes after every 40 payments. So each compares at most 160 payments a second. */
 const COMPARE_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
+/** How often a worker looks whether a new day has begun, whose retention it must apply. */
+const RETENTION_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 
 interface Round {
@@ -109,6 +111,7 @@ export const startWorker = (services: Services): Worker => {
           log.info({ schema }, 'a shape of a read model that nobody uses was dropped');
       },
     },
+    { name: 'retention', everyMs: RETENTION_EVERY_MS, run: () => services.retention.round(stop.signal) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool, stop.signal) },
     { name: 'webhook purge', everyMs: PURGE_EVERY_MS, run: () => purgeDelivered(pool, config.webhooks.keepDays, stop.signal) },
   ];

@@ -4,7 +4,20 @@
  * operator's.
  */
 import { randomBytes } from 'node:crypto';
-import { closeSync, constants, fstatSync, fsyncSync, openSync, readFileSync, readSync, renameSync, rmSync, statSync, type Stats, writeSync } from 'node:fs';
+import {
+  closeSync,
+  constants,
+  fstatSync,
+  fsyncSync,
+  openSync,
+  readFileSync,
+  readSync,
+  renameSync,
+  rmSync,
+  statSync,
+  type Stats,
+  writeSync,
+} from 'node:fs';
 import process from 'node:process';
 
 /** Bits of a mode that let the group or others read, write or run a file. */
