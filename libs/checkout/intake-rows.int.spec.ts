@@ -4,16 +4,7 @@ import { createPool, OpenedKeys, PersonalKey } from '#platform';
 import { intakeRowsContract } from '../../test/support/intake-rows.contract.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import type { CheckoutContent } from './checkout.js';
-import {
-  checkoutIntakeMigration,
-  contentOf,
-  contentText,
-  intakeRow,
-  keyOfContent,
-  MAX_CONTENT_BYTES,
-  postgresIntakeRows,
-  purgeIntakes,
-} from './intake-rows.js';
+import { checkoutIntakeMigration, contentOf, contentText, intakeRow, keyOfContent, MAX_CONTENT_BYTES, postgresIntakeRows } from './intake-rows.js';
 
 const database = async () => {
   const { url, drop } = await freshDatabase();
@@ -83,10 +74,21 @@ test('it has at most 64 KB, counted in bytes', () => {
     expect(() => text(state)).toThrow(expect.objectContaining({ code: 'VALIDATION_ERROR', message: expect.stringContaining('at most 64 KB') }));
 });
 
-test('a purge deletes all that are due, in batches, by their index', async () => {
+test('a purge names the keys of boxed rows', async () => {
+  const { pool, close } = await database();
+  const rows = postgresIntakeRows(pool);
+  const boxed = made();
+  await rows.write(boxed);
+  await rows.write({ ...boxed, checkoutId: 'cs_y', text: contentText(content, 's') });
+  const purged = [...(await rows.purge(boxed.purgeAt, 10))].sort((one, other) => (one.checkoutId < other.checkoutId ? -1 : 1));
+  expect(purged).toEqual([{ checkoutId: 'cs_x', hash: boxed.hash, keyId: key.id }, { checkoutId: 'cs_y', hash: boxed.hash, keyId: null }]); // prettier-ignore
+  await close();
+});
+
+test('a purge takes as many as asked for, by the index', async () => {
   const { pool, close } = await database();
   await pool.query(`insert into checkout_intake select 'cs_' || n, 'h', 'x', to_timestamp(n) from generate_series(1, 2500) n`);
-  expect(await purgeIntakes(postgresIntakeRows(pool), 2_400_000)).toBe(2_400);
+  expect(await postgresIntakeRows(pool).purge(new Date(2_400_000).toISOString(), 5_000)).toHaveLength(2_400);
   expect((await pool.query('select from checkout_intake')).rowCount).toBe(100);
   await close();
 });

@@ -8,7 +8,7 @@
  */
 import { createHash } from 'node:crypto';
 import { ServiceError, timestamp } from '#kernel';
-import { boxAsText, boxInText, type Migration, type OpenedKeys, type PersonalKey, purge, type Queryable } from '#platform';
+import { boxAsText, boxInText, type Migration, type OpenedKeys, type PersonalKey, type Queryable } from '#platform';
 import { type CheckoutContent, SESSION_LIFE_MS } from './checkout.js';
 
 /** Maximum size of one content as JSON, in bytes. */
@@ -39,6 +39,11 @@ export interface IntakeRow {
   readonly purgeAt: string;
 }
 
+/** A row that was deleted. `keyId` null: it was not boxed. */
+export interface PurgedIntake extends Pick<IntakeRow, 'checkoutId' | 'hash'> {
+  readonly keyId: string | null;
+}
+
 /** A port with two implementations: Postgres and the simulation. One contract tests both (test/support/intake-rows.contract.ts). */
 export interface IntakeRows {
   /**
@@ -48,8 +53,8 @@ export interface IntakeRows {
   write(row: IntakeRow): Promise<void>;
   /** The texts of a session, by hash. */
   read(checkoutId: string): Promise<ReadonlyMap<string, string>>;
-  /** Deletes at most `limit` rows whose `purgeAt` is `now` or earlier, oldest first. Returns the number of deleted rows. */
-  purge(now: string, limit: number): Promise<number>;
+  /** Deletes at most `limit` rows whose `purgeAt` is `now` or earlier, oldest first. Returns the deleted rows. */
+  purge(now: string, limit: number): Promise<readonly PurgedIntake[]>;
 }
 
 /** The row of a content. `text`: of {@link contentText}. `exp`: unix seconds of the request; null: it has none. */
@@ -106,15 +111,12 @@ export const postgresIntakeRows = (db: Queryable): IntakeRows => ({
   },
 
   purge: async (now, limit) => {
-    const { rowCount } = await db.query(
+    const { rows } = await db.query<PurgedIntake>(
       `delete from checkout_intake where ctid = any(array(
-         select ctid from checkout_intake where purge_at <= $1 order by purge_at limit $2 for update skip locked))`,
+         select ctid from checkout_intake where purge_at <= $1 order by purge_at limit $2 for update skip locked))
+       returning checkout_id as "checkoutId", hash, case when content like 'box %' then split_part(content, ' ', 2) end as "keyId"`,
       [now, limit],
     );
-    return rowCount ?? 0;
+    return rows;
   },
 });
-
-/** Deletes the contents that are no longer needed. */
-export const purgeIntakes = (rows: Pick<IntakeRows, 'purge'>, nowMs: number, stop?: AbortSignal): Promise<number> =>
-  purge((limit) => rows.purge(timestamp(nowMs), limit), stop);

@@ -1,7 +1,17 @@
 /** Checkout streams. */
-import { type DecidedStreamType, defineEvents, type EventStore, execute, load, type Loaded, type Origin } from '#eventstore';
-import { type Clock, type ErrorCode, type Ids, timestamp, unreachable } from '#kernel';
-import type { KeyRing, Logger, PersonalKey, PersonalKeys } from '#platform';
+import {
+  type DecidedStreamType,
+  defineEvents,
+  type EventStore,
+  execute,
+  load,
+  type Loaded,
+  type LogGate,
+  type Origin,
+  readStreams,
+} from '#eventstore';
+import { type Clock, type ErrorCode, fold, type Ids, timestamp, unreachable } from '#kernel';
+import { type KeyRing, type Logger, type PersonalKey, type PersonalKeys, purge } from '#platform';
 import {
   type Checkout,
   checkout as decider,
@@ -11,7 +21,7 @@ import {
   type CheckoutTerms,
   type Shown,
 } from './checkout.js';
-import { contentOf, contentText, type IntakeRows, intakeRow, keyOfContent } from './intake-rows.js';
+import { contentOf, contentText, type IntakeRows, intakeRow, keyOfContent, type PurgedIntake } from './intake-rows.js';
 
 type Started = Extract<CheckoutEvent, { type: 'CheckoutStarted' }>['data'];
 
@@ -100,6 +110,7 @@ type OutcomeWatcher = (outcome: CheckoutOutcome, portalId: string) => void;
 
 export interface SessionPorts {
   readonly store: EventStore;
+  readonly ownLog: Pick<LogGate, 'verified'>;
   readonly rows: IntakeRows;
   readonly personal: PersonalKeys;
   readonly clock: Clock;
@@ -149,6 +160,32 @@ export class CheckoutSessions {
     await rows.write(row);
     const begun = { type: 'Start', terms: { ...terms, content: row.hash } } as const;
     return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, { content, key }, begun, origin);
+  }
+
+  /** Deletes the contents that are no longer needed, and the keys of those that led to no payment. Returns the number of contents. */
+  purge(nowMs: number, stop?: AbortSignal): Promise<number> {
+    return purge(async (limit) => {
+      const gone = await this.ports.rows.purge(timestamp(nowMs), limit);
+      await this.discardKeys(gone);
+      return gone.length;
+    }, stop);
+  }
+
+  private async discardKeys(gone: readonly PurgedIntake[]): Promise<void> {
+    const { store, ownLog, personal } = this.ports;
+    const boxed = gone.flatMap((row) => (row.keyId === null ? [] : [{ ...row, keyId: row.keyId }]));
+    if (boxed.length === 0) return;
+    const streams = await readStreams(
+      store,
+      boxed.map(({ checkoutId }) => PREFIX + checkoutId),
+    );
+    // A payment of the session may use the key. If the log has lost the attempt, the key must stay.
+    await ownLog.verified(null);
+    const unused = boxed.filter(({ hash }, index) => {
+      const state = fold(decider, streams[index]!.map(checkoutEvents.read));
+      return state.phase !== 'none' && (state.terms.content !== hash || state.attemptIds.length === 0);
+    });
+    await personal.discard(unused.map(({ keyId }) => keyId));
   }
 
   /**

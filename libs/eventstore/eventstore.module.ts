@@ -175,10 +175,12 @@ const openPersonalKeys = (context: ProcessContext): CountedPersonalKeys => {
   });
   // Of the roles, only the API seals new text.
   if (options.role === 'api') durable.warm();
+  context.atEnd(() => durable.stop());
   return {
     take: () => durable.take(),
     open: (keyIds) => durable.open(keyIds),
     erasures: (keyIds) => durable.erasures(keyIds),
+    discard: (keyIds) => durable.discard(keyIds),
     forget: (keyIds, erasure) => durable.forget(keyIds, erasure),
     get missing() {
       return missing;

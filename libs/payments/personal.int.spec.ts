@@ -217,6 +217,7 @@ describe('while the keys of the database are away', () => {
     const failing: PersonalKeyRows = {
       insert: (keys) => (away ? gone() : rows.insert(keys)),
       find: (ids) => (away ? gone() : rows.find(ids)),
+      discard: (ids) => rows.discard(ids),
       forget: (...given) => rows.forget(...given),
     };
     const { ids, clock, ports, services } = house;
@@ -252,6 +253,15 @@ describe('while the keys of the database are away', () => {
     away = false;
     expect((await create(null, request(), services)).status).toBe(200);
     expect(read(await create(null, request(), services)).code).toBe('VELOCITY_LIMIT');
+  });
+  test('a boxed answer is refused (C19), and given again later', async () => {
+    const services = broken();
+    const key = house.key();
+    const answer = await create(key, withTexts(), services);
+    away = true;
+    expect(read(await create(key, withTexts(), services))).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE' });
+    away = false;
+    expect((await create(key, withTexts(), services)).body).toBe(answer.body);
   });
   test('reads of payments with texts fail, and those without go on', async () => {
     const services = broken();

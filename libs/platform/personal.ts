@@ -122,6 +122,8 @@ export interface PersonalKeyRows {
   insert(keys: readonly WrappedKey[]): Promise<void>;
   /** One answer for each id, in order. */
   find(keyIds: readonly string[]): Promise<readonly FoundKey[]>;
+  /** Deletes keys that nothing uses, and records nothing. */
+  discard(keyIds: readonly string[]): Promise<void>;
   /** Deletes keys, and records that they were erased. Repeating it changes nothing; a key keeps its first erasure. */
   forget(keyIds: readonly string[], erasure: Erasure): Promise<void>;
 }
@@ -149,6 +151,10 @@ export const postgresPersonalKeyRows = (db: Queryable): PersonalKeyRows => ({
       key: kid === null ? null : { keyId, kid, wrapped: wrapped! },
       erasedAt: erasedAt?.toISOString() ?? null,
     }));
+  },
+
+  discard: async (keyIds) => {
+    await db.query({ name: 'personal-key-discard', text: 'delete from personal_key where key_id = any ($1::uuid[])', values: [keyIds] });
   },
 
   forget: async (keyIds, { erasureId, at }) => {
@@ -204,6 +210,8 @@ export interface PersonalKeys {
   open(keyIds: readonly string[]): Promise<OpenedKeys>;
   /** Says which keys were erased, and opens none. Throws the errors of the database. */
   erasures(keyIds: readonly string[]): Promise<Reveal>;
+  /** Deletes keys that no event and no row uses. */
+  discard(keyIds: readonly string[]): Promise<void>;
   /** Deletes keys for ever. Repeating it changes nothing. */
   forget(keyIds: readonly string[], erasure: Erasure): Promise<void>;
 }
@@ -227,7 +235,8 @@ const RETRY_MS = 500;
 /** Requests that open keys at the same time share a statement. */
 const OPENING = { maxItems: 100, inFlight: 2 } as const;
 
-export const createPersonalKeys = (rows: PersonalKeyRows, options: PersonalKeysOptions): PersonalKeys & { warm(): void } =>
+/** `warm` writes the first block before a request needs it. `stop` gives unused keys back. */
+export const createPersonalKeys = (rows: PersonalKeyRows, options: PersonalKeysOptions): PersonalKeys & { warm(): void; stop(): Promise<void> } =>
   new DurableKeys(rows, options);
 
 class DurableKeys implements PersonalKeys {
@@ -308,6 +317,16 @@ class DurableKeys implements PersonalKeys {
     if (keyIds.length === 0) return CLOSED;
     const erased = new OpenedKeys(new Map(), new Map((await this.find(keyIds)).flatMap(({ keyId, erasedAt }) => (erasedAt === null ? [] : [[keyId, erasedAt]])))); // prettier-ignore
     return { content: () => null, erasedAt: (personal) => erased.erasedAt(personal) };
+  }
+
+  async discard(keyIds: readonly string[]): Promise<void> {
+    if (keyIds.length > 0) await this.rows.discard(keyIds);
+  }
+
+  /** Gives the unused keys back. If the database does not answer, they stay there, and nothing uses them. */
+  async stop(): Promise<void> {
+    const unused = this.ready.splice(0).map(({ id }) => id);
+    await this.discard(unused).catch(() => undefined);
   }
 
   async forget(keyIds: readonly string[], erasure: Erasure): Promise<void> {

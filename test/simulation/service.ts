@@ -3,15 +3,7 @@
  * as in `apps/services.ts` and `apps/worker`. Two replicas share the stores. After a crash, a replica starts with new memory.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
-import {
-  applyUnfinished,
-  type CheckoutPorts,
-  CheckoutSessions,
-  checkoutUnfinishedModel,
-  finishSessions,
-  type IntakeRows,
-  purgeIntakes,
-} from '#checkout';
+import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions, type IntakeRows } from '#checkout';
 import {
   checkpointOf,
   createSubscriber,
@@ -514,7 +506,7 @@ export class Replica {
     this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate) };
     const bareIntakes = simulatedIntakeRows(world.tables, database.run);
     this.intakes = seams.intakes?.(bareIntakes, world) ?? bareIntakes;
-    const sessions = new CheckoutSessions({ store: log, rows: this.intakes, personal, clock, ids, log: logged });
+    const sessions = new CheckoutSessions({ store: log, ownLog: gate, rows: this.intakes, personal, clock, ids, log: logged });
     this.checkout = { payments: ports, sessions, directory: ports.directory };
     [this.clock, this.ids, this.subscriber, this.database, this.ownLog] = [clock, ids, subscriber, database, ownLog];
     this.startWorker();
@@ -601,7 +593,7 @@ export class Replica {
     void this.loop('checkout finisher', () => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
     void this.loop(
       'intake purge',
-      () => purgeIntakes(this.intakes, clock.now()),
+      () => checkout.sessions.purge(clock.now()),
       () => PURGE_EVERY_MS,
     );
   }

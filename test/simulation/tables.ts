@@ -2,7 +2,7 @@
  * The tables of the projections and of webhooks, in memory behind the simulator. A transaction writes at its commit. There are row locks, and
  * connections break. The ports over these tables pass the contract suites of the real ones (stores.unit.spec.ts).
  */
-import type { IntakeRow, IntakeRows, UnfinishedRows, UnfinishedSession } from '#checkout';
+import { type IntakeRow, type IntakeRows, keyOfContent, type UnfinishedRows, type UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
 import { PAGE_BYTES, paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
 import { DatabaseUnavailable, type PersonalKeyRows, StatementTimeout, type WrappedKey } from '#platform';
@@ -387,6 +387,7 @@ export const simulatedPersonalKeyRows = ({ personalKeys, erasedKeys }: Tables, r
       writes.push(() => keys.forEach((key) => personalKeys.set(key.keyId, key)));
     },
     find: (_, keyIds) => keyIds.map((keyId) => ({ keyId, key: personalKeys.get(keyId) ?? null, erasedAt: erasedKeys.get(keyId) ?? null })),
+    discard: ({ writes }, keyIds) => void writes.push(() => keyIds.forEach((keyId) => personalKeys.delete(keyId))),
     forget: ({ writes }, keyIds, { at }) =>
       void writes.push(() =>
         keyIds.forEach((keyId) => {
@@ -406,6 +407,6 @@ export const simulatedIntakeRows = ({ intakes }: Tables, run: Run): IntakeRows =
         .sort(([, a], [, b]) => (a.purgeAt < b.purgeAt ? -1 : 1))
         .slice(0, limit);
       writes.push(() => due.forEach(([key]) => intakes.delete(key)));
-      return due.length;
+      return due.map(([, { checkoutId, hash, text }]) => ({ checkoutId, hash, keyId: keyOfContent(text) }));
     },
   });

@@ -54,6 +54,16 @@ export const personalKeyRowsContract = (whose: string, open: () => Promise<Perso
       ]);
     });
 
+    test('a key that nothing uses is gone without a trace', async () => {
+      const [one, other] = [key(), key()];
+      await ground.rows.insert([one, other]);
+      await ground.rows.discard([one.keyId, randomUUID()]);
+      expect(await ground.rows.find([one.keyId, other.keyId])).toEqual([
+        { keyId: one.keyId, key: null, erasedAt: null },
+        { keyId: other.keyId, key: other, erasedAt: null },
+      ]);
+    });
+
     test('a key that a restore brought back is erased again', async () => {
       const one = key();
       await ground.rows.forget([one.keyId], { erasureId: randomUUID(), at: AT });

@@ -16,6 +16,10 @@ export class MemoryPersonalKeyRows implements PersonalKeyRows {
     return keyIds.map((keyId) => ({ keyId, key: this.keys.get(keyId) ?? null, erasedAt: this.erased.get(keyId)?.at ?? null }));
   }
 
+  async discard(keyIds: readonly string[]): Promise<void> {
+    for (const keyId of keyIds) this.keys.delete(keyId);
+  }
+
   async forget(keyIds: readonly string[], erasure: { readonly erasureId: string; readonly at: string }): Promise<void> {
     for (const keyId of keyIds) {
       this.keys.delete(keyId);

@@ -1,5 +1,5 @@
 /** `onceByKey`: claims a request's key, runs the request, finishes the key (C12–C20). */
-import { type LogGate, StoreIncident } from '#eventstore';
+import { type LogGate, StoreIncident, Unavailable } from '#eventstore';
 import { type Ids, internalError, ServiceError } from '#kernel';
 import type { Logger, PersonalKey, PersonalKeys, SandboxTime } from '#platform';
 import type { RecordedKey } from '../payment.js';
@@ -167,14 +167,19 @@ const finishTakenOver = async <View>(
   return { stored: encode(found, ports.answers) };
 };
 
-/** The answer of an earlier request, as it was sent. Where its texts were erased, it shows null (C77). */
+/** The answer of an earlier request, as it was sent. Where its texts were erased, it shows null (C77). Throws C19 if the keys cannot be read now. */
 const replayed = async <View>(
   ports: KeyPorts,
   operation: Operation,
   { answer, paymentId, attemptId }: Extract<Claim, { kind: 'replay' }>,
   work: KeyedWork<View>,
 ): Promise<StoredAnswer> => {
-  const opened = await openedAnswer(ports, answer, { paymentId, operation });
+  const open = (keyIds: readonly string[]) =>
+    ports.personal.open(keyIds).catch((error: unknown) => {
+      ports.log.warn({ err: error }, 'the key of a stored answer cannot be read now');
+      throw idempotencyUnavailable();
+    });
+  const opened = await openedAnswer({ personal: { open } }, answer, { paymentId, operation });
   return opened ?? { status: answer.status, body: ports.answers.success(await work.viewAgain!({ paymentId, attemptId })).body };
 };
 
@@ -183,6 +188,7 @@ const failedInside =
   (error: unknown): never => {
     if (error instanceof ServiceError) throw error;
     if (error instanceof StoreIncident) throw storeIncident();
+    if (error instanceof Unavailable) throw idempotencyUnavailable();
     log.error({ err: error }, 'a stored answer cannot be shown');
     throw internalError();
   };
