@@ -124,6 +124,7 @@ describe('imports from outside', () => {
     ['pg', /^pg(-copy-streams)?$/, ['libs/platform/']],
     ['pino', /^pino$/, ['libs/platform/']],
     ['commander', /^commander$/, ['apps/operator/']],
+    ['stripe', /^stripe(\/|$)/, ['libs/gateways/stripe/']],
   ];
   test.each(ONLY)('%s', (_name, pattern, places) => {
     const wrong = [...filesBelow('libs'), ...filesBelow('apps')].filter(
