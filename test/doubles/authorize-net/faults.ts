@@ -23,7 +23,7 @@ export const FAULTS = {
   no_bom: 'executed; the answer has no byte order mark',
   numbers: 'executed; codes and ids are numbers in the answer, amounts are text',
   entities: 'executed; the texts in the answer hold XML entities',
-  nulls: 'executed; elements without a value are null, and lists are absent',
+  nulls: 'executed; elements without a value are null',
   other_ref: 'executed; the answer names another refId',
   no_ref: 'executed; the answer names no refId',
   echo_card: 'executed; the answer repeats the card number',
