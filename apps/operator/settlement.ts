@@ -52,7 +52,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         for (const account of await register.accounts()) {
           if (mine && !mine.includes(account.merchantAccount)) continue;
           const gateway = all.payments.ports.gateways.find(account) as SimulatorGateway | null;
-          const closed = await gateway?.closeBatch(account, signal);
+          const closed = await gateway?.closeBatch(signal);
           if (closed) batches.set(closed.batchId, closed);
         }
         for (const batch of await all.commands.execute(new RecordSettlements(signal))) batches.set(batch.batchId, batch);

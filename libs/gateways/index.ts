@@ -1,1 +1,3 @@
-export { createSimulatorGateway, type SimulatorGateway } from './simulator/simulator.js';
+export { createSimulatorGateway, type SimulatorGateway, type SimulatorGatewayOptions } from './simulator/simulator.js';
+export { createTransport, type Transport } from './transport/exchange.js';
+export { type GatewayOptions } from './transport/options.js';

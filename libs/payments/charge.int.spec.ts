@@ -7,7 +7,7 @@ import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
 import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, refused, unheard } from '../../test/support/payments.js';
-import { charge } from './charge.js';
+import { aboutLeg, charge } from './charge.js';
 import { chargeOnce } from './commands.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { PaymentTerms } from './payment.js';
@@ -344,8 +344,8 @@ describe('fenced while in flight', () => {
       house.calls.before(`charge.${leg}`, async () => {
         const state = await house.state(paymentId);
         if (state.phase !== 'pending') throw new Error(state.phase);
-        const { account, references } = state.terms.legs.find((one) => one.leg === leg)!;
-        await house.ports.gateways.find(account)!.finalize({ ref: references.charge, account, op: 'charge' }, AbortSignal.timeout(5_000));
+        const terms = state.terms.legs.find((one) => one.leg === leg)!;
+        await house.ports.gateways.find(terms.account)!.finalize(aboutLeg(state, terms, 'charge'), AbortSignal.timeout(5_000));
       });
       expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
       expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);

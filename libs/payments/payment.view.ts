@@ -5,6 +5,7 @@
 import { type Cents, type Json, sumCents } from '#kernel';
 import {
   attemptOf,
+  cardOf,
   type Charged,
   type Payer,
   type PaymentStatus,
@@ -81,7 +82,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
     portalId: terms.portalId,
     referenceId: terms.referenceId,
     payer: terms.payer,
-    paymentMethod: terms.paymentMethod,
+    paymentMethod: cardOf(payment),
     gateway: { transactionId: leg?.transactionId ?? null, authCode: leg?.authCode ?? null },
     lineItems: terms.lineItems.map((line, index) => {
       const back = charge?.lines[index];

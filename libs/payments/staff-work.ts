@@ -77,6 +77,8 @@ const whyOf = ({ data }: Recorded): string | null => {
 
 /** SQL for the reasons of tasks that wait while the payment is unknown. A decision ends them. */
 const UNTIL_DECIDED = `('charge_cannot_be_undone', 'settled_while_unknown')`;
+/** SQL condition: the task `t` of an open payment `p` waits. An overdue outcome may also be that of a refund or void. */
+const WAITS = `(t.reason = 'outcome_overdue' or (p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}))`;
 /** SQL for the reasons of tasks that wait until a person acknowledges them. */
 const UNTIL_ACKNOWLEDGED = `(${ACKNOWLEDGED_TASKS.map((task) => `'${task}'`).join(', ')})`;
 
@@ -96,7 +98,7 @@ export const openStaffTasks = async (db: Queryable, nowMs: number): Promise<read
   const { rows } = await db.query<{ task: StaffTaskReason; count: string; oldest: string }>(
     `select t.reason as task, count(*) as count, extract(epoch from $1::timestamptz - min(t.raised_at)) as oldest
      from payment_list p join staff_task t on t.payment_id = p.payment_id
-     where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED} group by t.reason
+     where p.open_since is not null and ${WAITS} group by t.reason
      union all select reason, count(*), extract(epoch from $1::timestamptz - min(raised_at)) from staff_task
      where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null group by reason order by task`,
     [timestamp(nowMs)],
@@ -129,7 +131,7 @@ export const staffTasks = async (
     all
       ? 'select payment_id, reason, raised_at from staff_task order by raised_at, payment_id, reason'
       : `select t.payment_id, t.reason, t.raised_at from payment_list p join staff_task t on t.payment_id = p.payment_id
-         where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}
+         where p.open_since is not null and ${WAITS}
          union all select payment_id, reason, raised_at from staff_task where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null
          order by raised_at, payment_id, reason`,
   );

@@ -37,17 +37,23 @@ type Initiated<Line> = Intent & Omit<PaymentTerms, 'lineItems'> & { readonly lin
 /** Upcast to version 2. Version 1 dropped the results of AVS and CVV. */
 const withoutChecks = <Data extends Checks>(data: Omit<Data, keyof Checks>): Data => ({ ...data, avs: null, cvv: null }) as Data;
 
+/**
+ * Upcast to a version whose new fields are absent in the old one. The version rises all the same: a release that does not know the fields must not
+ * read the event.
+ */
+const asItWas = <Data>(data: Data): Data => data;
+
 export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentInitiated: [withoutKey, withoutCoding],
-  PaymentCreated: [],
-  PaymentDeclined: [withoutChecks],
-  PaymentFailed: [],
+  PaymentCreated: [asItWas],
+  PaymentDeclined: [withoutChecks, asItWas],
+  PaymentFailed: [asItWas],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],
   ReconciliationStarted: [],
   VoidRequested: [withoutKey],
   RefundRequested: [withoutKey],
-  PaymentVoided: [],
+  PaymentVoided: [asItWas],
   PaymentRefunded: [],
   FeeRefunded: [],
   ReversalEnded: [],

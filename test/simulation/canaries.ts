@@ -71,6 +71,9 @@ const streams =
       ...change(inner),
     });
 
+/** The last refund of a world, for canaries. */
+const lastRefund = new WeakMap<World, Parameters<PaymentGateway['refund']>[0]>();
+
 const isFence = (commands: readonly PaymentCommand[]) => commands.length === 1 && commands[0]!.type === 'StartReconciliation';
 
 const fates =
@@ -446,7 +449,7 @@ export const CANARIES: readonly Canary[] = [
       gateway: gateways((inner) => ({
         finalize: async (call, signal) => {
           const found = await inner.lookup(call, signal).catch(() => ({ found: 'cannot_tell' as const }));
-          if (found.found === 'cannot_tell') return { kind: 'cannot_tell' };
+          if (found.found === 'cannot_tell') return { kind: 'cannot_tell', why: 'unreachable' };
           return found.found ? inner.finalize(call, signal) : { kind: 'never' };
         },
       })),
@@ -520,19 +523,61 @@ export const CANARIES: readonly Canary[] = [
   {
     name: 'recovery goes on with a leg that nobody sent',
     seams: {
-      gateway: gateways((inner) => {
-        let last: Parameters<PaymentGateway['refund']>[0] | null = null;
-        return {
-          refund: (call, signal) => {
-            last = call;
-            return inner.refund(call, signal);
-          },
-          finalize: async (call, signal) => {
-            const found = await inner.finalize(call, signal);
-            if (found.kind === 'never' && call.op === 'refund' && last) void inner.refund({ ...last, ref: `${call.ref}+` }, signal);
-            return found;
-          },
-        };
+      gateway: (inner, world) => ({
+        ...inner,
+        refund: (call, signal) => {
+          lastRefund.set(world, call);
+          return inner.refund(call, signal);
+        },
+        finalize: async (call, signal) => {
+          const found = await inner.finalize(call, signal);
+          const last = lastRefund.get(world);
+          if (found.kind === 'never' && call.op === 'refund' && last) void inner.refund({ ...last, ref: `${call.ref}+` }, signal);
+          return found;
+        },
+      }),
+    },
+  },
+  // ---- banks like those of vendors
+  {
+    name: 'no trace counts as never before the batch is listed',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          const found = await inner.finalize(call, signal);
+          return found.kind === 'cannot_tell' && found.why === 'not_visible' && call.op === 'charge' ? { kind: 'never' } : found;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a charge that is held for review counts as approved',
+    seams: {
+      gateway: gateways((inner) => ({
+        charge: async (call, signal) => {
+          const outcome = await inner.charge(call, signal);
+          return outcome.kind === 'held' ? { kind: 'approved', txn: { transactionId: outcome.transactionId, authCode: 'H1' } } : outcome;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a void of which there is no trace counts as never executed',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          const found = await inner.finalize(call, signal);
+          return found.kind === 'cannot_tell' && found.why === 'not_visible' && call.op !== 'charge' ? { kind: 'never' } : found;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a refund of which there is no trace is sent again under a new reference',
+    seams: {
+      gateway: (inner, world) => ({
+        ...inner,
+        refund: (call, signal) => inner.refund(world.unseen.has(call.ref) ? { ...call, ref: fresh(world) } : call, signal),
       }),
     },
   },

@@ -3,12 +3,13 @@
  * whose events are lost for good.
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
-import { abandon, emptyCreates, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
+import { timestamp } from '#kernel';
+import { abandon, emptyCreates, type GatewayAccount, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
-import { bankGateway, CAPABILITIES, directWire, type GatewayName } from './bank.js';
+import { bankGateway, directWire } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';
 import { chargeAsk, type Outside } from './partners.js';
-import { ACCOUNTS, type Ask, CHECK_EVERY_MS, DIRECTORY, logger, PORTALS, type Reply, type World } from './service.js';
+import { ACCOUNTS, type Ask, CHECK_EVERY_MS, DIRECTORY, logger, PORTALS, type Reply, USUAL_PORTALS, type World } from './service.js';
 import { Process } from './simulator.js';
 import { collect } from './stores.js';
 
@@ -44,9 +45,11 @@ const resume = async (world: World): Promise<boolean> => {
   const log = logger(sim, process);
   const ownLog = new OwnLog({ store, book, installationId: INSTALLATION, clock, log, appendsProve: false });
   const ids = sim.ids();
-  const gateways = new Map((Object.keys(CAPABILITIES) as GatewayName[]).map((name) => [name as string, bankGateway(world.bank, name, directWire)]));
-  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find: ({ gateway }) => gateways.get(gateway) ?? null }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
-  const ended = [...keys.rows.values()].filter(({ operation, state }) => operation === 'create' && state === 'reserved');
+  const find = (account: GatewayAccount) => bankGateway(world.bank, account, directWire);
+  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
+  const ended = [...keys.rows.values()].flatMap(({ operation, state, createdAt, ...row }) =>
+    operation === 'create' && state === 'reserved' ? [{ ...row, claimedAt: timestamp(createdAt) }] : [],
+  );
   const accounts = (await DIRECTORY.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
   const empty = await emptyCreates({ ...ports, ownLog: foundWhole } as unknown as PaymentPorts, ended, accounts);
   for (const { paymentId, wasNeverCharged } of empty) {
@@ -131,7 +134,7 @@ const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
     for (const { ask: asked } of exchanges.slice(0, 2))
       if (asked.kind === 'create' || asked.kind === 'reverse' || asked.kind === 'staff')
         await judged(asked, (answer, reply) => (isKeyed(asked) && (reply.replayed === true || answer.code === 'IDEMPOTENCY_MISMATCH')) || refused(answer, reply)); // prettier-ignore
-  const portal = sim.rng.pick(PORTALS);
+  const portal = sim.rng.pick(PORTALS.slice(0, USUAL_PORTALS));
   const wish = { accountId: ACCOUNTS[0], portal, lines: [500], card: 'approved', reference: 'in the incident' } as const;
   await judged(chargeAsk({ ...wish, key: `incident ${sim.now}` }), refused);
   await judged(chargeAsk({ ...wish, key: null }), refused);

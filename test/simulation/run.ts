@@ -9,7 +9,7 @@ import { drawKeyFault, type KeyFault, playKeyFault } from './key-loss.js';
 import { drawLogFault, type LogFault, playLogFault } from './loss.js';
 import { Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
-import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
+import { ACCOUNTS, PORTALS, type Seams, USUAL_PORTALS, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
@@ -152,6 +152,9 @@ const CARD_MIX: readonly CardKind[] = [
   'settlementRejected',
 ];
 
+/** At banks like those of vendors. */
+const VENDOR_CARDS: readonly CardKind[] = [...CARD_MIX, 'held', 'held'];
+
 export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResult> => {
   const draw = new Rng(seed ^ 0x2545f491);
   const sim = new Simulator(seed, drawFaults(draw));
@@ -160,7 +163,14 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const wild = draw.next();
   const skew = wild < 0.5 ? 0 : wild < 0.9 ? 5_000 : 120_000;
   const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
-  const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
+  const usual = PORTALS.slice(0, USUAL_PORTALS);
+  const vendors = PORTALS.slice(USUAL_PORTALS);
+  const drawn = draw.chance(0.5) ? [draw.pick(usual)] : usual;
+  // These seeds draw with random numbers of their own, so the histories of the others stay as they are.
+  const banks = new Rng(seed ^ 0x7feb352d);
+  const isVendor = banks.chance(0.25);
+  const portals = !isVendor ? drawn : banks.chance(0.5) ? [banks.pick(vendors)] : vendors;
+  const cards = isVendor ? VENDOR_CARDS : CARD_MIX;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
   // Payers have their own random numbers, so they do not change the histories of seeds without payers.
@@ -189,7 +199,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
         accountId: ACCOUNTS[number % 2]!,
         portal: rng.pick(portals),
         lines: Array.from({ length: rng.int(1, 3) }, () => rng.int(1, 20_000)),
-        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(CARD_MIX),
+        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(cards),
         // Two accounts use the same keys. They must not affect each other (C12).
         key: rng.chance(keyed) ? `pay ${number >> 1}.${turn}` : null,
         reference: `case ${number}.${turn}`,
@@ -218,7 +228,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const visit: Visit = {
       portal: lots.pick(portals),
       lines: Array.from({ length: lots.int(1, 3) }, () => lots.int(1, 20_000)),
-      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(CARD_MIX)),
+      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(cards)),
       nonce: `visit-of-payer-${number}`,
       reference: `visit ${number}`,
       ...lots.pick<Pick<Visit, 'twice'>>([{}, {}, { twice: 'click' }, { twice: 'window' }]),

@@ -189,7 +189,12 @@ export class KeyTable {
   }
 
   beginsAnew(row: KeyRow): boolean {
-    return row.expiresAt <= this.now() && (row.state === 'completed' || row.state === 'released');
+    return row.expiresAt <= this.now() && row.state === 'completed';
+  }
+
+  /** No request runs under the key, and it has no answer. */
+  private hasNoAnswer({ state, operation, leaseUntil }: KeyRow): boolean {
+    return state === 'reserved' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now());
   }
 
   claim(claimed: ClaimRow): { row: KeyRow; tookOver: boolean } | null {
@@ -226,7 +231,9 @@ export class KeyTable {
     const row = this.owned(name, fence);
     if (!row) return false;
     if ((to === 'reserved') !== (row.operation === 'create') && to !== 'completed') throw new Error(`a ${row.operation} cannot be ${to}`);
-    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null });
+    const again = to === 'completed' && row.operation !== 'create' ? this.now() + this.keepHours * HOUR_MS : 0;
+    const expiresAt = Math.max(row.expiresAt, again);
+    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null, expiresAt });
     return true;
   }
 
@@ -298,24 +305,21 @@ export class KeyTable {
 
   purge(limit: number): number {
     const gone = this.expired()
-      .filter(
-        ({ state, operation, leaseUntil }) =>
-          state === 'completed' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now()),
-      )
+      .filter(({ state }) => state === 'completed')
       .slice(0, limit);
     for (const row of gone) this.rows.delete(rowName(row));
     return gone.length;
   }
 
-  expiredReserved(limit: number, offset: number): KeyRow[] {
+  expiredWithoutAnswer(limit: number, offset: number): KeyRow[] {
     return this.expired()
-      .filter(({ state }) => state === 'reserved')
+      .filter((row) => this.hasNoAnswer(row))
       .slice(offset, offset + limit);
   }
 
-  deleteReserved(row: KeyRow): number {
+  deleteWithoutAnswer(row: KeyRow): number {
     const present = this.find(row);
-    return present?.state === 'reserved' && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
+    return present && this.hasNoAnswer(present) && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
   }
 }
 
@@ -384,10 +388,10 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = await statement('purge', () => table.purge(limit), true);
       for (let kept = 0; ;) {
-        const rows = await statement('purge.reserved', () => table.expiredReserved(limit, kept), true);
+        const rows = await statement('purge.open', () => table.expiredWithoutAnswer(limit, kept), true);
         for (const row of rows) {
           if (stop?.aborted) break;
-          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
+          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
           else kept += 1;
         }
         if (rows.length < limit || stop?.aborted) return deleted;

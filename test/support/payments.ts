@@ -15,6 +15,7 @@ import {
   type Claims,
   createRecovery,
   GATEWAY_SLOTS,
+  type GatewayAccount,
   type GatewaySlotLimits,
   GatewaySlots,
   idempotencyMigrations,
@@ -46,7 +47,7 @@ import {
   type VoidView,
   isVisible,
 } from '#payments';
-import { createSimulatorGateway } from '#gateways';
+import { createSimulatorGateway, createTransport } from '#gateways';
 import { type Answer, createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
 import { answerEncoder } from '../../apps/answers.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
@@ -121,9 +122,11 @@ const watchedGateway = (gateway: PaymentGateway, steps: Interposed): PaymentGate
   finalize: (call, signal) => steps.around([`finalize.${call.op}`, 'finalize'], () => gateway.finalize(call, signal)),
   lookup: (call, signal) => gateway.lookup(call, signal),
   ...(gateway.transaction && {
-    transaction: (account, transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(account, transactionId, signal)),
+    transaction: (transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(transactionId, signal)),
   }),
-  settlements: (account, cursor, signal) => gateway.settlements(account, cursor, signal),
+  settlements: (cursor, signal) => gateway.settlements(cursor, signal),
+  describe: (signal) => gateway.describe(signal),
+  close: () => gateway.close(),
 });
 
 export const CARDS = {
@@ -266,14 +269,21 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const bare = memoryEventStore({ now: () => clock.now() });
   const store = watchedStore(bare, appends);
   const { partialVoid, refundUnsettled } = ground.simulatorOptions;
-  const simulator = createSimulatorGateway({
-    url: ground.simulator.url,
-    ...(partialVoid !== undefined && { partialVoid }),
-    ...(refundUnsettled !== undefined && { refundUnsettled }),
-  });
-  const gateway = watchedGateway(simulator, calls);
+  const transport = createTransport({ endpoint: ground.simulator.url, clock, maxConnections: 64 });
+  const gatewayOf = (account: GatewayAccount): PaymentGateway =>
+    watchedGateway(
+      createSimulatorGateway({
+        endpoint: ground.simulator.url,
+        account,
+        clock,
+        transport,
+        ...(partialVoid !== undefined && { partialVoid }),
+        ...(refundUnsettled !== undefined && { refundUnsettled }),
+      }),
+      calls,
+    );
   ground.atEnd(() => {
-    simulator.close();
+    transport.close();
     // A request that a spec left unfinished may still sleep on this clock. Moving the clock ends every such sleep.
     clock.advance(365 * 86_400_000);
   });
@@ -290,7 +300,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     ids,
     streams,
     ownLog,
-    gateways: { find: () => (credentials ? gateway : null) },
+    gateways: { find: (account) => (credentials ? gatewayOf(account) : null) },
     slots: new GatewaySlots(clock, slots),
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
