@@ -105,7 +105,10 @@ test('a moved clock passes cut-offs: a batch closes, and is settled 30 minutes l
   expect((await call('getSettledBatchListRequest', {})).batchList).toHaveLength(1);
   await control('/clock', { ms: 40 * DAY_MS });
   expect((await call('getSettledBatchListRequest', {})).messages.message[0].code).toBe('I00004');
-  const longer = { firstSettlementDate: new Date(Date.now() - DAY_MS).toISOString(), lastSettlementDate: new Date(Date.now() + 40 * DAY_MS).toISOString() };
+  const longer = {
+    firstSettlementDate: new Date(Date.now() - DAY_MS).toISOString(),
+    lastSettlementDate: new Date(Date.now() + 40 * DAY_MS).toISOString(),
+  };
   expect((await call('getSettledBatchListRequest', longer)).messages.resultCode).toBe('Error');
 });
 
