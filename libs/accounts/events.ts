@@ -3,7 +3,17 @@ import { createHash } from 'node:crypto';
 import { type DecidedStreamType, defineEvents, type EventStore, type Recorded } from '#eventstore';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
 import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
-import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent, type PortalGateway } from './portal.js';
+import { merchantAccount, type MerchantAccount, type MerchantAccountCommand, type MerchantAccountEvent } from './merchant-account.js';
+import {
+  checkoutConfiguredFromV1,
+  gatewaySetFromV1,
+  portal,
+  type Portal,
+  type PortalCommand,
+  portalCreatedFromV1,
+  type PortalEvent,
+  type PortalGateway,
+} from './portal.js';
 
 export const accountEvents = defineEvents<AccountEvent>({
   AccountCreated: [],
@@ -15,20 +25,29 @@ export const accountEvents = defineEvents<AccountEvent>({
 });
 
 export const portalEvents = defineEvents<PortalEvent>({
-  PortalCreated: [],
+  PortalCreated: [portalCreatedFromV1],
   PortalFeeChanged: [],
   PortalAccessGranted: [],
   PortalAccessRevoked: [],
   PortalLimitsSet: [],
   PortalRulesSet: [],
   PortalCodingSet: [],
-  PortalGatewaySet: [],
+  PortalGatewaySet: [gatewaySetFromV1],
   PortalCheckoutConfigured: [checkoutConfiguredFromV1],
   PortalSigningSecretStaged: [],
   PortalSigningSecretActivated: [],
 });
 
 export const caseEvents = defineEvents<CaseEvent>({ CaseBlocked: [], CaseHeld: [], CaseAllowed: [] });
+
+export const merchantAccountEvents = defineEvents<MerchantAccountEvent>({
+  MerchantAccountAdded: [],
+  MerchantAccountCredentialsRotated: [],
+  MerchantAccountSettingsChanged: [],
+  MerchantAccountDisabled: [],
+  MerchantAccountEnabled: [],
+  MerchantAccountChecked: [],
+});
 
 export const ACCOUNT_STREAM: DecidedStreamType<Account | null, AccountCommand, AccountEvent> = {
   prefix: 'account-',
@@ -46,6 +65,12 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   prefix: 'case-',
   events: caseEvents,
   decider: caseRestriction,
+};
+
+export const MERCHANT_ACCOUNT_STREAM: DecidedStreamType<MerchantAccount | null, MerchantAccountCommand, MerchantAccountEvent> = {
+  prefix: 'merchant-account-',
+  events: merchantAccountEvents,
+  decider: merchantAccount,
 };
 
 const gatewaysIn = (events: readonly Recorded[]): readonly PortalGateway[] =>

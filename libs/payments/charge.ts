@@ -120,6 +120,7 @@ export const charge = async (
   const { clock, directory, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
   const terms = await directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
+  await loadGateways(ports, terms);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
   const { gateways, plan, limits } = await admitted(ports, request, attempt, terms, subject);
   const slot =
@@ -263,11 +264,18 @@ interface PlannedLeg {
   readonly gateway: PaymentGateway;
 }
 
+/** Reads merchant accounts of the portal that this process does not know yet. One may have been added a moment ago. */
+export const loadGateways = async ({ gateways }: Pick<PaymentPorts, 'gateways'>, { portal, merchantAccounts }: ChargeTerms): Promise<void> => {
+  if (!gateways.load || !portal?.gateway) return;
+  for (const account of gatewayAccountsOf(portal.gateway))
+    if (merchantAccounts[account.merchantAccount] === 'active' && !gateways.find(account)) await gateways.load(account);
+};
+
 /** The checks E8 to E10, which need no card: account, portal, gateway of each leg, amount and case. Throws the refusal. */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
-  { accountStatus, access, portal, restriction }: ChargeTerms,
+  { accountStatus, access, portal, restriction, merchantAccounts }: ChargeTerms,
 ): { portal: Portal; serviceFeeCents: Cents; legs: readonly PlannedLeg[] } => {
   // If the account that owns a hosted checkout is deactivated, the answer is the same as without access (C66).
   if (!portal || access !== 'granted' || accountStatus !== 'active')
@@ -277,7 +285,8 @@ export const refuseByTerms = (
   const serviceFeeCents = serviceFee(amountCents, portal.fee);
   const legs = partsOf(portal.fee.chargeMode, amountCents, serviceFeeCents).map((part): PlannedLeg => {
     const account = accountOf(portalGateway, part.leg);
-    const gateway = gateways.find(account);
+    const isOpen = (merchantAccounts[account.merchantAccount] ?? 'active') === 'active';
+    const gateway = isOpen ? gateways.find(account) : null;
     // One message for all legs: a partner cannot change the accounts of a portal.
     if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
     return { ...part, account, gateway };
@@ -366,10 +375,13 @@ const refuseByLimits = (instrument: PaymentInstrument, { gateway, ...part }: Pla
 };
 
 /** The fee leg is charged to the operator's own merchant account. */
-const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGateway, leg: Leg): GatewayAccount => ({
-  ...account,
-  merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
-});
+const accountOf = (
+  { merchantAccount, feeMerchantAccount, credentialsRef, feeCredentialsRef = credentialsRef, ...account }: PortalGateway,
+  leg: Leg,
+): GatewayAccount =>
+  leg === 'fee'
+    ? { ...account, merchantAccount: feeMerchantAccount, credentialsRef: feeCredentialsRef }
+    : { ...account, merchantAccount, credentialsRef };
 
 /** The merchant accounts that the charges of a portal with this gateway may use. */
 export const gatewayAccountsOf = (gateway: PortalGateway): readonly GatewayAccount[] => [accountOf(gateway, 'principal'), accountOf(gateway, 'fee')];

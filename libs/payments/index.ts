@@ -5,6 +5,7 @@ export {
   type ChargeRequest,
   gatewayAccountsOf,
   gatewayRef,
+  loadGateways,
   type PaymentPorts,
   refuseByTerms,
   refuseExpiredCard,

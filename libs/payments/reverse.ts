@@ -90,6 +90,7 @@ export const reverse = async (
       throw notFound();
     }
     if (payment.phase === 'charged') {
+      for (const { account } of payment.legs) if (!ports.gateways.find(account)) await ports.gateways.load?.(account);
       for (const leg of payment.legs) gatewayOf(ports, leg);
 
       const own = renewed ? undefined : resultOf(payment, attemptId);

@@ -662,5 +662,7 @@ export const simulatedDirectory = (inner: Directory, statement: Statement, chang
       const terms = await ask('chargeTerms', () => inner.chargeTerms(accountId, portalId, referenceId));
       return { ...terms, access: access(portalId, terms.access) };
     },
+    merchantAccount: (id) => ask('merchantAccount', () => inner.merchantAccount(id)),
+    merchantAccounts: () => ask('merchantAccounts', () => inner.merchantAccounts()),
   };
 };

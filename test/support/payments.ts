@@ -319,7 +319,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   });
   let seen: Position | null = null;
   const project = async () => {
-    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-'] })) {
+    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-', 'merchant-account-'] })) {
       directory.apply(events);
       seen = events.at(-1)!.position;
     }

@@ -357,4 +357,6 @@ export interface PaymentGateway {
 /** Finds the adapter for a merchant account. null: this process has no adapter for it, or the account's credentials are gone (C47, C68). */
 export interface Gateways {
   find(account: GatewayAccount): PaymentGateway | null;
+  /** Reads the account again, for the next {@link find}. Absent: this process always knows all accounts. */
+  load?(account: GatewayAccount): Promise<void>;
 }
