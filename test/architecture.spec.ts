@@ -133,6 +133,11 @@ describe('imports from outside', () => {
     expect(wrong).toEqual([]);
   });
 
+  test('the package of Stripe is loaded only when an adapter is made: it takes longer to load than the rest of the gateways', () => {
+    const wrong = filesBelow('libs/gateways').filter((file) => /^(?:import|export) (?!type )[^;]*? from 'stripe/m.test(codeOf(file)));
+    expect(wrong).toEqual([]);
+  });
+
   test('Nest stands in modules and at the edge of HTTP: code without it starts in half the time', () => {
     const wrong = filesBelow('libs').filter(
       (file) =>

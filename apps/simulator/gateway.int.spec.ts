@@ -456,7 +456,10 @@ describe('faults on demand', () => {
     const outcome = await charge();
     if (outcome.kind !== 'approved') throw new Error(outcome.kind);
     const voidAs = (askedBy: 'void' | 'reversal') =>
-      gateway.void({ ref: drawRef(), leg: 'principal', account, begunAt: begunAt(), chargeTransactionId: outcome.txn.transactionId, amountCents: 1, askedBy }, soon());
+      gateway.void(
+        { ref: drawRef(), leg: 'principal', account, begunAt: begunAt(), chargeTransactionId: outcome.txn.transactionId, amountCents: 1, askedBy },
+        soon(),
+      );
     expect((await voidAs('reversal')).kind).toBe('unknown');
     expect((await voidAs('reversal')).kind).toBe('unknown');
     expect((await voidAs('void')).kind).toBe('approved');
@@ -473,7 +476,10 @@ describe('faults on demand', () => {
     if (outcome.kind !== 'approved') throw new Error(outcome.kind);
     const chargeTransactionId = outcome.txn.transactionId;
     const voidRef = drawRef();
-    await gateway.void({ ref: voidRef, leg: 'principal', account, begunAt: begunAt(), chargeTransactionId, amountCents: 200, askedBy: 'refund' }, soon());
+    await gateway.void(
+      { ref: voidRef, leg: 'principal', account, begunAt: begunAt(), chargeTransactionId, amountCents: 200, askedBy: 'refund' },
+      soon(),
+    );
     const never = drawRef();
     await finalize(never);
     expect(await control.truth(from)).toMatchObject([

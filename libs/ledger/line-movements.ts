@@ -555,7 +555,8 @@ const moveLine = ({ gateway, merchantAccount, batchId, closedAt }: Batch, line: 
   });
   const moved = (): Movement[] => {
     // Of a charge that was undone. Nothing of the payment's lines was charged, so no line explains it.
-    if (isMatched(line) && line.undone && (type === 'sale' || type === 'refund')) return [one('undone_settled', 'R21', [null, grossCents, 0, 0 - feeCents])];
+    if (isMatched(line) && line.undone && (type === 'sale' || type === 'refund'))
+      return [one('undone_settled', 'R21', [null, grossCents, 0, 0 - feeCents])];
     if (!isMatched(line) || type === 'sale' || type === 'refund_failure') return [one('unexplained', 'R15', [null, grossCents, 0, 0 - feeCents])];
     switch (type) {
       case 'refund':

@@ -150,10 +150,12 @@ export const charge = async (
       throw error;
     }
     const intent = { position: loaded.appendedAt ?? null, begunAt };
-    outcome = await moveMoney(holdingKey(ports, attempt.holds ?? null), gateways, plan, attempt, intent, request, deadline).catch((error: unknown) => {
-      // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
-      throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
-    });
+    outcome = await moveMoney(holdingKey(ports, attempt.holds ?? null), gateways, plan, attempt, intent, request, deadline).catch(
+      (error: unknown) => {
+        // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
+        throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
+      },
+    );
   } finally {
     slot.release();
   }
@@ -303,7 +305,11 @@ export const refuseByTerms = (
 };
 
 /** The legs of a charge. Principal and fee are one charge, or two. */
-const partsOf = (chargeMode: Portal['fee']['chargeMode'], principalCents: Cents, feeCents: Cents): Pick<PlannedLeg, 'leg' | 'principalCents' | 'feeCents'>[] =>
+const partsOf = (
+  chargeMode: Portal['fee']['chargeMode'],
+  principalCents: Cents,
+  feeCents: Cents,
+): Pick<PlannedLeg, 'leg' | 'principalCents' | 'feeCents'>[] =>
   chargeMode === 'combined'
     ? [{ leg: 'combined', principalCents, feeCents }]
     : [{ leg: 'principal', principalCents, feeCents: 0 }, ...(feeCents > 0 ? [{ leg: 'fee' as const, principalCents: 0, feeCents }] : [])];

@@ -349,7 +349,14 @@ export interface WaitingPayment {
 
 /** The open attempts that recovery has tried, oldest first. The list must have reached the end of the log. */
 export const waitingPayments = async (db: Queryable, nowMs: number): Promise<readonly WaitingPayment[]> => {
-  const { rows } = await db.query<{ payment_id: string; open_since: Date; state: OpenState; why: CannotTell | null; until: Date | null; payment: string }>(
+  const { rows } = await db.query<{
+    payment_id: string;
+    open_since: Date;
+    state: OpenState;
+    why: CannotTell | null;
+    until: Date | null;
+    payment: string;
+  }>(
     `select p.payment_id, p.open_since, ${openState('$1')} as state, t.why, t.until, p.state as payment
      from payment_list p join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id
      where p.open_since is not null order by p.open_since, p.payment_id`,

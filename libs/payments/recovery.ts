@@ -186,13 +186,7 @@ const resolveCharge = async (
   return (await ports.slots.inHouse(terms.legs[0]!.account.gateway, terms.accountId, deadline, work)) ?? OPEN;
 };
 
-const resolveWithSlot = async (
-  ports: PaymentPorts,
-  store: EventStore,
-  paymentId: string,
-  origin: Origin,
-  deadline: Deadline,
-): Promise<Tried> => {
+const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId: string, origin: Origin, deadline: Deadline): Promise<Tried> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   let loaded = await streams.load(paymentId);
@@ -244,8 +238,7 @@ const resolveWithSlot = async (
         if (undone.kind === 'approved') {
           const by = undone.txn.means === 'refund' ? { undone: { means: 'refund', chargeTransactionId: transactionId } as const } : {};
           findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId, ...by });
-        }
-        else if (undone.kind === 'rejected') {
+        } else if (undone.kind === 'rejected') {
           kept.push({ leg: leg.leg, transactionId, why: undone.why });
           // `finalised`: the gateway has promised staff that this leg stays charged. Staff are about to resolve the payment as succeeded, so recovery
           // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.

@@ -115,7 +115,8 @@ const resolveOnce = async (
   for (const leg of terms.legs)
     found.push({
       terms: leg,
-      evidence: (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
+      evidence:
+        (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
     });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))

@@ -799,7 +799,7 @@ describe('a late wake-up (C61)', () => {
   const overtaken = (id: string) => async () => {
     const [attempt] = await attempts(id);
     const owner = { actor: { type: 'recovery' as const, id: 'spec' }, correlationId: house.ids.uuid() };
-    expect(await resolveReversal(house.ports, id, attempt!.attemptId, owner, new Deadline(house.clock, REQUEST_DEADLINE_MS))).toBe(true);
+    expect(await resolveReversal(house.ports, id, attempt!.attemptId, owner, new Deadline(house.clock, REQUEST_DEADLINE_MS))).toBe('resolved');
   };
   test('before the call: finalised, 504, nothing recorded, nothing moved', async () => {
     const id = await charged();

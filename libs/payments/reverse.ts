@@ -175,7 +175,12 @@ const mayRepeat = (ports: PaymentPorts, payment: Charged, attempt: ReversalAttem
     });
 
 /** True if the call of an attempt can be sent again without being executed twice. A gateway without voids refuses them and sends nothing. */
-const isRepeatSafe = ({ clock }: PaymentPorts, { requestedAt }: ReversalAttempt, { repeatSafeMs, voids }: GatewayCapabilities, means: Means): boolean =>
+const isRepeatSafe = (
+  { clock }: PaymentPorts,
+  { requestedAt }: ReversalAttempt,
+  { repeatSafeMs, voids }: GatewayCapabilities,
+  means: Means,
+): boolean =>
   (means === 'void' && voids === 'none') || repeatSafeMs[means] === Number.POSITIVE_INFINITY || ageMs(clock, requestedAt) < repeatSafeMs[means];
 
 /** The operations that an attempt may use. A refund may need a void instead (C24). */
@@ -280,7 +285,10 @@ const run = async (
     const payment = loaded.payment as Charged;
     const current = attemptOf(payment, attemptId)!;
     if (current.returned.some(({ leg }) => leg === move.leg)) continue;
-    const { capabilities } = gatewayOf(ports, payment.legs.find((charge) => charge.leg === move.leg)!);
+    const { capabilities } = gatewayOf(
+      ports,
+      payment.legs.find((charge) => charge.leg === move.leg)!,
+    );
     const maySend = (means: Means) => !again || isRepeatSafe(ports, attempt, capabilities, means);
     const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline, maySend).catch((error: unknown) => {
       // The intent may be lost, or a call may have been made already (C76). In both cases the outcome is unknown.
@@ -290,7 +298,14 @@ const run = async (
     if (outcome.kind === 'approved') {
       const last = current.returned.length + 1 === attempt.legs.length;
       const commands: PaymentCommand[] = [
-        { type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means: outcome.txn.means ?? means, transactionId: outcome.txn.transactionId },
+        {
+          type: 'RecordLegReturned',
+          at: at(),
+          attemptId,
+          leg: move.leg,
+          means: outcome.txn.means ?? means,
+          transactionId: outcome.txn.transactionId,
+        },
       ];
       if (last) commands.push({ type: 'EndReversal', at: at(), attemptId });
       loaded = await record(ports, loaded, attemptId, commands, origin, deadline);
@@ -566,24 +581,27 @@ const findMove = async (
   const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
   const gateway = gatewayOf(ports, leg);
   let rejected = false;
+  let returned: FoundMove | null = null;
   let open: StillOpen | null = null;
   const unseen: Means[] = [];
   // A reference that the operation cannot use was never sent, and never will be.
   for (const means of meansOf(attempt)) {
     const found = await finalizeReference(ports, gateway, aboutMove(payment, attempt, leg, move, means), deadline);
-    if (found.kind === 'undone') return { outcome: 'returned', means, transactionId: found.transactionId };
-    if (found.kind === 'cannot_tell') {
+    if (found.kind === 'undone') returned = { outcome: 'returned', means, transactionId: found.transactionId };
+    else if (found.kind === 'cannot_tell') {
       // Only where the gateway shows no trace may the call be sent again, or taken as not sent.
       if (found.why !== 'not_visible') return stillOpen(found);
       open = stillOpen(found);
       unseen.push(means);
     } else if (found.kind === 'executed') {
       const { result } = found;
-      if (result.kind === 'approved') return returnedBy(means, result.txn);
-      if (result.kind === 'rejected') rejected = true;
+      // The other reference is finalised all the same (C61).
+      if (result.kind === 'approved') returned = returnedBy(means, result.txn);
+      else if (result.kind === 'rejected') rejected = true;
       else if (result.kind === 'unknown' || result.kind === 'held') return UNREACHABLE;
     }
   }
+  if (returned !== null) return returned;
   if (open === null) return { outcome: rejected ? 'rejected' : 'never' };
   if (!isUnderWay) {
     const fencedAt = await fencedSince(ports, paymentId, attempt);
@@ -596,7 +614,8 @@ const findMove = async (
 
 export const stillOpen = ({ kind: _, ...open }: Extract<Finalized<unknown>, { kind: 'cannot_tell' }>): StillOpen => open;
 
-const returnedBy = (means: Means, { transactionId, means: really = means }: ReversalTxn) => ({ outcome: 'returned', means: really, transactionId }) as const;
+const returnedBy = (means: Means, { transactionId, means: really = means }: ReversalTxn) =>
+  ({ outcome: 'returned', means: really, transactionId }) as const;
 
 /** Sends the call of the leg again, under its reference (C72). */
 const repeatMove = async (

@@ -78,6 +78,25 @@ const giveBack = (paymentId: string, operation: 'void' | 'refund', amountCents: 
     origin(),
     new Deadline(house.clock, 28_000),
   );
+/** Closes the batch at the bank, and records it. */
+const settle = async (paymentId: string): Promise<void> => {
+  const loaded = await house.ports.streams.load(paymentId);
+  for (const { leg, account, principalCents, feeCents } of (loaded.payment as Charged).legs) {
+    const at = new Date(house.clock.now()).toISOString();
+    const batchId = bank.closeBatch(account.merchantAccount)!;
+    const settled = {
+      type: 'RecordSettlement',
+      at,
+      leg,
+      batchId,
+      closedAt: at,
+      accepted: true,
+      grossCents: principalCents + feeCents,
+      feeCents: 0,
+    } as const;
+    await house.ports.streams.execute(loaded, [settled], origin(), new Deadline(house.clock, 28_000));
+  }
+};
 const returned = () => [...bank.reversals.values()].map(({ op, amountCents }) => [op, amountCents]);
 const dataOf = async (paymentId: string, type: string) => (await house.events(paymentId)).find((event) => event.type === type)?.data;
 
@@ -116,7 +135,11 @@ describe('a charge that is held for review', () => {
   beforeEach(() => begin('bank-after-batch'));
   test('is undone at once: 402', async () => {
     const paymentId = house.ids.uuid();
-    expect(await refused(pay(CARDS.held, paymentId))).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402, details: { declineCode: 'generic_decline' } });
+    expect(await refused(pay(CARDS.held, paymentId))).toMatchObject({
+      code: 'PAYMENT_DECLINED',
+      status: 402,
+      details: { declineCode: 'generic_decline' },
+    });
     const [{ transactionId, voidedCents }] = [...bank.charges.values()] as never as [{ transactionId: string; voidedCents: number }];
     expect(voidedCents).toBe(10_325);
     expect(await dataOf(paymentId, 'PaymentDeclined')).toMatchObject({
@@ -211,9 +234,9 @@ describe('a gateway that can tell only after the batch', () => {
     });
     test.each([true, false])('a refund, too, as long as the gateway takes it once; it arrived before: %s', async (arrived) => {
       const { id } = await pay(CARDS.approved);
-      bank.closeBatch([...bank.charges.values()][0]!.merchantAccount);
+      await settle(id);
       unheard('refund', arrived);
-      await refused(giveBack(id, 'refund', 1_000));
+      expect((await refused(giveBack(id, 'refund', 1_000))).code).toBe('PAYMENT_TIMEOUT');
       change = () => ({});
       expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
       expect(returned()).toEqual([['refund', 1_000]]);
@@ -221,7 +244,7 @@ describe('a gateway that can tell only after the batch', () => {
     });
     test('an old one is not sent again: it waits for the batch, and then was never executed', async () => {
       const { id } = await pay(CARDS.approved);
-      bank.closeBatch([...bank.charges.values()][0]!.merchantAccount);
+      await settle(id);
       unheard('refund', false);
       await refused(giveBack(id, 'refund', 1_000));
       change = (inner) => ({

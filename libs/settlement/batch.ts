@@ -5,7 +5,17 @@
  * exactly once, with the result of its matching. A line that fits no payment is recorded too, as an exception for staff.
  */
 import { type Cents, sumCents } from '#kernel';
-import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord, type UndoneCharge } from '#payments';
+import {
+  cents,
+  type Charged,
+  type ChargedLeg,
+  type DisputeStatus,
+  type Leg,
+  openAttempt,
+  type Payment,
+  type SettlementRecord,
+  type UndoneCharge,
+} from '#payments';
 import type { SettlementCase } from './exception.js';
 
 /**
@@ -16,7 +26,8 @@ import type { SettlementCase } from './exception.js';
  * - `WRONG_ACCOUNT`: the charge was made on another merchant account.
  * - `REFUND_FAILED`: a settled refund has failed, and its money is back at the merchant.
  */
-export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT' | 'REFUND_FAILED';
+export type LineResult =
+  'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT' | 'REFUND_FAILED';
 
 export interface RecordedLine {
   /** From 0, in the processor's order. */
@@ -255,12 +266,7 @@ export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gatewa
 };
 
 /** Judges a line of a payment that was never charged. A charge that was undone by a refund settles all the same, and so does the refund. */
-const judgeUndone = (
-  line: SettlementRecord,
-  { batchId }: { batchId: string },
-  found: Registered,
-  charges: readonly UndoneCharge[],
-): Judgement => {
+const judgeUndone = (line: SettlementRecord, { batchId }: { batchId: string }, found: Registered, charges: readonly UndoneCharge[]): Judgement => {
   const charge = charges.find(({ leg }) => leg === found.leg);
   const fits =
     charge && ((line.type === 'sale' && line.transactionId === charge.chargeTransactionId) || (line.type === 'refund' && line.transactionId === charge.refundTransactionId)); // prettier-ignore

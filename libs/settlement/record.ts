@@ -127,11 +127,7 @@ const recordListed = async (
 export class ImpossibleBatch extends Error {}
 
 /** Passes on the processor's batches or lines. A fault of the processor becomes {@link NotYet}. */
-const readWhilePossible = async function* <T>(
-  items: AsyncIterable<T>,
-  { log }: PaymentPorts,
-  { merchantAccount }: GatewayAccount,
-): AsyncIterable<T> {
+const readWhilePossible = async function* <T>(items: AsyncIterable<T>, { log }: PaymentPorts, { merchantAccount }: GatewayAccount): AsyncIterable<T> {
   const iterator = items[Symbol.asyncIterator]();
   try {
     for (;;) {

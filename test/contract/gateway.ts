@@ -321,7 +321,10 @@ export const gatewayContract = (name: string, capabilities: GatewayCapabilities,
           const refused = await voidIt(transactionId, 901, ref);
           expect(rejection(refused)).toBe('exceeds');
           expect(await voidIt(transactionId, 901, ref)).toEqual(refused);
-          expect(await finalize(ref, 'void', { amountCents: 901, chargeTransactionId: transactionId })).toEqual({ kind: 'executed', result: refused });
+          expect(await finalize(ref, 'void', { amountCents: 901, chargeTransactionId: transactionId })).toEqual({
+            kind: 'executed',
+            result: refused,
+          });
           const never = drawRef();
           expect(await finalize(never, 'void', { amountCents: 900, chargeTransactionId: transactionId })).toEqual({ kind: 'never' });
           expect(rejection(await voidIt(transactionId, 900, never))).toBe('finalised');
@@ -455,7 +458,9 @@ export const gatewayContract = (name: string, capabilities: GatewayCapabilities,
 
         const ours = new Set([first.ref, second.ref, third.ref, refundRef]);
         const shown = async (cursor: string | null) =>
-          (await records(cursor)).flatMap(({ ref, type, grossCents }) => (ref !== undefined && ours.has(ref) && type !== 'fee' ? [{ ref, type, grossCents }] : []));
+          (await records(cursor)).flatMap(({ ref, type, grossCents }) =>
+            ref !== undefined && ours.has(ref) && type !== 'fee' ? [{ ref, type, grossCents }] : [],
+          );
         const [early, late] = [
           [
             { ref: first.ref, type: 'sale', grossCents: 2_000 },
@@ -498,7 +503,13 @@ export const gatewayContract = (name: string, capabilities: GatewayCapabilities,
 
       test('a void and a refund are not sent after the end of their request', async () => {
         const { transactionId } = await approvedCharge(1_000);
-        const call = { ...begun(), ref: drawRef(), chargeTransactionId: transactionId, amountCents: 1_000, notAfter: new Date(under.now() - 1_000).toISOString() };
+        const call = {
+          ...begun(),
+          ref: drawRef(),
+          chargeTransactionId: transactionId,
+          amountCents: 1_000,
+          notAfter: new Date(under.now() - 1_000).toISOString(),
+        };
         expect(await gateway.refund({ ...call, last4: under.last4 }, soon())).toMatchObject({ kind: 'not_processed', answered: false });
         if (!has('voids until the batch')) return;
         expect(await gateway.void({ ...call, askedBy: 'void' }, soon())).toMatchObject({ kind: 'not_processed', answered: false });

@@ -5,15 +5,7 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
 import { changeException, openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import {
-  type PaymentGateway,
-  type PaymentView,
-  type RefundView,
-  resolvePayment,
-  type ResolveRequest,
-  reverseByStaff,
-  staff,
-} from '#payments';
+import { type PaymentGateway, type PaymentView, type RefundView, resolvePayment, type ResolveRequest, reverseByStaff, staff } from '#payments';
 import { viewOf } from '../../apps/answers.js';
 import { createMetrics } from '../../apps/metrics.js';
 import { batchesOf, type ListedLine } from '../support/listed-lines.js';

@@ -182,7 +182,10 @@ describe('the process', () => {
 
     const second = await start();
     const after = gatewayAt(second);
-    expect(await after.finalize({ ...begun(), ref, op: 'charge', amountCents: 100, chargeTransactionId: null, last4: null }, soon())).toEqual({ kind: 'executed', result: outcome });
+    expect(await after.finalize({ ...begun(), ref, op: 'charge', amountCents: 100, chargeTransactionId: null, last4: null }, soon())).toEqual({
+      kind: 'executed',
+      result: outcome,
+    });
     after.close();
   });
 

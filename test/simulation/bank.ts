@@ -104,7 +104,13 @@ export const CAPABILITIES = {
     repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: 7.5 * HOUR_MS },
   },
   /** It has no voids, and forgets the answer to a refund after a day, like Stripe. */
-  'bank-refund-only': { partialVoid: false, refundUnsettled: true, voids: 'none', finalize: 'at_once', repeatSafeMs: { void: 0, refund: 23 * HOUR_MS } },
+  'bank-refund-only': {
+    partialVoid: false,
+    refundUnsettled: true,
+    voids: 'none',
+    finalize: 'at_once',
+    repeatSafeMs: { void: 0, refund: 23 * HOUR_MS },
+  },
 } as const satisfies Readonly<Record<string, Ability>>;
 export type GatewayName = keyof typeof CAPABILITIES;
 type Ability = Pick<GatewayCapabilities, 'partialVoid' | 'refundUnsettled' | 'voids' | 'finalize' | 'repeatSafeMs'>;
@@ -269,7 +275,8 @@ export class Bank {
   /** Settles the open transactions of a merchant account: refunds, and the part of each charge that was not voided. */
   closeBatch(merchantAccount: string, only?: readonly BankCharge[]): string | null {
     const sales = (only ?? [...this.charges.values()]).filter(
-      (charge) => charge.merchantAccount === merchantAccount && charge.batchId === null && charge.card !== 'held' && charge.voidedCents < charge.amountCents,
+      (charge) =>
+        charge.merchantAccount === merchantAccount && charge.batchId === null && charge.card !== 'held' && charge.voidedCents < charge.amountCents,
     );
     const refunds = only
       ? []
@@ -390,9 +397,23 @@ export const bankGateway = (bank: Bank, account: GatewayAccount, wire: Wire, now
   return {
     capabilities: capabilities(ability),
     charge: (call, signal) =>
-      moved(`charge.${call.leg}`, inTime(Date.parse(call.begunAt) + CHARGE_SENT_WITHIN_MS, () => bank.charge(call)), signal),
-    void: (call, signal) => moved(`void.${call.leg}`, inTime(notAfter(call.notAfter), () => bank.void(call, ability)), signal),
-    refund: (call, signal) => moved(`refund.${call.leg}`, inTime(notAfter(call.notAfter), () => bank.refund(call, ability)), signal),
+      moved(
+        `charge.${call.leg}`,
+        inTime(Date.parse(call.begunAt) + CHARGE_SENT_WITHIN_MS, () => bank.charge(call)),
+        signal,
+      ),
+    void: (call, signal) =>
+      moved(
+        `void.${call.leg}`,
+        inTime(notAfter(call.notAfter), () => bank.void(call, ability)),
+        signal,
+      ),
+    refund: (call, signal) =>
+      moved(
+        `refund.${call.leg}`,
+        inTime(notAfter(call.notAfter), () => bank.refund(call, ability)),
+        signal,
+      ),
     finalize: async (call, signal) => {
       if (signal.aborted) return { kind: 'cannot_tell', why: 'unreachable' };
       return wire<Finalized<ChargeTxn | ReversalTxn>>(

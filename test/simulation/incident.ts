@@ -4,7 +4,16 @@
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { timestamp } from '#kernel';
-import { abandon, emptyCreates, type GatewayAccount, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
+import {
+  abandon,
+  emptyCreates,
+  type GatewayAccount,
+  gatewayAccountsOf,
+  NO_FILTERS,
+  type PaymentPorts,
+  paymentStream,
+  PaymentStreams,
+} from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
 import { bankGateway, directWire } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';

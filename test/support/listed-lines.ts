@@ -7,7 +7,8 @@ export type ListedLine = SettlementRecord & Pick<SettledBatch, 'batchId' | 'clos
 export const batchesOf = async function* (lines: Iterable<ListedLine>): AsyncGenerator<SettledBatch, void, void> {
   const batches: { head: Pick<SettledBatch, 'batchId' | 'closedAt' | 'fundedOn'>; lines: SettlementRecord[] }[] = [];
   for (const { batchId, closedAt, fundedOn, ...line } of lines) {
-    if (batches.at(-1)?.head.batchId !== batchId) batches.push({ head: { batchId, closedAt, ...(fundedOn !== undefined && { fundedOn }) }, lines: [] });
+    if (batches.at(-1)?.head.batchId !== batchId)
+      batches.push({ head: { batchId, closedAt, ...(fundedOn !== undefined && { fundedOn }) }, lines: [] });
     batches.at(-1)!.lines.push(line);
   }
   for (const { head, lines: own } of batches) yield { ...head, cursor: head.batchId, lines: inTurn(own) };
@@ -18,7 +19,11 @@ const inTurn = async function* <T>(items: readonly T[]): AsyncGenerator<T, void,
 };
 
 /** All lines that a gateway lists after `cursor`. */
-export const listedLines = async (gateway: Pick<PaymentGateway, 'settlements'>, cursor: string | null, signal: AbortSignal): Promise<ListedLine[]> => {
+export const listedLines = async (
+  gateway: Pick<PaymentGateway, 'settlements'>,
+  cursor: string | null,
+  signal: AbortSignal,
+): Promise<ListedLine[]> => {
   const all: ListedLine[] = [];
   for await (const { batchId, closedAt, fundedOn, lines } of gateway.settlements(cursor, signal))
     for await (const line of lines) all.push({ ...line, batchId, closedAt, ...(fundedOn !== undefined && { fundedOn }) });

@@ -42,6 +42,12 @@ import { type Credentials, requestsOf } from './requests.js';
 import { type Scan, type ScanAnswer, type ScanQuestion, Scans } from './scans.js';
 import { OUR_REF, settledBatches } from './settlements.js';
 
+/** The whole URL of the vendor's API. */
+export const AUTHORIZE_NET_ENDPOINTS = {
+  sandbox: 'https://apitest.authorize.net/xml/v1/request.api',
+  production: 'https://api.authorize.net/xml/v1/request.api',
+} as const;
+
 const MINUTE_MS = 60_000;
 const HOUR_MS = 60 * MINUTE_MS;
 /** The window for duplicates is 8 h. The rest is for clocks that differ. */
@@ -491,7 +497,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       return {
         externalId,
         name: plainTextOf(answer.merchantName),
-        environment: PRODUCTION_HOSTS.includes(url.hostname) ? 'production' : 'sandbox',
+        environment: environmentOf(url.hostname) ?? account.environment,
         testMode: textOf(answer.isTestMode) === 'true' || answer.isTestMode === true,
         ...(timeZone !== '' && { timeZone }),
         problems,
@@ -505,7 +511,11 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
   };
 };
 
-const PRODUCTION_HOSTS: readonly string[] = ['api.authorize.net', 'api2.authorize.net'];
+/** The vendor's answers do not name the environment, so its host does. null: no host of the vendor, such as a double. */
+const environmentOf = (host: string): 'sandbox' | 'production' | null => {
+  if (host === 'apitest.authorize.net') return 'sandbox';
+  return host === 'api.authorize.net' || host === 'api2.authorize.net' ? 'production' : null;
+};
 
 /** The outcome of a refund that the vendor shows. null: its amount is another one, or it is held. */
 const refundFromDetails = (details: TransactionDetails, amountCents: Cents): Outcome<ReversalTxn> | null => {

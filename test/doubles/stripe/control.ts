@@ -9,7 +9,15 @@ export interface StripeControl {
   /** Moves the clock of the double forward. */
   advance(ms: number): Promise<unknown>;
   /** A payment method that can be used once. Returns its id. */
-  method(given?: { declineCode?: string; code?: string; brand?: string; last4?: string; zip?: string; cvc?: string; refunds?: string }): Promise<string>;
+  method(given?: {
+    declineCode?: string;
+    code?: string;
+    brand?: string;
+    last4?: string;
+    zip?: string;
+    cvc?: string;
+    refunds?: string;
+  }): Promise<string>;
   intents(ref: string): Promise<Thing[]>;
   refunds(): Promise<Thing[]>;
   charges(): Promise<Thing[]>;

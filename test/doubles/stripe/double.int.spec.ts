@@ -41,7 +41,13 @@ afterEach(() => control.heal());
 
 const create = (key?: string, amount = 2_000, on = stripe) =>
   on.paymentIntents.create(
-    { amount, currency: 'usd', allowed_payment_method_types: ['card'], capture_method: 'automatic', metadata: { payfold_ref: 'R0000000000000000001' } },
+    {
+      amount,
+      currency: 'usd',
+      allowed_payment_method_types: ['card'],
+      capture_method: 'automatic',
+      metadata: { payfold_ref: 'R0000000000000000001' },
+    },
     key === undefined ? {} : { idempotencyKey: key },
   );
 const confirm = (id: string, key?: string, method = 'pm_card_visa', on = stripe) =>
@@ -66,7 +72,13 @@ describe('the default client', () => {
     const intent = await confirm(id);
     expect(intent).toMatchObject({ id, object: 'payment_intent', status: 'succeeded', amount: 2_000, amount_received: 2_000, currency: 'usd' });
     const charge = intent.latest_charge as Stripe.Charge;
-    expect(charge).toMatchObject({ object: 'charge', paid: true, captured: true, payment_intent: id, metadata: { payfold_ref: 'R0000000000000000001' } });
+    expect(charge).toMatchObject({
+      object: 'charge',
+      paid: true,
+      captured: true,
+      payment_intent: id,
+      metadata: { payfold_ref: 'R0000000000000000001' },
+    });
     expect(charge.payment_method_details?.card).toMatchObject({ brand: 'visa', last4: '4242', checks: { cvc_check: 'pass' } });
     expect(await stripe.charges.retrieve(charge.id)).toMatchObject({ id: charge.id });
     expect(await stripe.paymentIntents.retrieve(id)).toMatchObject({ status: 'succeeded', latest_charge: charge.id });
@@ -99,7 +111,11 @@ describe('the default client', () => {
     await confirm(id);
     const refund = await stripe.refunds.create({ payment_intent: id, amount: 500, metadata: { payfold_ref: 'R' } });
     expect(refund).toMatchObject({ object: 'refund', amount: 500, status: 'succeeded', payment_intent: id });
-    expect(await thrown(stripe.refunds.create({ payment_intent: id, amount: 1_501 }))).toMatchObject({ statusCode: 400, param: 'amount', code: undefined });
+    expect(await thrown(stripe.refunds.create({ payment_intent: id, amount: 1_501 }))).toMatchObject({
+      statusCode: 400,
+      param: 'amount',
+      code: undefined,
+    });
     await stripe.refunds.create({ payment_intent: id });
     expect(await thrown(stripe.refunds.create({ payment_intent: id }))).toMatchObject({ code: 'charge_already_refunded' });
     expect(await stripe.refunds.retrieve(refund.id)).toMatchObject({ id: refund.id });
@@ -252,7 +268,7 @@ describe('as a process', () => {
     processes.push(child);
     const line = await new Promise<string>((done, fail) => {
       child.once('exit', (code) => fail(new Error(`ended with ${code}`)));
-      child.stdout!.once('data', (bytes: Buffer) => done(bytes.toString()));
+      child.stdout.once('data', (bytes: Buffer) => done(bytes.toString()));
     });
     const { ready, url, pid } = JSON.parse(line) as { ready: string; url: string; pid: number };
     expect([ready, pid]).toEqual(['double:stripe', child.pid]);

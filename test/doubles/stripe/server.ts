@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { AFTER, BEFORE, type Fault, type FaultName, FAULTS, type Operation, OPERATIONS, STANDING, WITHIN } from './faults.js';
-import { listOf, namesOf, readForm } from './form.js';
+import { listOf, namesOf, readForm, textOf } from './form.js';
 import { type Answer, type Fields, ok, refusal, shown, type Thing, Vendor } from './vendor.js';
 
 const MAX_BODY_BYTES = 64 * 1024;
@@ -111,8 +111,7 @@ const STORED_500 = { error: { type: 'api_error', message: 'An unknown error occu
 
 export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeDoubleOptions): Promise<StripeDouble> => {
   const vendor = new Vendor(file);
-  if (vendor.accountIds.length === 0)
-    for (const name of DEFAULT_ACCOUNTS) vendor.setAccount(`acct_3Double${name}`, [`sk_test_double_${name}_0001`]);
+  if (vendor.accountIds.length === 0) for (const name of DEFAULT_ACCOUNTS) vendor.setAccount(`acct_3Double${name}`, [`sk_test_double_${name}_0001`]);
   const calls: Partial<Record<Operation, number>> = {};
   const faults: Fault[] = [];
   /** Keys and objects of requests that are being executed. */
@@ -134,7 +133,12 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
   // ---- Answers ----------------------------------------------------------------------------------------------------------------
 
   const send = (response: ServerResponse, status: number, type: string, text: string, headers: Record<string, string> = {}) => {
-    response.writeHead(status, { 'content-type': type, 'content-length': String(Buffer.byteLength(text)), 'stripe-version': '2026-10-28.endive', ...headers });
+    response.writeHead(status, {
+      'content-type': type,
+      'content-length': String(Buffer.byteLength(text)),
+      'stripe-version': '2026-10-28.endive',
+      ...headers,
+    });
     response.end(text);
   };
   const sendJson = (response: ServerResponse, status: number, body: Fields, headers: Record<string, string> = {}) => {
@@ -177,7 +181,14 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
     }
   };
 
-  const sendWith = (fault: Fault | null, status: number, given: Fields, request: Request, response: ServerResponse, headers: Record<string, string>): void => {
+  const sendWith = (
+    fault: Fault | null,
+    status: number,
+    given: Fields,
+    request: Request,
+    response: ServerResponse,
+    headers: Record<string, string>,
+  ): void => {
     const body = fault ? changed(fault.name, given, request) : given;
     const text = JSON.stringify(body, null, 2);
     switch (fault?.name) {
@@ -218,9 +229,7 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
   const one = (request: Request, answer: Answer): Answer =>
     answer.status !== 200 ? answer : { ...answer, body: request.expand.reduce((body, path) => expanded(request, path, body), shown(answer.body)) };
   const found = (request: Request, kind: string, thing: Thing | undefined): Answer =>
-    thing
-      ? one(request, ok(thing))
-      : refusal(404, { code: 'resource_missing', message: `No such ${kind}: '${request.id}'`, param: 'id' });
+    thing ? one(request, ok(thing)) : refusal(404, { code: 'resource_missing', message: `No such ${kind}: '${request.id}'`, param: 'id' });
 
   const listed = (request: Request, data: readonly Thing[], more: boolean): Answer =>
     ok({
@@ -228,7 +237,9 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
       url: request.path,
       has_more: more,
       data: data.map((thing) =>
-        request.expand.filter((path) => path.startsWith('data.')).reduce((body, path) => expanded(request, path.slice('data.'.length), body), shown(thing)),
+        request.expand
+          .filter((path) => path.startsWith('data.'))
+          .reduce((body, path) => expanded(request, path.slice('data.'.length), body), shown(thing)),
       ),
     });
 
@@ -265,7 +276,10 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
       case 'intent':
         return found(request, 'payment_intent', vendor.intent(account, id));
       case 'intents':
-        return page(request, vendor.all(account, 'payment_intent').map((intent) => vendor.intent(account, intent.id)!));
+        return page(
+          request,
+          vendor.all(account, 'payment_intent').map((intent) => vendor.intent(account, intent.id)!),
+        );
       case 'refund':
         return one(request, vendor.createRefund(account, form));
       case 'one_refund':
@@ -281,18 +295,29 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
       case 'charge':
         return found(request, 'charge', vendor.find(account, 'charge', id));
       case 'payouts':
-        return page(request, vendor.all(account, 'payout').filter((payout) => form.status === undefined || payout.status === form.status));
+        return page(
+          request,
+          vendor.all(account, 'payout').filter((payout) => form.status === undefined || payout.status === form.status),
+        );
       case 'payout':
         return found(request, 'payout', vendor.find(account, 'payout', id));
       case 'lines': {
         if (form.payout === undefined)
-          return page(request, vendor.all(account, 'balance_transaction').filter((txn) => form.source === undefined || txn.source === form.source));
+          return page(
+            request,
+            vendor.all(account, 'balance_transaction').filter((txn) => form.source === undefined || txn.source === form.source),
+          );
         const limit = form.limit === undefined ? 10 : Number(form.limit);
         if (!(limit >= 1 && limit <= 100)) return refusal(400, { code: 'parameter_invalid_integer', param: 'limit', message: 'Invalid limit' });
-        const lines = vendor.linesOfPayout(account, String(form.payout), form.starting_after === undefined ? null : String(form.starting_after), limit);
+        const lines = vendor.linesOfPayout(
+          account,
+          textOf(form.payout),
+          form.starting_after === undefined ? null : textOf(form.starting_after),
+          limit,
+        );
         if (!lines) return refusal(400, { param: 'payout', message: 'Balance transaction history can only be filtered on automatic transfers' });
         const twice = stands('pages_twice') && form.starting_after !== undefined && lines.data.length > 0;
-        return listed(request, twice ? [{ ...lines.data[0]!, id: String(form.starting_after) }, ...lines.data] : lines.data, lines.more);
+        return listed(request, twice ? [{ ...lines.data[0]!, id: textOf(form.starting_after) }, ...lines.data] : lines.data, lines.more);
       }
       case 'disputes':
         return page(request, vendor.all(account, 'dispute'));
@@ -347,7 +372,12 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
     }
     const unknown = unknownParameter(request);
     if (unknown !== null)
-      return sendJson(response, 400, refusal(400, { code: 'parameter_unknown', param: unknown, message: `Received unknown parameter: ${unknown}` }).body, headers);
+      return sendJson(
+        response,
+        400,
+        refusal(400, { code: 'parameter_unknown', param: unknown, message: `Received unknown parameter: ${unknown}` }).body,
+        headers,
+      );
 
     const keyName = key === null || method !== 'POST' ? null : stands('keys_unbound') ? `${path} ${key}` : key;
     if (keyName !== null) {
@@ -365,7 +395,11 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
         return sendWith(use(AFTER, op, ref), stored.status, stored.body, request, response, replayed);
       }
     }
-    const lock = ['confirm', 'cancel', 'update'].includes(op) ? `lock ${account} ${request.id}` : op === 'refund' ? `lock ${account} ${String(form.payment_intent)}` : null;
+    const lock = ['confirm', 'cancel', 'update'].includes(op)
+      ? `lock ${account} ${request.id}`
+      : op === 'refund'
+        ? `lock ${account} ${String(form.payment_intent)}`
+        : null;
     if (lock !== null && running.has(lock)) return sendJson(response, 429, { error: ERRORS.lock_timeout![1] }, headers);
 
     const run = (name: FaultName | null): Answer => {
@@ -403,7 +437,10 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
     const account = vendor.accountOf(secretKey);
     if (account === null) return sendJson(response, 401, { error: ERRORS.unauthorized![1] });
     const route = ROUTES.find(([method, pattern]) => method === incoming.method && pattern.test(url.pathname));
-    if (!route) return sendJson(response, 404, { error: { type: 'invalid_request_error', message: `Unrecognized request URL (${incoming.method}: ${url.pathname}).` } });
+    if (!route)
+      return sendJson(response, 404, {
+        error: { type: 'invalid_request_error', message: `Unrecognized request URL (${incoming.method}: ${url.pathname}).` },
+      });
     const { expand, ...form } = readForm(incoming.method === 'POST' ? text : url.search.slice(1));
     const header = incoming.headers['idempotency-key'];
     serve(
@@ -442,7 +479,11 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
         vendor.moveTo(number('aheadMs', vendor.ahead + number('ms', 0)));
         return { aheadMs: vendor.ahead };
       case 'POST /_double/accounts':
-        vendor.setAccount(account, (given.keys as string[] | undefined) ?? [`sk_test_double_${account}`], (given.changes as Fields | undefined) ?? {});
+        vendor.setAccount(
+          account,
+          (given.keys as string[] | undefined) ?? [`sk_test_double_${account}`],
+          (given.changes as Fields | undefined) ?? {},
+        );
         return vendor.account(account);
       case 'POST /_double/methods':
         return { id: vendor.addMethod(account, rest).id };

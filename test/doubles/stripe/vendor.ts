@@ -1,5 +1,6 @@
 /** The business of the double: intents, charges, refunds, payouts and disputes of a few accounts, in a file that survives the process. */
 import { type Change, ChangeFile } from './file.js';
+import { textOf } from './form.js';
 import { onceMethod, type PaymentMethod, TEST_METHODS } from './tokens.js';
 
 export type Fields = Record<string, unknown>;
@@ -26,25 +27,18 @@ export interface StoredKey {
 
 export const DAY_MS = 86_400_000;
 const SECONDS = 1_000;
-const TABLES = [
-  'account',
-  'payment_intent',
-  'charge',
-  'refund',
-  'balance_transaction',
-  'payout',
-  'dispute',
-  'method',
-  'key',
-  'double',
-] as const;
+const TABLES = ['account', 'payment_intent', 'charge', 'refund', 'balance_transaction', 'payout', 'dispute', 'method', 'key', 'double'] as const;
 export type Table = (typeof TABLES)[number];
 
 /** Members that an answer never shows. */
 const HIDDEN = ['_payout', '_processing', '_method', '_seeded'];
 
 export const ok = (body: Fields): Answer => ({ status: 200, body, begun: true });
-export const refusal = (status: number, error: Fields, begun = true): Answer => ({ status, body: { error: { type: 'invalid_request_error', ...error } }, begun });
+export const refusal = (status: number, error: Fields, begun = true): Answer => ({
+  status,
+  body: { error: { type: 'invalid_request_error', ...error } },
+  begun,
+});
 const missing = (kind: string, id: string, param: string, status = 404) =>
   refusal(status, { code: 'resource_missing', message: `No such ${kind}: '${id}'`, param });
 
@@ -125,6 +119,10 @@ export class Vendor {
     return null;
   }
 
+  private isLive(account: string): boolean {
+    return (this.find<{ _keys: string[] }>(account, 'account', account)?._keys ?? []).some((key) => /^[sr]k_live_/.test(key));
+  }
+
   get accountIds(): string[] {
     return [...this.accounts.keys()].filter((id) => id !== '');
   }
@@ -139,7 +137,7 @@ export class Vendor {
     const sum = open.reduce((total, txn) => total + (txn.net as number), 0);
     return {
       object: 'balance',
-      livemode: false,
+      livemode: this.isLive(account),
       available: [{ amount: 0, currency: 'usd', source_types: { card: 0 } }],
       pending: [{ amount: sum, currency: 'usd', source_types: { card: sum } }],
     };
@@ -170,7 +168,7 @@ export class Vendor {
       customer: null,
       last_payment_error: null,
       latest_charge: null,
-      livemode: false,
+      livemode: this.isLive(account),
       metadata: body.metadata ?? {},
       next_action: null,
       payment_method: null,
@@ -186,7 +184,7 @@ export class Vendor {
     const intent = this.intent(account, id);
     if (!intent) return missing('payment_intent', id, 'intent');
     if (!['requires_payment_method', 'requires_confirmation'].includes(String(intent.status))) return this.unexpected(intent, 'confirm');
-    const methodId = String(body.payment_method ?? '');
+    const methodId = textOf(body.payment_method);
     const method = this.method(account, methodId);
     if (!method) return missing('PaymentMethod', methodId, 'payment_method', 400);
     if (method.once && this.find(account, 'double', `used ${methodId}`) !== undefined)
@@ -217,7 +215,7 @@ export class Vendor {
       currency: 'usd',
       disputed: false,
       failure_code: decline?.code ?? null,
-      livemode: false,
+      livemode: this.isLive(account),
       // The vendor copies the metadata of an intent to its charges.
       metadata: { ...(intent.metadata as Fields) },
       outcome: { network_status: decline ? 'declined_by_network' : 'approved_by_network', type: decline ? 'issuer_declined' : 'authorized' },
@@ -259,7 +257,14 @@ export class Vendor {
     const fee = feeOf(amount);
     const txn = this.book(account, { type: 'charge', reporting_category: 'charge', amount, fee, source: charge.id });
     this.put(account, 'charge', { ...charge, balance_transaction: txn.id });
-    const after = { ...intent, status: 'succeeded', amount_received: amount, latest_charge: charge.id, payment_method: shownId, last_payment_error: null };
+    const after = {
+      ...intent,
+      status: 'succeeded',
+      amount_received: amount,
+      latest_charge: charge.id,
+      payment_method: shownId,
+      last_payment_error: null,
+    };
     this.put(account, 'payment_intent', after);
     return ok(after);
   }
@@ -307,14 +312,15 @@ export class Vendor {
     if (intentId !== null && !intent) return missing('payment_intent', intentId, 'payment_intent', 400);
     if (intent && intent.status !== 'succeeded')
       return refusal(400, { code: 'payment_intent_unexpected_state', message: 'This PaymentIntent does not have a successful charge to refund.' });
-    const chargeId = intent ? String(intent.latest_charge) : String(body.charge ?? '');
+    const chargeId = intent ? String(intent.latest_charge) : textOf(body.charge);
     const charge = this.find<Thing>(account, 'charge', chargeId);
     if (!charge) return missing('charge', chargeId, 'charge', 400);
     const left = (charge.amount as number) - (charge.amount_refunded as number);
     if (charge.disputed === true) return refusal(400, { code: 'charge_disputed', message: `Charge ${charge.id} has been charged back.` });
     if (left === 0) return refusal(400, { code: 'charge_already_refunded', message: `Charge ${charge.id} has already been refunded.` });
     const amount = body.amount === undefined ? left : Number(body.amount);
-    if (!Number.isSafeInteger(amount) || amount < 1) return refusal(400, { code: 'parameter_invalid_integer', param: 'amount', message: 'Invalid integer' });
+    if (!Number.isSafeInteger(amount) || amount < 1)
+      return refusal(400, { code: 'parameter_invalid_integer', param: 'amount', message: 'Invalid integer' });
     if (amount > left)
       return refusal(400, { param: 'amount', message: `Refund amount (${amount}) is greater than unrefunded amount on charge (${left})` });
     const method = this.method(account, String(charge._method));
@@ -356,7 +362,10 @@ export class Vendor {
   // ---- Payouts ------------------------------------------------------------------------------------------------------------------
 
   /** Pays out everything that is not paid out yet. null: there is nothing. `not_applicable`: a manual payout, which names no transactions. */
-  payOut(account: string, { status = 'completed', currency = 'usd' }: { status?: 'completed' | 'in_progress' | 'not_applicable'; currency?: string }): Thing | null {
+  payOut(
+    account: string,
+    { status = 'completed', currency = 'usd' }: { status?: 'completed' | 'in_progress' | 'not_applicable'; currency?: string },
+  ): Thing | null {
     const open = this.all(account, 'balance_transaction').filter((txn) => txn._payout === undefined);
     if (open.length === 0) return null;
     const amount = open.reduce((sum, txn) => sum + (txn.net as number), 0);
@@ -379,7 +388,7 @@ export class Vendor {
       currency,
       failure_balance_transaction: null,
       failure_code: null,
-      livemode: false,
+      livemode: this.isLive(account),
       metadata: {},
       method: 'standard',
       reconciliation_status: status,
@@ -396,7 +405,13 @@ export class Vendor {
     const payout = this.find<Thing>(account, 'payout', id);
     if (!payout) return null;
     if (changes.status === 'failed') {
-      const txn = this.book(account, { type: 'payout_failure', reporting_category: 'payout_reversal', amount: payout.amount as number, fee: 0, source: id });
+      const txn = this.book(account, {
+        type: 'payout_failure',
+        reporting_category: 'payout_reversal',
+        amount: payout.amount as number,
+        fee: 0,
+        source: id,
+      });
       changes = { ...changes, failure_balance_transaction: txn.id, failure_code: 'account_closed' };
     }
     this.put(account, 'payout', { ...payout, ...changes });
@@ -435,10 +450,17 @@ export class Vendor {
   linesOfPayout(account: string, payoutId: string, after: string | null, limit: number): { data: Thing[]; more: boolean } | null {
     const payout = this.find<Thing>(account, 'payout', payoutId);
     if (!payout || payout.reconciliation_status === 'not_applicable') return null;
-    const own = this.all(account, 'balance_transaction').filter((txn) => txn._payout === payoutId).reverse();
+    const own = this.all(account, 'balance_transaction')
+      .filter((txn) => txn._payout === payoutId)
+      .reverse();
     const seeded = (payout._seeded as { count: number } | undefined)?.count ?? 0;
     const prefix = `txn_${payoutId}_`;
-    const from = after === null ? 0 : after.startsWith(prefix) ? own.length + Number(after.slice(prefix.length)) + 1 : own.findIndex(({ id }) => id === after) + 1;
+    const from =
+      after === null
+        ? 0
+        : after.startsWith(prefix)
+          ? own.length + Number(after.slice(prefix.length)) + 1
+          : own.findIndex(({ id }) => id === after) + 1;
     const data: Thing[] = [];
     for (let place = from; place < own.length + seeded && data.length < limit; place += 1)
       data.push(place < own.length ? own[place]! : this.seededLine(payout, place - own.length));
@@ -462,7 +484,7 @@ export class Vendor {
       currency: 'usd',
       evidence_details: { due_by: this.nowSeconds + 7 * 86_400, has_evidence: false, past_due: false, submission_count: 0 },
       is_charge_refundable: false,
-      livemode: false,
+      livemode: this.isLive(account),
       metadata: {},
       payment_intent: intentId,
       payment_method_details: { card: { brand: 'visa', case_type: 'chargeback', network_reason_code: '10.4' }, type: 'card' },
@@ -502,7 +524,10 @@ export class Vendor {
     return txn;
   }
 
-  private book(account: string, { amount, fee, ...given }: { type: string; reporting_category: string; amount: number; fee: number; source: string | null }): Thing {
+  private book(
+    account: string,
+    { amount, fee, ...given }: { type: string; reporting_category: string; amount: number; fee: number; source: string | null },
+  ): Thing {
     const txn: Thing = {
       id: this.draw('txn'),
       object: 'balance_transaction',
@@ -589,7 +614,9 @@ export class Vendor {
       if (id === 'drawn') this.drawn = value as number;
       return;
     }
-    this.books(account).tables.get(table as Table)!.set(id, value);
+    this.books(account)
+      .tables.get(table as Table)!
+      .set(id, value);
   }
 
   private draw(prefix: string): string {
@@ -597,7 +624,6 @@ export class Vendor {
     this.file.add({ account: '', table: 'double', id: 'drawn', value: this.drawn });
     return `${prefix}_3Double${String(this.drawn).padStart(9, '0')}`;
   }
-
 }
 
 /** An object as answers show it. */
