@@ -35,7 +35,7 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   settlement: [...BELOW_PAYMENTS, 'payments'],
   ledger: [...BELOW_PAYMENTS, 'payments', 'settlement'],
   audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger'],
-  gateways: ['kernel', 'platform', 'payments'],
+  gateways: ['kernel', 'platform', 'accounts', 'payments'],
   checkout: [...BELOW_PAYMENTS, 'payments'],
   webhooks: [...BELOW_PAYMENTS, 'payments'],
 };

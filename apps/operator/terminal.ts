@@ -48,16 +48,17 @@ export class Terminal<Of extends Opened = Context> {
 
   /**
    * Makes an action for commander from `work`, which gets the context and then commander's arguments and options. `asks` returns a sentence that
-   * names what will be lost. Without `--yes`, the operator must first agree to it.
+   * names what will be lost. Without `--yes`, the operator must first agree to it. null: nothing will be lost.
    */
   readonly action =
-    <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
+    <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string | null } = {}) =>
     async (...given: unknown[]): Promise<void> => {
       const command = given.at(-1) as Command;
       const { json, yes } = command.optsWithGlobals<GlobalOptions>();
       const args = given.slice(0, -1) as Args;
       try {
-        if (asks && !yes) await confirm(asks(...args));
+        const question = asks?.(...args) ?? null;
+        if (question !== null && !yes) await confirm(question);
         const context = await this.openContext(nameOf(command));
         try {
           await say(await work(context, ...args), json ?? false);

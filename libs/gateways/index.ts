@@ -5,3 +5,4 @@ export { createTransport, type Transport } from './transport/exchange.js';
 export { type GatewayOptions } from './transport/options.js';
 // A card or token of a charge. A program outside this house imports only this door.
 export { Secret } from '#payments';
+export { askVendor, createVendorGateway, ENDPOINTS, readCredentials } from './vendors.js';
