@@ -83,6 +83,8 @@ export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> 
 export interface EmptyCreate extends EndedCreate {
   /** True if every merchant account has a gateway here, and every gateway promised that no charge of this attempt will ever be executed. */
   readonly wasNeverCharged: boolean;
+  /** When the gateway that could not promise it can tell, RFC 3339. null: it promised it, it charged, or it does not say when. */
+  readonly until: string | null;
 }
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
@@ -104,7 +106,7 @@ export const emptyCreates = async (
     if ((await ports.streams.load(create.paymentId)).revision !== null) continue;
     const deadline = new Deadline(ports.clock, FINALISE_MS);
     const { accountId, paymentId, attemptId, claimedAt } = create;
-    found.push({ accountId, paymentId, attemptId, claimedAt, wasNeverCharged: await wasNeverCharged(ports, create, accounts, deadline) });
+    found.push({ accountId, paymentId, attemptId, claimedAt, ...(await findCharge(ports, create, accounts, deadline)) });
   }
   return found;
 };
@@ -124,24 +126,24 @@ export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: re
   }
 };
 
-const wasNeverCharged = async (
+const findCharge = async (
   ports: PaymentPorts,
   { attemptId, claimedAt: begunAt }: EndedCreate,
   accounts: readonly GatewayAccount[],
   deadline: Deadline,
-): Promise<boolean> => {
+): Promise<Pick<EmptyCreate, 'wasNeverCharged' | 'until'>> => {
   for (const account of accounts) {
     const gateway = ports.gateways.find(account);
-    if (!gateway) return false;
+    if (!gateway) return { wasNeverCharged: false, until: null };
     for (const leg of LEGS) {
       const ref = gatewayRef(attemptId, leg, 'charge');
       // The intent is lost, and with it the amount.
       const call = { ref, op: 'charge', leg, account, begunAt, amountCents: 0, chargeTransactionId: null, last4: null } as const;
-      const { kind } = await finalizeReference(ports, gateway, call, deadline);
-      if (kind !== 'never') return false;
+      const found = await finalizeReference(ports, gateway, call, deadline);
+      if (found.kind !== 'never') return { wasNeverCharged: false, until: (found.kind === 'cannot_tell' && found.until) || null };
     }
   }
-  return accounts.length > 0;
+  return { wasNeverCharged: accounts.length > 0, until: null };
 };
 
 const namedIn = ({ attemptId, toldAs }: { readonly attemptId?: string; readonly toldAs?: string | null }) => [attemptId, toldAs];

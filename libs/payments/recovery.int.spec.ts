@@ -26,7 +26,7 @@ import { aboutLeg } from './charge.js';
 import { findPayment } from './commands.js';
 import { paymentListModel } from './list.js';
 import type { Awaiting } from './payment.js';
-import { nextTryAt, postgresRecoveryWork, purgeTries, recoveryMigration, recoveryWhyMigration } from './recovery.js';
+import { countedTries, nextTryAt, postgresRecoveryWork, purgeTries, recoveryMigration, recoveryWhyMigration } from './recovery.js';
 
 let ground: Ground;
 let house: House;
@@ -508,9 +508,9 @@ describe('when a payment is tried next', () => {
     for (const still of [null, { why: 'unreachable' }, { why: 'not_visible' }] as const)
       expect([1, 2, 3, 4, 5, 6, 7].map((tries) => minutesTo(tries, still))).toEqual([2, 5, 15, 60, 360, 1_440, 1_440]);
   });
-  test('hourly at most while no trace is visible, and a minute after the gateway can tell', () => {
+  test('after 1, 2 and 10 minutes, then hourly, while no trace is visible, and a minute after the gateway can tell', () => {
     const waiting = { why: 'not_visible', until: at(10 * hour) } as const;
-    expect([1, 2, 3, 4, 5, 99].map((tries) => minutesTo(tries, waiting))).toEqual([2, 5, 15, 60, 60, 60]);
+    expect([1, 2, 3, 4, 5, 99].map((tries) => minutesTo(tries, waiting))).toEqual([1, 2, 10, 60, 60, 60]);
     expect(minutesTo(9, { why: 'not_visible', until: at(20 * MINUTE) })).toBe(21);
     // The time has passed, and the gateway still cannot tell.
     expect(minutesTo(9, { why: 'not_visible', until: at(-1) })).toBe(1_440);
@@ -520,6 +520,14 @@ describe('when a payment is tried next', () => {
     expect(minutesTo(9, { ...waiting, voidableUntil: at(40 * MINUTE) })).toBe(30);
     expect(minutesTo(9, { ...waiting, voidableUntil: at(10 * MINUTE) })).toBe(60);
     expect(minutesTo(9, { ...waiting, voidableUntil: at(5 * hour) })).toBe(60);
+  });
+  test('a wait for the gateway does not lengthen the pauses of an outage that follows', () => {
+    const counted = (tries: number, still: Parameters<typeof countedTries>[2]) => countedTries(now, tries, still);
+    for (const why of ['not_visible', 'in_flight'] as const) expect(counted(30, { why, until: at(1) })).toBe(3);
+    expect(counted(2, { why: 'not_visible', until: at(1) })).toBe(2);
+    for (const still of [null, { why: 'unreachable' }, { why: 'not_visible', until: at(-1) }] as const) expect(counted(30, still)).toBe(30);
+    // It was unreachable when it could tell: an hour, not a day.
+    expect(minutesTo(counted(30, { why: 'not_visible', until: at(1) }) + 1, { why: 'unreachable' })).toBe(60);
   });
   test('as soon as the running scan has ended', () => {
     expect(minutesTo(9, { why: 'in_flight', until: at(MINUTE / 2) }) * 60).toBeCloseTo(31);

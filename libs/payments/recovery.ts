@@ -18,8 +18,12 @@ export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
 /** The wait before the first try, the second try and so on. The last wait repeats for ever. */
 export const RECOVERY_SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
-/** If the gateway shows no trace of a reference, it is asked hourly at most: a charge that still arrives can be voided only until its batch closes. */
-const WAITING_TRIES = 4;
+/**
+ * The wait before the first try, the second try and so on, while the gateway shows no trace of a reference. A charge that appears in the first minutes
+ * is undone within two minutes. Later it is asked hourly: a charge that still arrives can be voided only until its batch closes.
+ */
+const WAITING_SCHEDULE_MS = [MINUTE, MINUTE, 2 * MINUTE, 10 * MINUTE, 60 * MINUTE];
+const WAITING_TRIES = WAITING_SCHEDULE_MS.length - 1;
 /** The last chance to find such a charge while it can be voided. */
 const BEFORE_THE_BATCH_MS = 10 * MINUTE;
 /** When the gateway can tell, it is asked this long after. */
@@ -79,13 +83,21 @@ const openBecause = (still: StillOpen): Tried => ({ outcome: 'open', still });
 export const nextTryAt = (now: number, tries: number, still: StillOpen | null): number => {
   const until = still?.until === undefined ? Number.NaN : Date.parse(still.until);
   const isWaiting = still?.why === 'not_visible' && now < until;
-  const planned = now + RECOVERY_SCHEDULE_MS[Math.min(tries, isWaiting ? WAITING_TRIES : RECOVERY_SCHEDULE_MS.length - 1)]!;
+  const schedule = isWaiting ? WAITING_SCHEDULE_MS : RECOVERY_SCHEDULE_MS;
+  const planned = now + schedule[Math.min(tries, schedule.length - 1)]!;
   // The end of a scan at the gateway.
   if (still?.why === 'in_flight' && now < until) return Math.min(planned, until + 1_000);
   if (!isWaiting) return planned;
   const lastChance = still.voidableUntil === undefined ? Number.NaN : Date.parse(still.voidableUntil) - BEFORE_THE_BATCH_MS;
   return Math.min(planned, until + AFTER_UNTIL_MS, lastChance > now ? lastChance : Number.POSITIVE_INFINITY);
 };
+
+/**
+ * The tries that count for later pauses. A gateway that says when it can tell has answered. So a wait for it does not lengthen the pauses of an outage
+ * that follows.
+ */
+export const countedTries = (now: number, tries: number, still: StillOpen | null): number =>
+  still?.until !== undefined && now < Date.parse(still.until) ? Math.min(tries, WAITING_TRIES - 1) : tries;
 
 export const createRecovery = (ports: PaymentPorts, store: EventStore, work: RecoveryWork, options: { startsAfterMs?: number } = {}): Recovery => {
   const { clock, ids, log } = ports;
@@ -157,7 +169,8 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
           // An outage of our own event store says nothing about the gateway, so it does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
           const next = ours ? clock.now() + RECOVERY_SCHEDULE_MS[0]! : nextTryAt(clock.now(), tries + 1, still);
-          await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(next), outcome, why, until });
+          const counted = ours ? tries : countedTries(clock.now(), tries + 1, still);
+          await work.record({ paymentId, attemptId, tries: counted, nextTryAt: timestamp(next), outcome, why, until });
           if (until !== null && clock.now() >= Date.parse(until) + OVERDUE_AFTER_MS) {
             const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
             await raiseStaffTask(ports, store, paymentId, 'outcome_overdue', { attemptId, why, until }, origin).catch((error: unknown) =>

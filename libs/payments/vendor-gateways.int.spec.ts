@@ -8,6 +8,7 @@ import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../te
 import { COMBINED, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
 import type { GatewayAccount, PaymentGateway } from './gateway/gateway.js';
+import { emptyCreates } from './incident.js';
 import type { Charged } from './payment.js';
 import { createRecovery, type RecoveryWork } from './recovery.js';
 import { reverse } from './reverse.js';
@@ -212,6 +213,16 @@ describe('a gateway that can tell only after the batch', () => {
     expect(await recover(paymentId, until - house.clock.now() - 1_000)).toEqual(first);
     expect(await recover(paymentId, 61_000)).toMatchObject({ outcome: 'resolved' });
     expect((await house.view(paymentId)).status).toBe('voided');
+  });
+
+  test('a create without an intent was never charged only when the batch is listed (C76)', async () => {
+    const claimedAt = new Date(house.clock.now()).toISOString();
+    const create = { accountId: house.accountId, paymentId: house.ids.uuid(), attemptId: house.ids.uuid(), claimedAt };
+    const account = { gateway: 'simulator', merchantAccount: 'm', credentialsRef: 'simulated', environment: 'sandbox' } as const;
+    const [early] = await emptyCreates(ports, [create], [account]);
+    expect(early).toMatchObject({ wasNeverCharged: false, until: expect.stringMatching(/T\d\d:[03]5:00\.000Z$/) });
+    house.clock.advance(Date.parse(early!.until!) - house.clock.now());
+    expect(await emptyCreates(ports, [create], [account])).toEqual([{ ...create, wasNeverCharged: true, until: null }]);
   });
 
   describe('a reversal without an answer (C72)', () => {
