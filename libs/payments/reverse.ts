@@ -81,6 +81,8 @@ export const reverse = async (
   let renewed = key === null;
 
   for (;;) {
+    // Taken before the load: no attempt that this load shows as open was fenced earlier. See {@link NOTHING_IS_SENT_AFTER_MS}.
+    const notAfter = endOf(ports, deadline);
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
     let renews = false;
@@ -99,7 +101,7 @@ export const reverse = async (
         const slot = await resumed(ports, request, payment, deadline);
         if (!slot) throw timeout(request.paymentId);
         try {
-          return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
+          return executed(await run(ports, loaded, own.attemptId, origin, deadline, notAfter, true));
         } finally {
           slot.release();
         }
@@ -148,7 +150,7 @@ export const reverse = async (
         renewed = true;
       }
       const next = await streams.execute(loaded, [intent()], origin, deadline, INTENT);
-      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, false));
+      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, notAfter, false));
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
@@ -160,6 +162,12 @@ export const reverse = async (
     }
   }
 };
+
+/**
+ * The end of the work by the wall clock, RFC 3339. No call is sent later. The deadline alone is not enough: the monotonic clock stops while a machine
+ * is suspended, and recovery takes a leg as not sent some time after the fence.
+ */
+const endOf = ({ clock }: PaymentPorts, deadline: Deadline): string => timestamp(clock.now() + Math.max(0, deadline.leftMs));
 
 /** True if every call of the attempt can be sent again without being executed twice. */
 const mayRepeat = (ports: PaymentPorts, payment: Charged, attempt: ReversalAttempt): boolean =>
@@ -266,13 +274,14 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Running an attempt: the money of each leg that is not returned yet is returned, principal first.
 
-/** `again`: an earlier request may have made the same calls without recording their outcome. */
+/** `notAfter`: see {@link endOf}. `again`: an earlier request may have made the same calls without recording their outcome. */
 const run = async (
   ports: PaymentPorts,
   begun: LoadedPayment,
   attemptId: string,
   origin: Origin,
   deadline: Deadline,
+  notAfter: string,
   again: boolean,
 ): Promise<ReversalView> => {
   const { paymentId } = begun;
@@ -289,7 +298,7 @@ const run = async (
       payment.legs.find((charge) => charge.leg === move.leg)!,
     );
     const maySend = (means: Means) => !again || isRepeatSafe(ports, attempt, capabilities, means);
-    const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline, maySend).catch((error: unknown) => {
+    const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline, notAfter, maySend).catch((error: unknown) => {
       // The intent may be lost, or a call may have been made already (C76). In both cases the outcome is unknown.
       throw error instanceof StoreIncident ? timeout(paymentId) : error;
     });
@@ -339,8 +348,8 @@ const run = async (
 };
 
 /**
- * Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). `maySend`:
- * false for a call that the gateway could execute twice by now.
+ * Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). `notAfter`: see
+ * {@link endOf}. `maySend`: false for a call that the gateway could execute twice by now.
  */
 const moveLeg = async (
   ports: PaymentPorts,
@@ -349,6 +358,7 @@ const moveLeg = async (
   move: LegMove,
   intent: Position | null,
   deadline: Deadline,
+  notAfter: string,
   maySend: (means: Means) => boolean,
 ): Promise<{ outcome: Outcome<ReversalTxn>; means: Means }> => {
   const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
@@ -359,8 +369,7 @@ const moveLeg = async (
     account: leg.account,
     begunAt: attempt.requestedAt,
     chargeTransactionId: leg.transactionId,
-    // A process that stood still must not send the call later. Recovery takes a leg as not sent some time after the fence.
-    notAfter: timestamp(ports.clock.now() + Math.max(0, deadline.leftMs)),
+    notAfter,
   };
   const last4 = last4Of(payment, leg);
   const send = async (means: Means): Promise<Outcome<ReversalTxn>> => {
@@ -626,7 +635,7 @@ const repeatMove = async (
   maySend: (means: Means) => boolean,
   deadline: Deadline,
 ): Promise<FoundMove> => {
-  const { outcome, means } = await moveLeg(ports, payment, attempt, move, null, deadline, maySend);
+  const { outcome, means } = await moveLeg(ports, payment, attempt, move, null, deadline, endOf(ports, deadline), maySend);
   switch (outcome.kind) {
     case 'approved':
       return returnedBy(means, outcome.txn);
