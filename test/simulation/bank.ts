@@ -125,8 +125,8 @@ export const batchOf = (begunAt: string): { closesAt: number; listedAt: number }
   const closesAt = Math.ceil((Date.parse(begunAt) + ALL_ARRIVED_MS) / BATCH_EVERY_MS) * BATCH_EVERY_MS;
   return { closesAt, listedAt: closesAt + LISTED_AFTER_MS };
 };
-/** `bank-refund-only` keeps the answer to a refund for this long. */
-const ANSWERS_KEPT_MS = 24 * HOUR_MS;
+/** A bank keeps the answer to a refund this much longer than its adapter promises. After that, it executes the refund again. */
+const ANSWERS_KEPT_LONGER_MS = HOUR_MS / 2;
 
 const rejected = (why: RejectionReason): Outcome<never> => ({ kind: 'rejected', why });
 const ACQUIRER_FEE_CENTS = 10;
@@ -211,8 +211,8 @@ export class Bank {
   }
 
   refund({ ref, leg, account, chargeTransactionId, amountCents }: RefundCall, ability: Ability): Result {
-    const forgotten = ability.voids === 'none' && this.now() - (this.answers.get(ref)?.at ?? Number.POSITIVE_INFINITY) > ANSWERS_KEPT_MS;
-    if (forgotten) this.answers.delete(ref);
+    const before = this.answers.get(ref);
+    if (before && this.now() - before.at > ability.repeatSafeMs.refund + ANSWERS_KEPT_LONGER_MS) this.answers.delete(ref);
     return this.once(ref, 'refund', JSON.stringify(['refund', leg, account.merchantAccount, chargeTransactionId, amountCents]), {}, () => {
       const charge = this.chargeOf(chargeTransactionId, account);
       if (!charge) return rejected('not_found');
@@ -375,7 +375,7 @@ const LATE_MS = [31_000, 150_000] as const;
 const IN_TRANSIT_MS = LATE_MS[1] + LATENCY_MS.slow;
 
 /** The adapter for an account at the bank. If the connection fails, calls that move money or finalise give an outcome. The other calls throw. */
-export const bankGateway = (bank: Bank, account: GatewayAccount, wire: Wire, now: () => number = () => Date.now()): PaymentGateway => {
+export const bankGateway = (bank: Bank, account: GatewayAccount, wire: Wire, now: () => number): PaymentGateway => {
   const ability: Ability = CAPABILITIES[account.gateway as GatewayName];
   const inTransitMs = wire === directWire ? 0 : IN_TRANSIT_MS;
   /** The transport writes no first byte after `until`. A byte takes some time to the bank. Other banks refuse late calls by their tombstones. */

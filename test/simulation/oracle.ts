@@ -74,6 +74,9 @@ export interface Told {
 }
 
 const DAY_MS = 86_400_000;
+/** Recovery starts after a minute, and then looks after 1 and 2 minutes. Its rounds come a little later. */
+const LOOKED_AT_AFTER_MS = 60_000;
+const FOUND_WITHIN_MS = 6 * 60_000;
 /** Settlement waits for an open reversal at most this long. */
 const HELD_UP_MS = 3_600_000;
 /** The largest difference between the wall clocks of two replicas, in any seed. */
@@ -281,7 +284,9 @@ export class Oracle {
     const history = this.keys.get(keyName(ask))!;
     if (exchange.sentAt < history.firstSentAt) return;
     const last = history.earlier.at(-1);
-    if (last && exchange === history.exchanges[0] && sentAt - last.sentAt >= DAY_MS)
+    // The key of a refund or void is kept until its attempt has ended, and then for 24 h (C72). An answer shows that it has ended.
+    const endedAt = last && (ask.kind === 'create' ? last.sentAt : last.answeredAt);
+    if (endedAt !== undefined && exchange === history.exchanges[0] && sentAt - endedAt >= DAY_MS)
       this.check(!reply!.replayed, 'C20: a key that expired was replayed');
     const others = history.exchanges.filter((one) => one !== exchange && one.reply !== null);
     const before = others.filter(({ answeredAt }) => answeredAt <= sentAt).map((one) => ({ one, answer: told(one.reply!) }));
@@ -795,6 +800,7 @@ export class Oracle {
         this.check(answered(references.charge), 'C61: a charge was given up although its reference may still be executed');
         if (!bank.answers.has(references.charge)) this.check(answered(references.reversal), 'C61: a reversal’s reference may still be executed');
       }
+    if (fenced && !book.resolved && book.phase === 'voided') this.auditSoon(book, Date.parse(events[0]!.meta.recordedAt));
     for (const attempt of book.attempts.values())
       if (attempt.fenced && attempt.ended !== null)
         for (const { leg, references } of attempt.request.legs)
@@ -811,6 +817,23 @@ export class Oracle {
         if (operation === 'void') this.check(!bank.sent.has(references.refund), 'C72: a void was sent as a refund');
       }
     return book;
+  }
+
+  /**
+   * A charge that arrives while recovery waits for the batch is undone soon: it must not settle. Judged only where nothing else disturbs recovery.
+   * `begunAt`: the time of the intent.
+   */
+  private auditSoon({ chargeRefs }: Book, begunAt: number): void {
+    const { sim, bank, watch, keyLoss } = this.world;
+    const { drops, lost, outages, crashes, pauses } = sim.statistics;
+    if (drops + lost + outages + crashes + pauses > 0 || watch !== null || keyLoss !== null) return;
+    for (const ref of chargeRefs) {
+      const charge = this.chargeUnder(ref);
+      const undone = [...bank.reversals.values()].find((one) => one.charge === charge && one.askedBy === 'reversal');
+      if (!charge || !undone) continue;
+      const seenAt = Math.max(charge.at, begunAt + LOOKED_AT_AFTER_MS);
+      this.check(undone.at <= seenAt + FOUND_WITHIN_MS, 'P7: a charge that had arrived was undone late');
+    }
   }
 
   private checkIntent(intent: Intent): void {

@@ -53,6 +53,7 @@ import {
   PaymentStreams,
   purgeKeys,
   type Received,
+  type RecoveryWork,
   type ResolveRequest,
   resolvePayment,
   reverseByStaff,
@@ -103,6 +104,7 @@ export interface Seams {
   gate?(gate: LogGate, world: World): LogGate;
   /** Replaces the ports of recovery. `bare`: the log without its guard. */
   recovery?(ports: PaymentPorts, bare: EventStore, world: World): PaymentPorts;
+  recoveryWork?(work: RecoveryWork, world: World): RecoveryWork;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
   streams?(streams: PaymentStreams, world: World): PaymentStreams;
@@ -282,6 +284,8 @@ export class World {
     isExchanged = false,
     /** True if the keys' database will go back in this run. In any other run, comparing it with the log would only cost time. */
     readonly losesKeys = false,
+    /** The portals of this run. No other has ever charged. */
+    readonly portals: readonly PortalTerms[] = PORTALS,
   ) {
     const log = losesKeys ? this.notingKeys(memoryEventStore({ now: () => sim.now })) : memoryEventStore({ now: () => sim.now });
     this.watch = isExchanged ? new LossWatch(this, log) : null;
@@ -447,7 +451,8 @@ export class Replica {
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
     const guarded = { ...ports, gateways: gateways('recovery ') };
     this.recoveryPorts = seams.recovery?.(guarded, store, world) ?? guarded;
-    const recovery = createRecovery(this.recoveryPorts, log, simulatedRecoveryWork(world.tables, statement));
+    const bareWork = simulatedRecoveryWork(world.tables, statement);
+    const recovery = createRecovery(this.recoveryPorts, log, seams.recoveryWork?.(bareWork, world) ?? bareWork);
     const list: Projection<Run> = {
       ...paymentListModel,
       apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),

@@ -32,6 +32,7 @@ import {
   type ClaimsDatabase,
   type FoundKey,
   type GatewayAccount,
+  gatewayRef,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
@@ -46,6 +47,9 @@ import {
   type RecoveryWork,
   type RestoredKey,
   type StoredAnswer,
+  undoneBy,
+  undoneByRequest,
+  type UndoneCharge,
   type Velocity,
 } from '#payments';
 import type { KeyRing } from '#platform';
@@ -533,6 +537,17 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         if (settled) one.settledBatchId ??= batchId;
         else if (one.settledBatchId === batchId) one.settledBatchId = null;
   };
+  const accountOf = (charge: Registered): GatewayAccount =>
+    accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+  const undo = (paymentId: string, attemptId: string, charges: readonly UndoneCharge[]) => {
+    for (const { leg, chargeTransactionId, refundTransactionId } of charges) {
+      const charge = of(paymentId, leg, 'charge')!;
+      const ref = gatewayRef(attemptId, leg, 'reversal');
+      identify(charge, chargeTransactionId);
+      register(paymentId, accountOf(charge), 'refund', ref, leg, attemptId);
+      identify(transactions.get(ref), refundTransactionId);
+    }
+  };
   const settledUnknown = new Map<string, Partial<Record<LegTerms['leg'], string>>>();
   const applySettlement = (event: SettlementEvent) => {
     if (event.type === 'SettlementLinesRecorded')
@@ -582,12 +597,13 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         identify(of(paymentId, leg, 'charge'), transactionId);
     if (event.type === 'RefundRequested')
       for (const { leg, references } of event.data.legs) {
-        const charge = of(paymentId, leg, 'charge')!;
-        const account = accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+        const account = accountOf(of(paymentId, leg, 'charge')!);
         register(paymentId, account, 'refund', references.refund, leg, event.data.attemptId);
       }
     if (event.type === 'PaymentRefunded' || event.type === 'FeeRefunded')
       identify(of(paymentId, event.data.leg!, 'refund', event.data.attemptId), event.data.transactionId);
+    if (event.type === 'PaymentDeclined' || event.type === 'PaymentFailed') undo(paymentId, event.data.attemptId, undoneByRequest(event.data));
+    if (event.type === 'PaymentVoided') undo(paymentId, event.data.attemptId, undoneBy(event.data));
     if (event.type === 'PaymentDisputed') disputes.set(event.data.disputeId, { ...event.data, paymentId, updatedAt: event.at });
   };
   return {

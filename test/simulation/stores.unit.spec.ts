@@ -50,7 +50,7 @@ for (const name of Object.keys(CAPABILITIES) as GatewayName[]) {
   const account = { gateway: name, merchantAccount: 'm', credentialsRef: 'c', environment: 'sandbox' } as const;
   let ahead = 0;
   const now = () => Date.now() + ahead;
-  const { capabilities } = bankGateway(new Bank(now), account, directWire);
+  const { capabilities } = bankGateway(new Bank(now), account, directWire, now);
   gatewayContract(`the simulation’s bank, ${name}`, capabilities, async () => {
     const bank = new Bank(now);
     return {
