@@ -52,6 +52,15 @@ export const createMetrics = (services: Services): Metrics => {
     labelNames: ['code', 'status'],
     registers: [own],
   });
+  new client.Counter({
+    name: 'payfold_personal_keys_missing_total',
+    help: 'Keys of personal data that were looked up, and that are neither kept nor erased',
+    registers: [own],
+    collect() {
+      this.reset();
+      this.inc(services.personal.missing);
+    },
+  });
   new client.Gauge({
     name: 'payfold_ready',
     help: '1 if payments can use this part of the service, by check of /readyz',

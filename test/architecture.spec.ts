@@ -38,6 +38,7 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   gateways: ['kernel', 'platform', 'payments'],
   checkout: [...BELOW_PAYMENTS, 'payments'],
   webhooks: [...BELOW_PAYMENTS, 'payments'],
+  privacy: [...BELOW_PAYMENTS, 'payments', 'checkout', 'webhooks'],
 };
 
 describe('arrows between libs', () => {
@@ -293,6 +294,8 @@ describe('two clocks', () => {
       'libs/payments/keys/claims.ts',
       'libs/payments/keys/postgres.ts',
       'libs/payments/velocity.ts',
+      // When keys of personal data were made, and who has read them when.
+      'libs/platform/personal.ts',
       // Heartbeats of processes, and applied migrations.
       'libs/platform/postgres/processes.ts',
       'libs/platform/postgres/schema.ts',

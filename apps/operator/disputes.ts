@@ -1,7 +1,8 @@
 /** `payfold disputes`: disputes of cardholders, recorded by staff. Each change of status or stage is one event and one webhook. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
-import type { Dispute, DisputeStatus, Leg } from '#payments';
+import type { DisputeStatus, Leg } from '#payments';
+import type { DisputeFacts } from '#settlement';
 import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface OpenOptions {
@@ -94,7 +95,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     );
 };
 
-const answer = (dispute: Dispute & { readonly paymentId: string }): Answer => ({
+const answer = (dispute: DisputeFacts & { readonly paymentId: string }): Answer => ({
   json: dispute,
   text: fields([
     ['dispute', dispute.disputeId],

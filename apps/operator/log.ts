@@ -90,7 +90,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const { config, databaseUrl, pool, store } = context;
         const { incident } = await (await bookOf({ config, pool })).read();
         if (!incident) throw new ServiceError('INVALID_STATE', 'No incident of the event store is open.');
-        const { payments, ownLog, ...services } = await context.services({ withGateway: true });
+        const { payments, ownLog, ...services } = await context.services({ withGateway: true, mends: true });
         const checked = await check({ config, databaseUrl, pool: services.pool, store });
         const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was changed.\n${inWords(checked)}`);
         if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');

@@ -203,9 +203,9 @@ const whole = (path) => {
 
 /** Every event that may change the books, and its newest version that this file knows. */
 export const EVENTS = {
-  PaymentInitiated: 3, PaymentCreated: 1, PaymentDeclined: 2, PaymentFailed: 1, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
-  ReconciliationStarted: 1, VoidRequested: 2, RefundRequested: 2, PaymentVoided: 1, PaymentRefunded: 1, FeeRefunded: 1, ReversalEnded: 1,
-  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 1, PaymentResolved: 1, ReturnRequested: 1,
+  PaymentInitiated: 4, PaymentCreated: 1, PaymentDeclined: 2, PaymentFailed: 1, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
+  ReconciliationStarted: 1, VoidRequested: 3, RefundRequested: 3, PaymentVoided: 1, PaymentRefunded: 1, FeeRefunded: 1, ReversalEnded: 2,
+  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 2, PaymentResolved: 1, ReturnRequested: 1,
   SettlementLinesRecorded: 1, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 1, BatchFunded: 1,
   SettlementFileImported: 1, ExceptionOpened: 1, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
   ExceptionRefundRequested: 1, ExceptionRefundEnded: 1,

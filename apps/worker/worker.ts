@@ -3,7 +3,7 @@
  * same time.
  */
 import { setMaxListeners } from 'node:events';
-import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
+import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
@@ -25,6 +25,8 @@ const VERIFY_EVERY_MS = 60_000;
 /** Pause of the sweep and of the passes after every 40 payments. So each compares at most 160 payments a second. */
 const COMPARE_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
+/** How often a worker looks whether a new day has begun, whose retention it must apply. */
+const RETENTION_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 
 interface Round {
@@ -98,7 +100,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
-    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.realNow(), stop.signal) },
+    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => checkout.sessions.purge(clock.realNow(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
     { name: 'refusal purge', everyMs: PURGE_EVERY_MS, run: () => purgeRefusals(pool, clock.now(), stop.signal) },
     {
@@ -109,6 +111,7 @@ export const startWorker = (services: Services): Worker => {
           log.info({ schema }, 'a shape of a read model that nobody uses was dropped');
       },
     },
+    { name: 'retention', everyMs: RETENTION_EVERY_MS, run: () => services.retention.round(stop.signal) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool, stop.signal) },
     { name: 'webhook purge', everyMs: PURGE_EVERY_MS, run: () => purgeDelivered(pool, config.webhooks.keepDays, stop.signal) },
   ];

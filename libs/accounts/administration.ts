@@ -1,10 +1,10 @@
 /** Commands of an operator on accounts, keys, portals and cases. */
-import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
-import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
+import { type Clock, type Ids, inClear, isBox, type Personal, ServiceError, timestamp } from '#kernel';
+import { hashedUuid, holdsCardNumber, type KeyRing, type PersonalKeys } from '#platform';
 import { type Actor, change, type DecidedStreamType, type DomainEvent, type EventStore, load, type Position } from '#eventstore';
 import type { Account, AccountCommand } from './account.js';
 import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
-import type { Case, CaseCommand } from './case-restriction.js';
+import { type Case, type CaseCommand, type CaseReason, caseReasonContext, validReason } from './case-restriction.js';
 import { ACCOUNT_STREAM, CASE_STREAM, caseStreamId, PORTAL_STREAM } from './events.js';
 import {
   type CheckoutConfig,
@@ -24,6 +24,8 @@ export interface AdministrationDeps {
   readonly clock: Clock;
   readonly ids: Ids;
   readonly keys: KeyRing;
+  /** Seals the reasons of cases. */
+  readonly personal: Pick<PersonalKeys, 'take' | 'open'>;
   readonly environment: 'sandbox' | 'production';
   /** True: names, reasons and reference ids that hold a card number are refused (C9). */
   readonly cardInTextCheck: boolean;
@@ -94,6 +96,11 @@ export class Administration {
 
   reactivateAccount(accountId: string): Promise<Done<Account>> {
     return this.changeAccount(accountId, { type: 'ReactivateAccount' });
+  }
+
+  /** Personal data of the account's payments is erased this many years after their newest event. null: it is kept. */
+  setRetention(accountId: string, years: number | null): Promise<Done<Account>> {
+    return this.changeAccount(accountId, { type: 'SetRetention', years });
   }
 
   async issueKey(accountId: string): Promise<Done<Account> & NewKey> {
@@ -225,12 +232,24 @@ export class Administration {
     this.checkText('reason', reason);
     await this.portal(portalId);
     const at = timestamp(this.deps.clock.now());
+    const caseId = caseStreamId(portalId, referenceId);
+    const personal = await this.sealedReason(caseId, validReason(reason));
     const command: CaseCommand =
       kind === 'allow'
-        ? { type: 'AllowCase', portalId, referenceId, reason }
-        : { type: kind === 'block' ? 'BlockCase' : 'HoldCase', portalId, referenceId, until, reason, at };
-    const { state, position } = await this.change(CASE_STREAM, caseStreamId(portalId, referenceId), command);
+        ? { type: 'AllowCase', portalId, referenceId, personal }
+        : { type: kind === 'block' ? 'BlockCase' : 'HoldCase', portalId, referenceId, until, personal, at };
+    const { state, position } = await this.change(CASE_STREAM, caseId, command);
     return { state: state ?? { portalId, referenceId, restriction: null }, position };
+  }
+
+  /** Seals under the key of the present reason, so that a repeated command makes the same box and changes nothing. */
+  private async sealedReason(caseId: string, reason: string | null): Promise<Personal<CaseReason>> {
+    if (reason === null) return null;
+    const { store, personal } = this.deps;
+    const present = (await load(store, CASE_STREAM, caseId)).state?.restriction?.personal ?? null;
+    if (present && !isBox(present) && present.clear.reason === reason) return inClear({ reason });
+    const known = isBox(present) ? (await personal.open([present.key])).key(present.key) : null;
+    return (known ?? (await personal.take())).seal({ reason }, caseReasonContext(caseId));
   }
 
   private change<State, Command, Event extends DomainEvent>(

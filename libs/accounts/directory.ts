@@ -8,7 +8,7 @@ import { isUuid, systemClock } from '#kernel';
 import { batched, type Queryable } from '#platform';
 import type { DomainEvent, ReadModel, Recorded, StreamType } from '#eventstore';
 import type { Account, AccountStatus, KeyEnvironment } from './account.js';
-import type { Case, CaseRestriction } from './case-restriction.js';
+import type { Case, Restriction } from './case-restriction.js';
 import { ACCOUNT_STREAM, CASE_STREAM, PORTAL_STREAM } from './events.js';
 import { asNow, type Portal } from './portal.js';
 
@@ -47,7 +47,7 @@ export interface ChargeTerms {
   /** null: no such portal. */
   readonly portal: Portal | null;
   /** The recorded restriction, which may have ended ({@link restrictionInForce}). null: there is none, or no reference id was given. */
-  readonly restriction: CaseRestriction | null;
+  readonly restriction: Restriction | null;
 }
 
 /** Reads the present rows. An id that is not a UUID counts as unknown. */
@@ -61,7 +61,7 @@ export interface Directory {
   /** All portals, oldest id first. */
   portals(): Promise<Portal[]>;
   grant(accountId: string, portalId: string): Promise<PortalAccess>;
-  caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null>;
+  caseRestriction(portalId: string, referenceId: string): Promise<Restriction | null>;
   chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms>;
 }
 
@@ -153,7 +153,6 @@ create table directory_case (
   revision     bigint not null,
   kind         text check (kind in ('blocked', 'held')),
   until        text,
-  reason       text,
   primary key (portal_id, reference_id)
 )`;
 
@@ -177,7 +176,7 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
 
 export const directoryModel: ReadModel = {
   name: 'directory',
-  shape: 3,
+  shape: 4,
   streamPrefixes: DIRECTORY_STREAMS,
   tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
   createTables: TABLES,
@@ -202,21 +201,22 @@ const readPortals = async (client: Queryable, rows: Rows, portalIds: readonly st
 };
 
 interface RestrictionColumns {
-  readonly kind: CaseRestriction['kind'] | null;
+  readonly kind: Restriction['kind'] | null;
   readonly until: string | null;
-  readonly reason: string | null;
 }
 
-const toRestriction = ({ kind, until, reason }: RestrictionColumns): CaseRestriction | null => (kind === null ? null : { kind, until, reason });
+const toRestriction = ({ kind, until }: RestrictionColumns): Restriction | null => (kind === null ? null : { kind, until });
 
 const readCases = async (client: Queryable, rows: Rows, cases: readonly { portalId: string; referenceId: string }[]) => {
   const found = await client.query<RestrictionColumns & { portal_id: string; reference_id: string; revision: string }>(
-    `select portal_id, reference_id, revision, kind, until, reason
+    `select portal_id, reference_id, revision, kind, until
      from directory_case join unnest($1::uuid[], $2::text[]) as asked (portal_id, reference_id) using (portal_id, reference_id)`,
     [cases.map(({ portalId }) => portalId), cases.map(({ referenceId }) => referenceId)],
   );
   for (const row of found.rows) {
-    const state = { portalId: row.portal_id, referenceId: row.reference_id, restriction: toRestriction(row) };
+    const restriction = toRestriction(row);
+    // The reason stays in the log. No later event depends on it.
+    const state = { portalId: row.portal_id, referenceId: row.reference_id, restriction: restriction && { ...restriction, personal: null } };
     rows.cases.set(caseKey(row.portal_id, row.reference_id), { state, revision: BigInt(row.revision) });
   }
 };
@@ -271,17 +271,15 @@ const writePortals = async (client: Queryable, rows: readonly Row<Portal>[]) => 
 
 const writeCases = async (client: Queryable, rows: readonly Row<Case>[]) => {
   await client.query(
-    `insert into directory_case (portal_id, reference_id, revision, kind, until, reason)
-     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[])
-     on conflict (portal_id, reference_id) do update
-       set revision = excluded.revision, kind = excluded.kind, until = excluded.until, reason = excluded.reason`,
+    `insert into directory_case (portal_id, reference_id, revision, kind, until)
+     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[])
+     on conflict (portal_id, reference_id) do update set revision = excluded.revision, kind = excluded.kind, until = excluded.until`,
     [
       rows.map(({ state }) => state.portalId),
       rows.map(({ state }) => state.referenceId),
       rows.map(({ revision }) => String(revision)),
       rows.map(({ state }) => state.restriction?.kind ?? null),
       rows.map(({ state }) => state.restriction?.until ?? null),
-      rows.map(({ state }) => state.restriction?.reason ?? null),
     ],
   );
 };
@@ -352,7 +350,7 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
   const portalIds = uuids(questions.map(({ portalId }) => portalId));
   const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null; portal: Portal | null }>({
     name: 'directory-charge-terms',
-    text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason, p.state as portal
+    text: `select a.status, g.active, g.once_granted, c.kind, c.until, p.state as portal
            from unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) with ordinality asked (account_id, portal_id, reference_id, shown_portal_id, number)
            left join directory_account a on a.account_id = asked.account_id
            left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
@@ -429,7 +427,7 @@ export const postgresDirectory = (db: Queryable): Directory => {
       if (!isUuid(portalId)) return null;
       const { rows } = await db.query<RestrictionColumns>({
         name: 'directory-case',
-        text: 'select kind, until, reason from directory_case where portal_id = $1::uuid and reference_id = $2',
+        text: 'select kind, until from directory_case where portal_id = $1::uuid and reference_id = $2',
         values: [portalId, referenceId],
       });
       return rows[0] ? toRestriction(rows[0]) : null;
@@ -490,8 +488,9 @@ export class MemoryDirectory implements Directory {
     return this.rows.portals.get(portalId.toLowerCase())?.state.access[accountId.toLowerCase()] ?? null;
   }
 
-  async caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null> {
-    return this.rows.cases.get(caseKey(portalId.toLowerCase(), referenceId))?.state.restriction ?? null;
+  async caseRestriction(portalId: string, referenceId: string): Promise<Restriction | null> {
+    const restriction = this.rows.cases.get(caseKey(portalId.toLowerCase(), referenceId))?.state.restriction;
+    return restriction ? { kind: restriction.kind, until: restriction.until } : null;
   }
 
   async chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms> {

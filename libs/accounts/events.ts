@@ -1,8 +1,9 @@
 /** The events of this lib, and the kinds of streams that hold them. */
 import { createHash } from 'node:crypto';
 import { type DecidedStreamType, defineEvents, type EventStore, type Recorded } from '#eventstore';
+import { inClear, type Personal } from '#kernel';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
-import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
+import { type Case, type CaseCommand, type CaseEvent, type CaseReason, caseRestriction } from './case-restriction.js';
 import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent, type PortalGateway } from './portal.js';
 
 export const accountEvents = defineEvents<AccountEvent>({
@@ -12,6 +13,7 @@ export const accountEvents = defineEvents<AccountEvent>({
   ApiKeyRevoked: [],
   AccountDeactivated: [],
   AccountReactivated: [],
+  AccountRetentionSet: [],
 });
 
 export const portalEvents = defineEvents<PortalEvent>({
@@ -28,7 +30,14 @@ export const portalEvents = defineEvents<PortalEvent>({
   PortalSigningSecretActivated: [],
 });
 
-export const caseEvents = defineEvents<CaseEvent>({ CaseBlocked: [], CaseHeld: [], CaseAllowed: [] });
+/** Upcast to version 2. Version 1 held the reason in clear. */
+const reasonInClear = <Data extends { readonly personal: Personal<CaseReason> }>({
+  reason,
+  ...data
+}: Omit<Data, 'personal'> & { readonly reason: string | null }): Data =>
+  ({ ...data, personal: reason === null ? null : inClear({ reason }) }) as unknown as Data;
+
+export const caseEvents = defineEvents<CaseEvent>({ CaseBlocked: [reasonInClear], CaseHeld: [reasonInClear], CaseAllowed: [reasonInClear] });
 
 export const ACCOUNT_STREAM: DecidedStreamType<Account | null, AccountCommand, AccountEvent> = {
   prefix: 'account-',

@@ -1,5 +1,5 @@
 export { AccessTokens, authenticate, type AuthenticationDeps, type Caller, exchange, type TokenGrant } from './access-token.js';
-export type { Account } from './account.js';
+export { type Account, MAX_RETENTION_YEARS } from './account.js';
 export {
   Administration,
   type CaseChange,
@@ -10,7 +10,7 @@ export {
   openSigningSecret,
 } from './administration.js';
 export { keyEnvironment, newApiKey, newSecret } from './api-key.js';
-export { restrictionInForce } from './case-restriction.js';
+export { caseReasonContext, restrictionInForce } from './case-restriction.js';
 export {
   type AccountFacts,
   type ChargeTerms,
@@ -21,7 +21,7 @@ export {
   type PortalAccess,
   postgresDirectory,
 } from './directory.js';
-export { gatewaysOfAllTime, gatewaysOfPortal } from './events.js';
+export { caseEvents, gatewaysOfAllTime, gatewaysOfPortal } from './events.js';
 export { apiKeyUseMigration, lastKeyUses, postgresKeyUse } from './key-use.js';
 export {
   type ChargeMode,
@@ -42,6 +42,7 @@ export {
   type RuleBrand,
   type VelocityLimits,
 } from './portal.js';
+export { retentionsOf } from './retention.js';
 export {
   type Bind,
   EVERYTHING,

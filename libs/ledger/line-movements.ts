@@ -7,7 +7,7 @@
  * Order of this file: movements; shares of cents; payments; settlement; decisions of staff.
  */
 import { type Cents, unreachable } from '#kernel';
-import type { Coding, Dispute, Initiator, Leg, LegReturned, LineItem, PaymentEvent } from '#payments';
+import type { Coding, Dispute, Initiator, Leg, LegReturned, PaymentEvent } from '#payments';
 import type { ExceptionEvent, RecordedLine, SettlementEvent } from '#settlement';
 import type { AdjustmentEvent } from './adjustment.js';
 import { columnOf, portalIn } from './line-postings.js';
@@ -138,7 +138,6 @@ export interface PaymentLine {
   readonly id: string;
   readonly cents: LineCents;
   readonly referenceId: string;
-  readonly description: string | null;
   readonly coding: Coding | null;
 }
 
@@ -189,9 +188,6 @@ export interface Moved {
   readonly payment: PaymentLines | null;
   readonly movements: readonly Movement[];
 }
-
-/** The description of a line. Personal data: this is the only place that takes it from an event. */
-const descriptionOf = ({ description }: LineItem): string | null => description;
 
 const NO_CENTS: LineCents = [0, 0];
 
@@ -298,7 +294,6 @@ const begin = (terms: Extract<PaymentEvent, { type: 'PaymentInitiated' }>['data'
     id: line.id,
     cents: [line.amountCents, line.serviceFeeCents],
     referenceId: line.referenceId,
-    description: descriptionOf(line),
     coding: line.coding,
   })),
   legs: terms.legs.map(({ leg, account: { gateway, merchantAccount }, principalCents, feeCents }) => ({

@@ -92,7 +92,7 @@ test('lines carry the coding that their portal names, from the next charge on, a
     const paymentId = house.ids.uuid();
     const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
     const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
-    const view = await charge(house.ports, { ...request, lineItems }, attempt, origin, new Deadline(house.clock, 20_000));
+    const { view } = await charge(house.ports, { ...request, lineItems }, attempt, origin, new Deadline(house.clock, 20_000));
     expect(JSON.stringify([view, await house.view(paymentId)])).not.toContain('coding');
     const [initiated] = await house.events(paymentId);
     return (initiated!.data as unknown as PaymentTerms).lineItems.map(({ coding }) => coding);

@@ -4,8 +4,30 @@
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
-import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
-import { brandOf, crockford, type Logger, type SandboxTime, type Slot, type Waiting } from '#platform';
+import {
+  type Cents,
+  type Clock,
+  CLOSED,
+  type Deadline,
+  type Ids,
+  type Json,
+  MAX_AMOUNT_CENTS,
+  type Reveal,
+  ServiceError,
+  timestamp,
+  unreachable,
+} from '#kernel';
+import {
+  brandOf,
+  crockford,
+  type Logger,
+  OpenedKeys,
+  type PersonalKey,
+  type PersonalKeys,
+  type SandboxTime,
+  type Slot,
+  type Waiting,
+} from '#platform';
 import { createHash } from 'node:crypto';
 import { codingOf } from './coding.js';
 import { feeByLine, serviceFee } from './fee.js';
@@ -34,9 +56,12 @@ import {
   type Payer,
   type Payment,
   type PaymentTerms,
+  type PaymentTexts,
   type TakenBack,
+  termsContext,
 } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
+import { noPersonalKey } from './personal.js';
 import { INTENT, type LoadedPayment, type PaymentStreams } from './stream.js';
 import type { Refusals } from './refusals.js';
 import type { Velocity, VelocitySubject } from './velocity.js';
@@ -57,6 +82,7 @@ export interface PaymentPorts {
   readonly directory: Directory;
   readonly velocity: Velocity;
   readonly refusals: Refusals;
+  readonly personal: PersonalKeys;
   readonly log: Logger;
 }
 
@@ -83,40 +109,55 @@ export interface ChargeAttempt extends Intent {
   readonly holds?: HoldsKey | null;
   /** A slot at the gateway that is reserved already. The charge releases it. */
   readonly slot?: Slot | null;
+  /** The key that seals the texts: that of the checkout. Default: a new key, if there are texts. */
+  readonly personalKey?: PersonalKey | null;
+}
+
+/** `key` seals the answer where it is stored. null: the answer has no personal data. */
+export interface ChargeDone {
+  readonly view: PaymentView;
+  readonly key: PersonalKey | null;
 }
 
 /** Our reference of one money movement: 20 characters of Crockford base32 from a hash of attempt, leg and operation (docs/contract.md#gateway). */
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
-/** Charges the card. Returns the Payment. Throws the specification's errors, with the payment id if there is one. */
+/**
+ * Charges the card. Returns the Payment. Throws the specification's errors, with the payment id if there is one. If no key for personal data can be
+ * had, throws IDEMPOTENCY_UNAVAILABLE before anything begins.
+ */
 export const charge = async (
   ports: PaymentPorts,
   request: ChargeRequest,
   attempt: ChargeAttempt,
   origin: Origin,
   deadline: Deadline,
-): Promise<PaymentView> => {
+): Promise<ChargeDone> => {
   const { clock, directory, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
   const terms = await directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
-  const { gateway, plan, limits } = await admitted(ports, request, attempt, terms, subject);
-  const slot =
-    attempt.slot ??
-    (await reserved(ports, request.accountId, terms, origin, deadline).catch(async (error: unknown) => {
-      // Nothing has begun, so this is no attempt (C70).
-      await velocity
-        .withdraw(subject, limits, attempt.attemptId)
-        .catch((withdrawal: unknown) => ports.log.warn({ err: withdrawal }, 'an attempt that did not begin stays counted'));
-      throw error;
-    }));
+  const { gateway, plan: unsealed, limits } = await admitted(ports, request, attempt, terms, subject);
+  // If nothing has begun, this is no attempt (C70).
+  const notBegun = async (error: unknown): Promise<never> => {
+    await velocity
+      .withdraw(subject, limits, attempt.attemptId)
+      .catch((withdrawal: unknown) => ports.log.warn({ err: withdrawal }, 'an attempt that did not begin stays counted'));
+    throw error;
+  };
+  const slot = attempt.slot ?? (await reserved(ports, request.accountId, terms, origin, deadline).catch(notBegun));
 
   const at = () => timestamp(clock.now());
   const { attemptId, idempotency } = attempt;
+  const texts = textsOf(request);
+  let key: PersonalKey | null;
   let loaded: LoadedPayment;
   let outcome: ChargeOutcome | { kind: 'too_late' };
   try {
+    // While the process has a key ready, this takes no time.
+    key = texts && (attempt.personalKey ?? (await ports.personal.take().catch((error: unknown) => notBegun(noPersonalKey(ports.log, error)))));
+    const plan: PaymentTerms = { ...unsealed, personal: key && key.seal(texts, termsContext(attempt.paymentId)) };
     try {
       const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
       loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
@@ -151,7 +192,13 @@ export const charge = async (
       .catch((error: unknown) =>
         ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
       );
-  return chargeAnswer(attempt.paymentId, loaded.payment);
+  return { view: chargeAnswer(attempt.paymentId, loaded.payment, key ? new OpenedKeys(new Map([[key.id, key]])) : CLOSED), key };
+};
+
+/** null: the request has no text about a person. */
+const textsOf = ({ payer, lineItems }: Pick<ChargeRequest, 'payer' | 'lineItems'>): PaymentTexts | null => {
+  const lines = lineItems.map(({ description, metadata }) => ({ description, metadata }));
+  return payer === null && lines.every(({ description, metadata }) => description === null && metadata === null) ? null : { payer, lines };
 };
 
 /** The checks E8 to E11, and the plan. Counts the attempt, or notes its refusal. Throws the refusal. */
@@ -183,11 +230,11 @@ const reserved = (
 ): Promise<Slot> => slots.reserve(portal!.gateway!.gateway, accountId, actor.type === 'payer' ? 'payer' : 'partner', deadline, during);
 
 /** The answer that follows from a payment's state. A takeover makes the same bytes from the stream (T7). */
-export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
+export const chargeAnswer = (paymentId: string, payment: Payment, reveal: Reveal): PaymentView => {
   if (!isVisible(payment)) throw new Error('no payment to answer with');
   switch (payment.phase) {
     case 'charged':
-      return paymentView(paymentId, payment);
+      return paymentView(paymentId, payment, reveal);
     case 'failed':
       throw payment.declineCode
         ? new ServiceError('PAYMENT_DECLINED', DECLINE_MESSAGES[payment.declineCode], { id: paymentId, declineCode: payment.declineCode })
@@ -264,7 +311,7 @@ const refuseOrPlan = (
   request: ChargeRequest,
   { attemptId }: ChargeAttempt,
   terms: ChargeTerms,
-): { gateway: PaymentGateway; plan: PaymentTerms } => {
+): { gateway: PaymentGateway; plan: Omit<PaymentTerms, 'personal'> } => {
   const { portal, portalGateway, gateway } = refuseByTerms(ports, request.amountCents, terms);
   const method = methodOf(request.instrument);
   const { brands } = portal.rules;
@@ -292,7 +339,7 @@ const refuseOrPlan = (
     account: accountOf(portalGateway, name),
     references: { charge: gatewayRef(attemptId, name, 'charge'), reversal: gatewayRef(attemptId, name, 'reversal') },
   });
-  const plan: PaymentTerms = {
+  const plan: Omit<PaymentTerms, 'personal'> = {
     accountId: request.accountId,
     portalId: request.portalId,
     referenceId: request.referenceId,
@@ -305,11 +352,8 @@ const refuseOrPlan = (
       amountCents: line.amountCents,
       serviceFeeCents: shares[index]!,
       referenceId: line.referenceId,
-      description: line.description,
-      metadata: line.metadata,
       coding: codingOf(line.metadata, portal.coding),
     })),
-    payer: request.payer,
     paymentMethod: method,
     legs:
       chargeMode === 'combined'
@@ -339,7 +383,7 @@ const methodOf = (instrument: PaymentInstrument): PaymentTerms['paymentMethod'] 
 const moveMoney = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
-  plan: PaymentTerms,
+  plan: Pick<PaymentTerms, 'legs'>,
   { attemptId }: ChargeAttempt,
   intent: Position | null,
   request: ChargeRequest,

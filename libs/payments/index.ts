@@ -110,15 +110,18 @@ export {
   type Coding,
   type Dispute,
   DISPUTE_STATUSES,
+  disputeContext,
   disputedCents,
   type DisputeStatus,
   type Initiator,
   type Intent,
   isVisible,
+  keysOfPayment,
   type LegMove,
   type LegReturned,
   type LegTerms,
   type LineItem,
+  type LineTexts,
   type Means,
   openAttempt,
   type Payer,
@@ -129,6 +132,10 @@ export {
   type PaymentEvent,
   type PaymentStatus,
   type PaymentTerms,
+  type PaymentTexts,
+  personalIn,
+  type Reason,
+  reasonContext,
   type RecordedKey,
   remaining,
   type RequestRefund,
@@ -137,9 +144,11 @@ export {
   type ReversalRequest,
   SETTLEMENT_STATUSES,
   statusOf,
+  termsContext,
   type VisiblePayment,
 } from './payment.js';
-export { type LineItemView, type PaymentView, paymentView, type RefundView, type VoidView } from './payment.view.js';
+export { type LineItemView, type PaymentView, paymentView, reasonOf, type RefundView, type VoidView } from './payment.view.js';
+export { keyForPayment, openPayment } from './personal.js';
 export {
   createRecovery,
   postgresRecoveryWork,
@@ -160,12 +169,13 @@ export {
   type AcknowledgeRequest,
   operator,
   raiseStaffTask,
+  refuseClearText,
   refuseStaffText,
   staff,
   type StaffTaskReason,
 } from './staff.js';
 export { OPEN_STAFF_TASKS, openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
-export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
+export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent, textOf } from './stream.js';
 export {
   listRefusals,
   postgresRefusals,

@@ -5,10 +5,10 @@
 import { type Bind, type Directory, EVERYTHING, type Scope, scopeCondition } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
-import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
+import { type Client, copyInto, type KeyRing, type PersonalKeys, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
-import { isVisible, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
+import { isVisible, keysOfPayment, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { WAITS_FOR_STAFF } from './staff-work.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
@@ -154,7 +154,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 5,
+  shape: 6,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],
@@ -318,6 +318,7 @@ export interface PaymentListPorts {
   readonly ownLog: LogGate;
   readonly keys: KeyRing;
   readonly directory: Directory;
+  readonly personal: Pick<PersonalKeys, 'open'>;
   head(): Promise<Position | null>;
   /** true as soon as the list has reached the position. false: the list did not reach it in time. */
   caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
@@ -351,12 +352,13 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
   const { rows, hasMore } = await ports.rows.page(accountId, filters, after, size);
+  const opened = await ports.personal.open([...new Set(rows.flatMap(({ payment }) => keysOfPayment(payment)))]);
   const last = hasMore ? rows.at(-1) : undefined;
   return {
     page: {
       payments: rows.map(({ paymentId, payment }) => {
         if (!isVisible(payment)) throw new Error('a row without a payment');
-        return paymentView(paymentId, payment);
+        return paymentView(paymentId, payment, opened);
       }),
       nextCursor:
         last && isVisible(last.payment)

@@ -4,7 +4,7 @@
  * Order of this file: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here calls a
  * gateway, a clock or a database: commands bring times, ids, references and gateway outcomes. GET, list, answers and audit all use this `evolve`.
  */
-import { type Cents, type Decider, type Json, proRata, ServiceError, sumCents, unreachable } from '#kernel';
+import { type Cents, type Decider, isSamePersonal, type Json, keysIn, type Personal, proRata, ServiceError, sumCents, unreachable } from '#kernel';
 import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -97,13 +97,32 @@ export interface LineItem {
   /** This line's share of the service fee, in cents (C33). */
   readonly serviceFeeCents: Cents;
   readonly referenceId: string;
-  readonly description: string | null;
-  readonly metadata: Readonly<Record<string, Json>> | null;
   /** Codes for the general ledger, from the metadata. null: the portal named no key, or the line has none of them. */
   readonly coding: Coding | null;
 }
 
 export type Coding = Readonly<Record<string, string>>;
+
+/** The texts of a create: the payer, and what the lines say. They lie in a box. `lines`: in the order of the line items. */
+export interface PaymentTexts {
+  readonly payer: Payer | null;
+  readonly lines: readonly LineTexts[];
+}
+
+export interface LineTexts {
+  readonly description: string | null;
+  readonly metadata: Readonly<Record<string, Json>> | null;
+}
+
+/** Why money was returned or disputed, in words. */
+export interface Reason {
+  readonly reason: string;
+}
+
+// Contexts of the boxes of a payment: its stream and the field.
+export const termsContext = (paymentId: string): string => `payment-${paymentId}/terms`;
+export const reasonContext = (paymentId: string, attemptId: string): string => `payment-${paymentId}/reason:${attemptId}`;
+export const disputeContext = (paymentId: string, disputeId: string): string => `payment-${paymentId}/dispute:${disputeId}`;
 
 export interface Payer {
   readonly firstName?: string;
@@ -139,7 +158,7 @@ export interface PaymentTerms {
   readonly feeVersion: number;
   readonly chargeMode: 'separate' | 'combined';
   readonly lineItems: readonly LineItem[];
-  readonly payer: Payer | null;
+  readonly personal: Personal<PaymentTexts>;
   readonly paymentMethod: { readonly type: 'card' | 'card_token'; readonly brand: string; readonly last4: string };
   readonly legs: readonly LegTerms[];
 }
@@ -179,7 +198,7 @@ export type Means = 'void' | 'refund';
 export interface ReversalRequest {
   readonly attemptId: string;
   readonly initiatedBy: Initiator;
-  readonly reason: string | null;
+  readonly personal: Personal<Reason>;
   /** The amount and the fee as they were requested. They identify a repeat without a key (C18). */
   readonly asked: { readonly amountCents: Cents | null; readonly includeFee: boolean };
   readonly legs: readonly LegMove[];
@@ -214,7 +233,8 @@ export interface ReversalEnd {
   readonly reversalType: Means | null;
   /** Cents that this attempt returned, fee included. */
   readonly amountCents: Cents;
-  readonly reason: string | null;
+  /** Copied from the request. */
+  readonly personal: Personal<Reason>;
   readonly initiatedBy: Initiator;
 }
 
@@ -227,7 +247,7 @@ export interface Dispute {
   /** The processor's own word for the latest step, at most 64 characters (C57). */
   readonly stage: string;
   readonly reasonCode: string;
-  readonly reason: string;
+  readonly personal: Personal<Reason>;
   readonly disputedAmountCents: Cents;
   /** The leg whose charge the processor named. Absent if it named none. The books take the merchant account from this leg. */
   readonly leg?: Leg;
@@ -626,6 +646,17 @@ export const disputedCents = (payment: Charged): Cents =>
     ({ disputedAmountCents }) => disputedAmountCents,
   );
 
+/** Every text about a person that the payment holds. */
+export const personalIn = (payment: Payment): readonly Personal<unknown>[] => {
+  if (!isVisible(payment)) return [];
+  const { terms } = payment;
+  if (payment.phase !== 'charged') return [terms.personal];
+  return [terms.personal, ...payment.attempts.map(({ personal }) => personal), ...payment.disputes.map(({ personal }) => personal)];
+};
+
+/** The ids of the keys of these texts, that of the create first. */
+export const keysOfPayment = (payment: Payment): readonly string[] => keysIn(personalIn(payment));
+
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
@@ -773,7 +804,7 @@ export type ChargeFinding = { readonly leg: Leg } & (
 interface ReversalCommand extends Intent {
   readonly at: string;
   readonly initiatedBy: Initiator;
-  readonly reason: string | null;
+  readonly personal: Personal<Reason>;
   readonly references: (leg: Leg) => { readonly void: Ref; readonly refund: Ref };
 }
 export interface RequestVoid extends ReversalCommand {
@@ -977,8 +1008,8 @@ const request = (
     feeCents: feeCents > 0 ? line.serviceFeeCents - payment.lines[index]!.feeReturnedCents : 0,
   }));
   if (sumCents(lines, (line) => line.feeCents) !== feeCents) throw new Error('a fee goes back whole or not at all');
-  const { attemptId, initiatedBy, reason, idempotency } = command;
-  return { attemptId, initiatedBy, reason, asked, legs, lines, completes, idempotency };
+  const { attemptId, initiatedBy, personal, idempotency } = command;
+  return { attemptId, initiatedBy, personal, asked, legs, lines, completes, idempotency };
 };
 
 const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transactionId }: Ask<'RecordLegReturned'>): PaymentEvent[] => {
@@ -1000,8 +1031,8 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   const outcome = missing === 0 ? 'completed' : attempt.returned.length > 0 ? 'partial' : unfinished!;
   const reversalType = attempt.returned.length === 0 ? null : attempt.returned.some(({ means }) => means === 'refund') ? 'refund' : 'void';
   const amountCents = sumCents(attempt.returned, cents);
-  const { operation, reason, initiatedBy } = attempt;
-  return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
+  const { operation, personal, initiatedBy } = attempt;
+  return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, personal, initiatedBy } }];
 };
 
 /** A leg settles in one batch. Later amounts from the same batch replace the first ones. A report of another batch changes nothing. */
@@ -1034,7 +1065,7 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
 
 /**
  * Opens a dispute on a charged payment. Its amount is at least 1 cent, and at most the captured amount of the named leg or of all legs (C30). A
- * second opening with the same terms changes nothing.
+ * second opening with the same terms changes nothing. Its reason is sealed under the key of the first one, so equal reasons are equal boxes.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
@@ -1046,8 +1077,8 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
     throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
   const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
   if (!before) return [{ type: 'PaymentDisputed', at, data: dispute }];
-  const { status, stage, ...terms } = dispute;
-  if (Object.entries(terms).some(([name, value]) => before[name as keyof Dispute] !== value))
+  const { status, stage, personal, ...terms } = dispute;
+  if (!isSamePersonal(before.personal, personal) || Object.entries(terms).some(([name, value]) => before[name as keyof Dispute] !== value))
     throw new ServiceError('INVALID_STATE', 'A dispute with this id was opened with other terms.');
   return [];
 };

@@ -7,14 +7,14 @@
  * If the evidence agrees, references are finalised. For `succeeded`: those that could still undo the charge. For any other decision: also those that
  * could still make the charge.
  */
-import { type Cents, Deadline, ServiceError, timestamp } from '#kernel';
+import { type Cents, CLOSED, Deadline, ServiceError, timestamp } from '#kernel';
 import type { PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
 import type { GatewayAccount, Leg, LookedUp, NamedTransaction, PaymentGateway } from './gateway/gateway.js';
 import { type Awaiting, cents, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
-import { refuseStaffText, staff } from './staff.js';
+import { refuseClearText, staff } from './staff.js';
 import { retryingConflicts } from './stream.js';
 import type { Origin } from '#eventstore';
 
@@ -77,7 +77,7 @@ export class GatewayCannotTell extends ServiceError {
 
 /** Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE or {@link GatewayCannotTell}. */
 export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
-  refuseStaffText('evidence', request.evidence);
+  refuseClearText('evidence', request.evidence);
   const origin = staff(request.by, ports.ids.uuid());
   await settled.caughtUp();
   const { paymentId } = request;
@@ -142,7 +142,8 @@ const resolveOnce = async (
   const command = { type: 'Resolve', at: at(), as, charge, evidence: [evidence, ...said].join('; '), by, forced } as const;
   const { payment } = await streams.execute(loaded, [command], origin, deadline);
   if (!isVisible(payment)) throw new Error('a resolved payment is visible');
-  return paymentView(paymentId, payment);
+  // Staff see no personal data here.
+  return paymentView(paymentId, payment, CLOSED);
 };
 
 const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, evidence: LegEvidence): void => {

@@ -957,7 +957,7 @@ describe('facts of others in between', () => {
             status: 'debited',
             stage: 'chargeback',
             reasonCode: 'x',
-            reason: 'x',
+            personal: null,
             disputedAmountCents: 9_000,
             openedOn: '2026-01-01',
             dueDate: '2026-01-20',

@@ -5,8 +5,8 @@
  * every reference that the attempt may have used (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
-import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
-import type { Slot } from '#platform';
+import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, timestamp } from '#kernel';
+import { OpenedKeys, type PersonalKey, type Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
@@ -25,6 +25,8 @@ import {
   openAttempt,
   payment as decider,
   type PaymentCommand,
+  type Reason,
+  reasonContext,
   type RecordedKey,
   remaining,
   resultOf,
@@ -34,6 +36,7 @@ import {
   voidFailed,
 } from './payment.js';
 import { refundView, type ReversalView, voidView } from './payment.view.js';
+import { keyForPayment, keyOfText } from './personal.js';
 import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
@@ -72,7 +75,7 @@ export const reverse = async (
   deadline: Deadline,
 ): Promise<Executed<ReversalView>> => {
   const { streams, clock, ids } = ports;
-  const executed = (view: ReversalView): Executed<ReversalView> => ({ view, replayed: false });
+  const executed = (result: Told): Executed<ReversalView> => ({ ...result, replayed: false });
   const at = () => timestamp(clock.now());
   const waitUntil = clock.monotonic() + WAIT_FOR_OTHER_MS;
   let attemptId = key?.attemptId ?? ids.uuid();
@@ -93,10 +96,11 @@ export const reverse = async (
       const own = renewed ? undefined : resultOf(payment, attemptId);
       // The owner of the attempt vanished. The same calls are made again, and the gateway executes each reference only once.
       if (own && !own.ended && !own.fenced) {
+        const opened = await ports.personal.open(keysIn([own.personal]));
         const slot = await resumed(ports, request, payment, deadline);
         if (!slot) throw timeout(request.paymentId);
         try {
-          return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
+          return executed(await run(ports, loaded, own.attemptId, opened, origin, deadline, true));
         } finally {
           slot.release();
         }
@@ -105,7 +109,7 @@ export const reverse = async (
       // under a new key. If the caller got a 5xx before, this answer is the first one and no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
-        return { view: (await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
+        return { ...(await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
       }
       // A void that the gateway rejected is final (C15), even without a stored answer. A second call might get another answer, for example after a
       // new dispute.
@@ -127,15 +131,17 @@ export const reverse = async (
 
       const repeated = (key === null ? untold(payment, request, timestamp(clock.realNow())) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
-        const told = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
-        if (told) return executed(told);
+        const repeat = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
+        if (repeat) return executed(repeat);
         continue;
       }
       renews = !!own?.ended;
     }
-    const intent = () => command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, at());
+    const intent = (sealing: PersonalKey | null) =>
+      command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, sealedReason(request, attemptId, sealing), at());
     // Throws the refusals of C63 before the wait for a slot.
-    decider.decide(payment, intent());
+    decider.decide(payment, intent(null));
+    const sealing = request.reason === null ? null : await keyForPayment(ports, payment);
     const slot = await reserved(ports, request, payment as Charged, deadline);
     try {
       if (renews) {
@@ -144,8 +150,9 @@ export const reverse = async (
         attemptId = await key!.renew();
         renewed = true;
       }
-      const next = await streams.execute(loaded, [intent()], origin, deadline, INTENT);
-      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, false));
+      const next = await streams.execute(loaded, [intent(sealing)], origin, deadline, INTENT);
+      const opened = new OpenedKeys(new Map(sealing ? [[sealing.id, sealing]] : []));
+      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, opened, origin, deadline, false));
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
@@ -157,6 +164,12 @@ export const reverse = async (
     }
   }
 };
+
+/** The result of an attempt, and the key that seals it where it is stored. */
+type Told = Pick<Executed<ReversalView>, 'view' | 'key'>;
+
+const sealedReason = ({ paymentId, reason }: ReverseRequest, attemptId: string, key: PersonalKey | null): Personal<Reason> =>
+  key === null || reason === null ? null : key.seal({ reason }, reasonContext(paymentId, attemptId));
 
 /** Reserves a slot at the gateway for a new attempt. Throws RATE_LIMITED, before anything has begun. */
 const reserved = async (ports: PaymentPorts, request: ReverseRequest, payment: Charged, deadline: Deadline): Promise<Slot> => {
@@ -200,26 +213,48 @@ const tell = (
   origin: Origin,
   deadline: Deadline,
   how: 'again' | { readonly as: Intent | null },
-): Promise<ReversalView | null> =>
+): Promise<Told | null> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(request.paymentId);
-    if (how !== 'again' && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
+    const { acknowledged, personal } = attemptOf(loaded.payment, attemptId)!;
+    if (how !== 'again' && acknowledged) return null;
+    const opened = await ports.personal.open(keysIn([personal]));
     const toldAs = how === 'again' ? null : how.as;
     const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
     const { payment } = await ports.streams.execute(loaded, [acknowledge], origin, deadline);
-    return reversalResult(request.paymentId, payment as Charged, attemptId);
+    return told(request.paymentId, payment as Charged, attemptId, opened);
   });
 
 /** The answer for an attempt that succeeded. */
-export const reversalResult = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
+export const reversalResult = (paymentId: string, payment: Charged, attemptId: string, reveal: Reveal): ReversalView => {
   const attempt = attemptOf(payment, attemptId)!;
-  return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
+  return attempt.operation === 'void' ? voidView(paymentId, payment, attempt, reveal) : refundView(paymentId, payment, attempt, reveal);
 };
 
-const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, intent: Intent, at: string): PaymentCommand => {
-  const { initiatedBy, reason } = request;
+const told = (paymentId: string, payment: Charged, attemptId: string, opened: OpenedKeys): Told => ({
+  view: reversalResult(paymentId, payment, attemptId, opened),
+  key: keyOfText(opened, attemptOf(payment, attemptId)!.personal),
+});
+
+/** The result that belongs to the key of `attemptId`, made again without its reason. Throws if the payment has no such result. */
+export const reversalAgain = async ({ streams }: PaymentPorts, paymentId: string, attemptId: string): Promise<ReversalView> => {
+  const { payment } = await streams.load(paymentId);
+  const result = payment.phase === 'charged' ? resultOf(payment, attemptId) : undefined;
+  if (payment.phase !== 'charged' || !result) throw new Error(`${paymentId}: the stream does not hold the attempt that was answered`);
+  return reversalResult(paymentId, payment, result.attemptId, CLOSED);
+};
+
+const command = (
+  ports: PaymentPorts,
+  request: ReverseRequest,
+  { payment }: LoadedPayment,
+  intent: Intent,
+  personal: Personal<Reason>,
+  at: string,
+): PaymentCommand => {
+  const { initiatedBy } = request;
   const references = (leg: Leg) => ({ void: gatewayRef(intent.attemptId, leg, 'void'), refund: gatewayRef(intent.attemptId, leg, 'refund') });
-  const common = { at, ...intent, initiatedBy, reason, references };
+  const common = { at, ...intent, initiatedBy, personal, references };
   if (request.operation === 'void') return { type: 'RequestVoid', ...common };
   const capabilities = (leg: Leg) =>
     gatewayOf(
@@ -239,15 +274,16 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Running an attempt: the money of each leg that is not returned yet is returned, principal first.
 
-/** `again`: an earlier request may have made the same calls without recording their outcome. */
+/** `opened`: the key of the attempt's reason. `again`: an earlier request may have made the same calls without recording their outcome. */
 const run = async (
   ports: PaymentPorts,
   begun: LoadedPayment,
   attemptId: string,
+  opened: OpenedKeys,
   origin: Origin,
   deadline: Deadline,
   again: boolean,
-): Promise<ReversalView> => {
+): Promise<Told> => {
   const { paymentId } = begun;
   const at = () => timestamp(ports.clock.now());
   let loaded = begun;
@@ -296,7 +332,7 @@ const run = async (
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
-  return reversalResult(paymentId, loaded.payment as Charged, attemptId);
+  return told(paymentId, loaded.payment as Charged, attemptId, opened);
 };
 
 /** Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). */

@@ -2,7 +2,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { change, Conflict, type DecidedStreamType, defineEvents, type EventStore, execute, load, type Origin } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
-import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
+import { cardInText, contactInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import type { Payment } from './payment.js';
 
@@ -32,6 +32,16 @@ export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TE
   if (NUL_OR_LONE_SURROGATE.test(text)) throw refuse('must not hold a NUL or a lone surrogate');
   const card = cardInText(text);
   if (card) throw refuse(card);
+};
+
+/**
+ * As {@link refuseStaffText}, for a text about the books or about a decision, which the log keeps in clear. Also refuses e-mail addresses and telephone
+ * numbers, since no erasure reaches them.
+ */
+export const refuseClearText = (field: string, text: string): void => {
+  refuseStaffText(field, text);
+  const contact = contactInText(text);
+  if (contact) throw new ServiceError('VALIDATION_ERROR', `${field} ${contact}.`);
 };
 
 export type StaffTaskReason =
@@ -144,7 +154,7 @@ export const acknowledgeStaffTask = async (
   store: EventStore,
   { paymentId, task, reason, by }: AcknowledgeRequest,
 ): Promise<AcknowledgeRequest> => {
-  refuseStaffText('reason', reason);
+  refuseClearText('reason', reason);
   const origin = staff(by, ids.uuid());
   const busy = () => new ServiceError('INVALID_STATE', 'The task is being changed; try again.');
   const command = { type: 'Acknowledge', paymentId, task, reason, by: origin.actor.id } as const;

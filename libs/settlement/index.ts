@@ -8,7 +8,7 @@ export {
   type RecordedLine,
   type SettlementEvent,
 } from './batch.js';
-export { openDispute, updateDispute } from './dispute.js';
+export { type DisputeFacts, type DisputeTerms, openDispute, updateDispute } from './dispute.js';
 export { exceptionEvents, settlementEvents, settlementFileEvents } from './events.js';
 export { EXCEPTION_STATUSES, type ExceptionEvent, type ExceptionStatus, OPEN_STATUSES, type Resolution, settlementException } from './exception.js';
 export { batchFigures, exceptionFigures } from './figures.js';

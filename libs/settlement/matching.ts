@@ -10,7 +10,7 @@ import type { Scope } from '#accounts';
 import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
-import { type GatewayAccount, type Leg, paymentScopeCondition, refuseStaffText } from '#payments';
+import { type GatewayAccount, type Leg, paymentScopeCondition, refuseClearText, refuseStaffText } from '#payments';
 import { LATE_AFTER_DAYS } from './register.js';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
@@ -378,7 +378,7 @@ export type ExceptionChange =
 export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, origin: Origin): Promise<void> => {
   const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
-  else refuseStaffText('reason', change.reason);
+  else refuseClearText('reason', change.reason);
   if (change.type === 'Resolve' && change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };

@@ -30,7 +30,7 @@ const TABLES = `
     ref text not null, gateway text not null, merchant_account text not null, leg text not null, op text not null, transaction_id text,
     settled_batch_id text, exception_id uuid, rejected boolean not null default false, auth_code text, brand text, last4 text, avs text, cvv text);
   create table dispute (
-    dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null, reason text not null,
+    dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null,
     disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
   create table settlement_batch (
     gateway text not null, merchant_account text not null, batch_id text not null, closed_at timestamptz not null, funded_on date, line_count int not null,
@@ -75,7 +75,7 @@ const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 7,
+  shape: 8,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
@@ -362,12 +362,12 @@ const writeLessened = async (client: Queryable, rows: readonly Lessened[]): Prom
 };
 
 const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { paymentId: string; at: string })[]): Promise<void> => {
-  for (const { disputeId, paymentId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate, at } of disputes)
+  for (const { disputeId, paymentId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate, at } of disputes)
     await client.query(
-      `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
-       values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+      `insert into dispute (dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on, due_date, updated_at)
+       values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
        on conflict (dispute_id) do update set status = excluded.status, stage = excluded.stage, updated_at = excluded.updated_at`,
-      [disputeId, paymentId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate, at],
+      [disputeId, paymentId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate, at],
     );
 };
 
@@ -590,7 +590,7 @@ export interface RegisteredTransaction {
   readonly exceptionId: string | null;
 }
 
-export interface RegisteredDispute extends Dispute {
+export interface RegisteredDispute extends Omit<Dispute, 'personal'> {
   readonly paymentId: string;
   readonly updatedAt: string;
 }
@@ -741,7 +741,7 @@ const accountOf = (row: Readonly<Record<string, string>>): GatewayAccount => ({
 
 type StoredDispute = Record<string, string> & { updated_at: Date };
 
-const DISPUTE = 'dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on::text, due_date::text, updated_at';
+const DISPUTE = 'dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on::text, due_date::text, updated_at';
 
 const isOpen = ({ status }: RegisteredDispute): boolean => status === 'debited' || status === 'in_dispute';
 
@@ -751,7 +751,6 @@ const toDispute = (row: StoredDispute): RegisteredDispute => ({
   status: row.status as DisputeStatus,
   stage: row.stage!,
   reasonCode: row.reason_code!,
-  reason: row.reason!,
   disputedAmountCents: Number(row.disputed_amount_cents),
   openedOn: row.opened_on!,
   dueDate: row.due_date!,

@@ -23,7 +23,7 @@ import {
   type PaymentGateway,
   RECOVERY_SCHEDULE_MS,
   RECOVERY_STARTS_AFTER_MS,
-  refuseStaffText,
+  refuseClearText,
   REQUEST_DEADLINE_MS,
   resolvePayment,
   retryingConflicts,
@@ -61,7 +61,7 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   const { payments, store } = ports;
   const { clock, ids, slots } = payments;
   const { exceptionId, reason, by, last4 } = request;
-  refuseStaffText('reason', reason);
+  refuseClearText('reason', reason);
   const at = () => timestamp(clock.now());
   const deadline = new Deadline(clock, REQUEST_DEADLINE_MS);
   const { state } = await load(store, EXCEPTION_STREAM, exceptionId);

@@ -7,7 +7,6 @@ import {
   acknowledgeStaffTask,
   type AcknowledgeRequest,
   atStableTime,
-  type Dispute,
   type PaymentPorts,
   type PaymentView,
   resolvePayment,
@@ -16,7 +15,7 @@ import {
 import { PAYMENT_PORTS } from '#payments/module';
 import type { Pool } from '#platform';
 import { commandHandler } from '#platform/module';
-import { type DisputeChange, openDispute, updateDispute } from './dispute.js';
+import { type DisputeChange, type DisputeFacts, type DisputeTerms, openDispute, updateDispute } from './dispute.js';
 import {
   changeException,
   type ExceptionChange,
@@ -52,17 +51,17 @@ export class AcknowledgeTask extends Command<AcknowledgeRequest> {
   }
 }
 
-export class OpenDispute extends Command<Dispute> {
+export class OpenDispute extends Command<DisputeFacts> {
   constructor(
     readonly paymentId: string,
-    readonly dispute: Dispute,
+    readonly dispute: DisputeTerms,
     readonly origin: Origin,
   ) {
     super();
   }
 }
 
-export class UpdateDispute extends Command<Dispute & { readonly paymentId: string }> {
+export class UpdateDispute extends Command<DisputeFacts & { readonly paymentId: string }> {
   constructor(
     readonly disputeId: string,
     readonly change: DisputeChange,

@@ -17,7 +17,7 @@ import { type IdempotencyStore, type PaymentCommand, type PaymentGateway, Paymen
 import { hashedUuid } from '#platform';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
 import type { Bank, Result } from './bank.js';
-import type { Seams, World } from './service.js';
+import { clearText, type Seams, type World } from './service.js';
 import type { LosingStore } from './work.js';
 
 export interface Canary {
@@ -91,8 +91,11 @@ const gated = (inner: LogGate, verified: LogGate['verified']): LogGate => ({
 });
 
 const claimed =
-  (change: (one: Claimed) => Claimed) =>
-  (inner: Deliveries): Deliveries => ({ ...inner, claimDue: async (slots) => (await inner.claimDue(slots)).map(change) });
+  (change: (one: Claimed, world: World) => Claimed) =>
+  (inner: Deliveries, world: World): Deliveries => ({
+    ...inner,
+    claimDue: async (slots) => (await inner.claimDue(slots)).map((one) => change(one, world)),
+  });
 
 /** A patch that changes the refunds and voids of each loaded payment. */
 const attemptsRead = (change: (attempt: Record<string, unknown>) => Record<string, unknown>) =>
@@ -317,7 +320,7 @@ export const CANARIES: readonly Canary[] = [
             name,
             fence,
             ending.to === 'completed'
-              ? { to: 'completed', answer: { ...ending.answer, body: ending.answer.body.replace(/}$/, `,"at":${world.sim.now}}`) } }
+              ? { to: 'completed', answer: { ...ending.answer, body: ending.answer.body.replace(/.$/, `,"at":${world.sim.now}}`) } }
               : ending,
           ),
       }),
@@ -635,7 +638,12 @@ export const CANARIES: readonly Canary[] = [
   { name: 'a failure is the end', seams: { deliveries: fates((fate) => (fate.state === 'pending' ? { state: 'held' } : fate)) } },
   {
     name: 'the body is written anew for every attempt',
-    seams: { deliveries: claimed((one) => ({ ...one, payload: Buffer.concat([one.payload, Buffer.alloc(one.attempts, ' ')]) })) },
+    seams: {
+      deliveries: claimed((one, world) => {
+        const body = clearText(world.opened, one.payload.toString(), `${one.stream}/webhook:${one.eventId}`);
+        return { ...one, payload: Buffer.from(body + ' '.repeat(one.attempts)) };
+      }),
+    },
   },
   {
     name: 'a redelivery is another event',

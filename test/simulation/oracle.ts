@@ -7,7 +7,7 @@
  */
 import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
 import { checkpointOf, type Recorded } from '#eventstore';
-import { fold, ServiceError } from '#kernel';
+import { CLOSED, fold, type Personal, type Reveal, ServiceError } from '#kernel';
 import {
   chargeAnswer,
   gatewayRef,
@@ -22,11 +22,11 @@ import {
   paymentEvents,
 } from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
-import { errorAnswer, successAnswer } from '#platform';
+import { errorAnswer, type OpenedKeys, successAnswer } from '#platform';
 import { auditLedger, auditNotifications } from './audits.js';
 import { type BankCharge, CARDS } from './bank.js';
 import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';
-import { type Ask, loggedKeyName, PORTALS, type Reply, RING, type World } from './service.js';
+import { type Ask, clearText, loggedKeyName, PORTALS, type Reply, RING, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
@@ -680,7 +680,8 @@ export class Oracle {
         case 'VoidRequested':
         case 'RefundRequested': {
           must(phase === 'charged' && open === null, event.type);
-          const request = event.data as unknown as BookAttempt['request'];
+          const data = event.data as unknown as BookAttempt['request'];
+          const request = { ...data, context: `${event.stream}/reason:${data.attemptId}` };
           open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, requestedAt: Date.parse(event.meta.recordedAt), fenced: false, ended: null, endedAt: Number.POSITIVE_INFINITY, returned: [], remainingAfter: 0 }; // prettier-ignore
           book.attempts.set(request.attemptId, open);
           break;
@@ -882,7 +883,8 @@ export class Oracle {
   }
 
   private byReason(request: BookAttempt['request']): Intention | undefined {
-    return this.intentions.find(({ name }) => name === request.reason);
+    const reason = this.world.opened.content(request.personal, request.context)?.reason;
+    return this.intentions.find(({ name }) => name === reason);
   }
 
   /** Compares requested returns with returned money and with answers. Each return happens at most once (C17, C18, C38). */
@@ -1018,7 +1020,7 @@ export class Oracle {
     });
     const closed = standing.filter(({ accepted }) => accepted).map(({ closedAt }) => closedAt);
     const status = standing.some(({ accepted }) => !accepted) ? 'rejected' : closed.length > 0 ? 'settled' : 'unsettled';
-    const shown = paymentView(paymentId, JSON.parse(this.world.tables.list.get(paymentId)!.state)).settlement;
+    const shown = paymentView(paymentId, JSON.parse(this.world.tables.list.get(paymentId)!.state), CLOSED).settlement;
     const settledAt = closed.sort()[0] ?? null;
     this.check(
       shown?.status === status && shown.settledAt === settledAt,
@@ -1027,12 +1029,14 @@ export class Oracle {
   }
 
   private auditKeys(streams: ReadonlyMap<string, readonly Recorded[]>): void {
+    const { opened } = this.world;
     for (const row of this.world.keys.rows.values()) {
       if (row.operation === 'create') this.check(row.state !== 'in_progress', 'A9: the key of a create is in progress when everything runs again');
       else this.check(row.state !== 'in_progress' || row.leaseUntil! <= this.world.sim.now, 'A9: a lease runs when everything runs again');
       if (row.operation !== 'create' || row.state !== 'completed') continue;
       const events = (streams.get(`payment-${row.paymentId}`) ?? []).slice(0, 2).map(paymentEvents.read);
-      this.check(row.body === rebuilt(row.paymentId, events), 'A7: a stored answer is not the one that its events make');
+      const body = boxedBody(opened, row.body!, `payment-${row.paymentId}/answer:${row.paymentId}:create`);
+      this.check(body === rebuilt(row.paymentId, events, opened), 'A7: a stored answer is not the one that its events make');
     }
   }
 
@@ -1059,11 +1063,20 @@ export class Oracle {
     const said = this.world.sim.lines.join('\n');
     for (const number of Object.values(CARDS)) this.check(![kept, rows, said].some((text) => text.includes(number)), 'A11: a card number was kept');
     this.check(![kept, rows, said].some((text) => text.includes(CVV)), 'A11: a security code was kept');
+    for (const text of Object.values(PLANTED)) this.check(![kept, rows, said].some((one) => one.includes(text)), `A11: ${text} stands in clear`);
   }
 }
 
 /** The security code of every card. This text occurs nowhere else in a run. */
 export const CVV = '!73!';
+
+/** Texts about payers. They occur nowhere in clear. */
+export const PLANTED = {
+  name: '!Ada!',
+  email: 'ada!@example.org',
+  description: '!water of Ada!',
+  dispute: '!Ada says no!',
+} as const;
 
 type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
 export const isKeyed = (ask: Ask): ask is Keyed => (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') && ask.key !== null;
@@ -1076,10 +1089,19 @@ const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }
 const accountOf = (ask: Ask): string =>
   'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
-/** Makes the answer to a create again, from the first two events of its payment. */
-const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[]): string | null => {
+/** The text of a box. null: the box was changed. */
+const boxedBody = (opened: OpenedKeys, body: string, context: string): string | null => {
   try {
-    return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
+    return clearText(opened, body, context);
+  } catch {
+    return null;
+  }
+};
+
+/** Makes the answer to a create again, from the first two events of its payment. */
+const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[], reveal: Reveal): string | null => {
+  try {
+    return successAnswer(chargeAnswer(paymentId, fold(decider, events), reveal)).body;
   } catch (error) {
     return error instanceof ServiceError ? errorAnswer(error).body : null;
   }
@@ -1124,8 +1146,9 @@ interface Returned {
 interface BookAttempt {
   readonly request: {
     readonly attemptId: string;
-    /** Identifies the intention. Clients send it. */
-    readonly reason: string;
+    /** The box of the name of the intention, which clients send as the reason. */
+    readonly personal: Personal<{ readonly reason: string }>;
+    readonly context: string;
     readonly initiatedBy: 'partner' | 'staff';
     readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
     readonly completes: string | null;

@@ -3,9 +3,10 @@
  * they repeat a key, obey `Retry-After`, and read a payment before they charge again. They never crash, but their messages may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
-import { type ChargeRequest, type Dispute, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
+import type { DisputeTerms } from '#settlement';
+import { type ChargeRequest, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
 import { type CardKind, CARDS } from './bank.js';
-import { CVV, type Exchange, type Intention, type Oracle, told, type Told } from './oracle.js';
+import { CVV, type Exchange, type Intention, type Oracle, PLANTED, told, type Told } from './oracle.js';
 import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } from './service.js';
 
 /** How long a client waits for an answer. */
@@ -293,7 +294,7 @@ export class Outside {
     const { sim } = this.world;
     const day = timestamp(sim.now).slice(0, 10);
     const disputeId = sim.ids().uuid();
-    const dispute: Dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
+    const dispute: DisputeTerms = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: PLANTED.dispute, disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
     await this.persist({ kind: 'open dispute', paymentId, dispute });
     await this.wait(sim.rng.int(5_000, 120_000));
     await this.persist({ kind: 'update dispute', disputeId, status: sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const) });
@@ -343,8 +344,14 @@ const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId 
   portalId: portal.portalId,
   referenceId,
   amountCents: lines.reduce((sum, cents) => sum + cents, 0),
-  lineItems: lines.map((cents, index) => ({ amountCents: cents, referenceId: `INV-${index + 1}`, description: null, metadata: null })),
-  payer: null,
+  lineItems: lines.map((cents, index) => ({
+    amountCents: cents,
+    referenceId: `INV-${index + 1}`,
+    description: index === 1 ? PLANTED.description : null,
+    metadata: null,
+  })),
+  // Some payments have no text, and so no key.
+  payer: card === 'approved' ? { firstName: PLANTED.name, email: PLANTED.email } : null,
   instrument: { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) },
 });
 

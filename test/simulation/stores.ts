@@ -339,7 +339,8 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
     keys.mac('fingerprint', fromLog ? loggedText : fingerprintText, kid);
   const classify = (row: KeyRow, operation: string, fp: Buffer): Exclude<Claim, Owned> => {
     if (!row.fp.equals(fp) || row.operation !== operation) return { kind: 'mismatch' };
-    if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
+    if (row.state === 'completed')
+      return { kind: 'replay', answer: { status: row.status!, body: row.body! }, paymentId: row.paymentId, attemptId: row.attemptId };
     if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.paymentId };
     const left = row.leaseUntil === null ? 1 : Math.ceil((row.leaseUntil - table.now()) / 1000);
     return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, left)) };

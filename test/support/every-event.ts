@@ -5,6 +5,7 @@ import { Deadline, type ServiceError, timestamp } from '#kernel';
 import { adjustBooks, closePeriod, journalModel, remit, reverseRemittance } from '#ledger';
 import { acknowledgeStaffTask, resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
+import { erase } from '#privacy';
 import { changeException, paymentRegisterModel, recordSettlements, sendRefund } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
 import { dispute } from './books.js';
@@ -75,6 +76,7 @@ const administer = async (service: Service): Promise<void> => {
   await admin.revokeAccess(portal, partner.accountId);
   await admin.deactivateAccount(partner.accountId);
   await admin.reactivateAccount(partner.accountId);
+  await admin.setRetention(accountId, 7);
   await admin.setLimits(portal, 'card', { attempts: null, declines: 3, windowSeconds: 3_600, blockSeconds: 1_800 });
   await admin.setRules(portal, { minCents: 100, maxCents: 500_000, brands: ['visa', 'mastercard'] });
   await admin.setCoding(portal, ['fund', 'gl']);
@@ -116,7 +118,9 @@ const pay = async (service: Service, partner: TestAccount): Promise<string> => {
   const created = async (number?: string) => (await client.created(body(number))).id;
   const failed = async (number: string) => (await client.create(body(number))).details?.id as string;
 
-  await client.void(await created(), { reason: 'entered twice' });
+  const voided = await created();
+  await client.void(voided, { reason: 'entered twice' });
+  await erase(service.services.privacy, { chosen: { payments: [voided] }, reasonCode: 'request', by: BY, apply: true });
   await failed(CARD.declined);
   await failed(CARD.gatewayError);
   await service.recover(await failed(CARD.unreadable));

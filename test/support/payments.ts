@@ -19,6 +19,7 @@ import {
   GatewaySlots,
   idempotencyMigrations,
   type Leg,
+  openPayment,
   type Payment,
   type PaymentGateway,
   type PaymentPorts,
@@ -47,7 +48,19 @@ import {
   isVisible,
 } from '#payments';
 import { createSimulatorGateway } from '#gateways';
-import { type Answer, createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import {
+  type Answer,
+  createLogger,
+  createPersonalKeys,
+  createPool,
+  type KeyRing,
+  migrate,
+  newKeyRing,
+  personalKeyMigration,
+  type Pool,
+  postgresPersonalKeyRows,
+  systemIds,
+} from '#platform';
 import { answerEncoder } from '../../apps/answers.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import type { Truth } from '../../apps/simulator/processor.js';
@@ -163,7 +176,7 @@ export interface Ground {
 export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {}): Promise<Ground> => {
   const database = await freshDatabase();
   const pool = createPool(database.url, { name: 'spec', max: 12, statementTimeoutMs: 5_000, lockTimeoutMs: 5_000 });
-  await migrate(pool, [...idempotencyMigrations, velocityMigration, refusalMigration]);
+  await migrate(pool, [...idempotencyMigrations, velocityMigration, refusalMigration, personalKeyMigration]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-bank-'));
   const simulator = await startSimulator({ directory, ...simulatorOptions });
   const ends: (() => unknown)[] = [];
@@ -285,6 +298,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const ownLog = await ownLogOver(bare, clock);
   const refusals = postgresRefusals(ground.pool, ground.keys, clock, ids, log);
   ground.atEnd(() => refusals.stop());
+  const personal = createPersonalKeys(postgresPersonalKeyRows(ground.pool), { keys: ground.keys, ids, clock, log });
   const ports: PaymentPorts = {
     clock,
     ids,
@@ -295,6 +309,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
     refusals,
+    personal,
     log,
   };
 
@@ -303,6 +318,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     clock,
     ids,
     keys: ground.keys,
+    personal,
     environment: 'sandbox',
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'spec' },
@@ -356,7 +372,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     claims: OPEN_CLAIMS,
     answers: answerEncoder,
     // Lists are tested in their own spec.
-    list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
+    list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, personal, head: () => store.head(), caughtUpTo: async () => true }, // prettier-ignore
     recovery,
     log,
   };
@@ -420,8 +436,8 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     setCredentials: (present) => {
       credentials = present;
     },
-    charge: (asked, paymentId = ids.uuid()) =>
-      charge(ports, request(asked), { paymentId, attemptId: ids.uuid(), idempotency: null }, owner(), deadline()),
+    charge: async (asked, paymentId = ids.uuid()) =>
+      (await charge(ports, request(asked), { paymentId, attemptId: ids.uuid(), idempotency: null }, owner(), deadline())).view,
     chargeWithKey: (key, asked = {}) => sent(chargeOnce(services, request(asked), received(key, asked))),
     refund: async (paymentId, asked = {}) =>
       (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).view as RefundView,
@@ -433,7 +449,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     view: async (paymentId) => {
       const payment = await state(paymentId);
       if (!isVisible(payment)) throw new Error(`no payment: ${payment.phase}`);
-      return paymentView(paymentId, payment);
+      return paymentView(paymentId, payment, await openPayment(ports, payment));
     },
     history: async (paymentId) => (await events(paymentId)).map(({ type }) => type),
     events,

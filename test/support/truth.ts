@@ -1,7 +1,7 @@
 /** Compares the log with the bank after crashes and chaos runs, when every process runs again. Uses no read model. */
 import assert from 'node:assert/strict';
 import type { Recorded } from '#eventstore';
-import { fold } from '#kernel';
+import { CLOSED, fold } from '#kernel';
 import {
   createRecovery,
   isVisible,
@@ -113,7 +113,7 @@ export const readBooks = async ({ store, pool }: Services, bank: SimulatorContro
     });
     for (const { ref, amountCents = 0, voidedCents = 0, refundedCents = 0 } of mine)
       assert(voidedCents + refundedCents <= amountCents, `${ref}: more was returned than was taken`);
-    const view = isVisible(payment) ? paymentView(paymentId, payment) : null;
+    const view = isVisible(payment) ? paymentView(paymentId, payment, CLOSED) : null;
     const netInLogCents = view ? view.capturedAmountCents - view.refundedAmountCents : 0;
     return { paymentId, payment, types: facts.map(({ type }) => type), charges: mine, netAtBankCents: netOf(mine), netInLogCents };
   });

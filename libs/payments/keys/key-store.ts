@@ -37,7 +37,7 @@ export interface Owned {
   readonly attemptId: string;
 }
 
-/** An answer as the HTTP edge encoded it. Only the edge reads its content. */
+/** An answer as the HTTP edge encoded it. Only the edge reads its content. In a row, `body` is a box if the answer has personal data. */
 export interface StoredAnswer {
   readonly status: number;
   readonly body: string;
@@ -45,7 +45,7 @@ export interface StoredAnswer {
 
 export type Claim =
   | Owned
-  | { readonly kind: 'replay'; readonly answer: StoredAnswer }
+  | { readonly kind: 'replay'; readonly answer: StoredAnswer; readonly paymentId: string; readonly attemptId: string }
   | { readonly kind: 'mismatch' }
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
   | { readonly kind: 'reserved'; readonly paymentId: string };

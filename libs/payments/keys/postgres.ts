@@ -248,6 +248,7 @@ interface FoundRow {
   lease_left: number | null;
   begins_anew: boolean;
   payment_id: string;
+  attempt_id: string;
   status: number | null;
   body: string | null;
 }
@@ -255,7 +256,8 @@ interface FoundRow {
 /** The answers T2 to T5. The fingerprint is compared before the state. */
 const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exclude<Claim, Owned> => {
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
-  if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
+  if (row.state === 'completed')
+    return { kind: 'replay', answer: { status: row.status!, body: row.body! }, paymentId: row.payment_id, attemptId: row.attempt_id };
   if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.payment_id };
   return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.lease_left ?? 1))) };
 };
@@ -340,7 +342,7 @@ const CLAIM = `
 
 const FIND = `
   select operation, fp, fp_kid, fp_from_log, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left,
-         ${BEGINS_ANEW} as begins_anew, payment_id, status, body
+         ${BEGINS_ANEW} as begins_anew, payment_id, attempt_id, status, body
   from idempotency_key k where api_account_id = $1 and key_hash = $2`;
 
 interface FinishRow extends KeyName {

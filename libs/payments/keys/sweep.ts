@@ -2,7 +2,7 @@
 import { Deadline, timestamp } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
-import { encode } from './once-by-key.js';
+import { toStore } from './once-by-key.js';
 
 const SWEEP_BATCH = 100;
 const SWEEP_DEADLINE_MS = 20_000;
@@ -16,7 +16,12 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
     // If a key cannot be finished now, a later round takes it over again. This round continues with the other keys.
     try {
       const found = await finishCreate(ports, row, row.accountId, origin, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
-      await idempotency.finish(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: encode(found, answers) });
+      const place = { paymentId: row.paymentId, operation: 'create' } as const;
+      await idempotency.finish(
+        row,
+        row.fence,
+        found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: toStore(found, answers, place) },
+      );
     } catch (error) {
       log.warn({ paymentId: row.paymentId, err: error }, 'a key whose request vanished cannot be finished yet');
     }
