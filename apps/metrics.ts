@@ -1,6 +1,6 @@
 /** Prometheus metrics of a role. Labels are routes and codes, but never ids or a caller's text. */
 import { unfinishedSessions } from '#checkout';
-import { ACKNOWLEDGED_TASKS, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
+import { ACKNOWLEDGED_TASKS, OPEN_STATES, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
 import client, { type Registry } from 'prom-client';
 import { LANES } from '#kernel';
 import type { Slots } from '#platform';
@@ -32,7 +32,7 @@ interface Limits {
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
 const LOOP_SAMPLE_MS = 50;
 /** Tasks that a decision or an acknowledgement ends. */
-const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', ...ACKNOWLEDGED_TASKS];
+const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', 'outcome_overdue', ...ACKNOWLEDGED_TASKS];
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
 export const createMetrics = (services: Services): Metrics => {
@@ -86,13 +86,15 @@ export const createMetrics = (services: Services): Metrics => {
   });
   new client.Gauge({
     name: 'payfold_open_attempts',
-    help: 'Charges and reversals without an outcome, and the age of the oldest in seconds',
-    labelNames: ['figure'],
+    help: 'Charges and reversals without an outcome, by state, and the age of the oldest in seconds',
+    labelNames: ['state', 'figure'],
     registers: [shared],
     async collect() {
-      const { count, oldestSeconds } = await openAttempts(services.pool, services.clock.now());
-      this.set({ figure: 'count' }, count);
-      this.set({ figure: 'oldest_seconds' }, oldestSeconds);
+      const open = await openAttempts(services.pool, services.clock.now());
+      for (const state of OPEN_STATES) {
+        this.set({ state, figure: 'count' }, open[state].count);
+        this.set({ state, figure: 'oldest_seconds' }, open[state].oldestSeconds);
+      }
     },
   });
   new client.Gauge({

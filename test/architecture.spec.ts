@@ -35,7 +35,7 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   settlement: [...BELOW_PAYMENTS, 'payments'],
   ledger: [...BELOW_PAYMENTS, 'payments', 'settlement'],
   audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger'],
-  gateways: ['kernel', 'platform', 'payments'],
+  gateways: ['kernel', 'platform', 'accounts', 'payments'],
   checkout: [...BELOW_PAYMENTS, 'payments'],
   webhooks: [...BELOW_PAYMENTS, 'payments'],
   privacy: [...BELOW_PAYMENTS, 'payments', 'checkout', 'webhooks'],
@@ -125,11 +125,17 @@ describe('imports from outside', () => {
     ['pg', /^pg(-copy-streams)?$/, ['libs/platform/']],
     ['pino', /^pino$/, ['libs/platform/']],
     ['commander', /^commander$/, ['apps/operator/']],
+    ['stripe', /^stripe(\/|$)/, ['libs/gateways/stripe/']],
   ];
   test.each(ONLY)('%s', (_name, pattern, places) => {
     const wrong = [...filesBelow('libs'), ...filesBelow('apps')].filter(
       (file) => importsOf(file).some((specifier) => pattern.test(specifier)) && !places.some((place) => file.startsWith(place)),
     );
+    expect(wrong).toEqual([]);
+  });
+
+  test('the package of Stripe is loaded only when an adapter is made: it takes longer to load than the rest of the gateways', () => {
+    const wrong = filesBelow('libs/gateways').filter((file) => /^(?:import|export) (?!type )[^;]*? from 'stripe/m.test(codeOf(file)));
     expect(wrong).toEqual([]);
   });
 

@@ -99,7 +99,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const empty = await emptyCreates({ ...payments.ports, ownLog: foundWhole }, await endedCreates(services.pool), accounts);
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
         if (charged.length > 0)
-          throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(({ paymentId }) => paymentId).join(', ')})`);
+          throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(inDoubt).join(', ')})`);
         const forgotten = unheldMarks(checked.places);
         await closeIncident(services.pool, forgotten, { by, reason });
         await ownLog.begin();
@@ -112,6 +112,10 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
       }),
     );
 };
+
+/** A payment that the gateway may have charged. A gateway that tells late says when. */
+const inDoubt = ({ paymentId, until }: { readonly paymentId: string; readonly until: string | null }): string =>
+  until === null ? paymentId : `${paymentId}: it can tell from ${until}`;
 
 type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
 

@@ -90,7 +90,7 @@ const MAX_REFUSALS = 1_000;
 const SHOWN_HASH_DIGITS = 12;
 
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
-const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true };
+const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true, refund_failed: true };
 
 /** How long to wait for the read models. A worker normally keeps them at the end of the log. */
 const CATCH_UP_MS = 30_000;
@@ -186,6 +186,34 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
               row.referenceId ?? '',
               row.cardHash?.slice(0, SHOWN_HASH_DIGITS) ?? '',
               String(row.attempts),
+            ]),
+          ),
+        };
+      }),
+    );
+
+  payments
+    .command('waiting')
+    .description('charges, refunds and voids without an outcome, which the gateway cannot tell about; with the time when it can')
+    .action(
+      action(async ({ services, clock }) => {
+        const { paymentListModel, waitingPayments } = await import('#payments');
+        const { pool, readModels } = await services();
+        await readModels.caughtUp(paymentListModel, CATCH_UP_MS);
+        const waiting = await waitingPayments(pool, clock.now());
+        return {
+          json: { payments: waiting },
+          text: table(
+            ['PAYMENT', 'PORTAL', 'AMOUNT', 'OPERATION', 'SINCE', 'STATE', 'WHY', 'DECIDED BY'],
+            waiting.map(({ paymentId, portalId, amountCents, operation, since, state, why, decidedBy }) => [
+              paymentId,
+              portalId,
+              decimal(amountCents),
+              operation,
+              since,
+              state,
+              why ?? '',
+              decidedBy ?? '',
             ]),
           ),
         };

@@ -1,6 +1,6 @@
 /** `payfold settlement`: batches of the processor, and exceptions of their lines. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal } from '#kernel';
+import { decimal, ServiceError } from '#kernel';
 import { collect } from '#platform';
 import type { BatchSummary, ExceptionChange, Resolution, SendRequest } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
@@ -22,6 +22,9 @@ const lastFour = (text: string): string => {
   return text;
 };
 
+/** The only gateway that closes batches on request. */
+const SIMULATOR = 'simulator';
+
 /** Matching the lines of a large batch takes minutes. */
 const CLOSE_MS = 15 * 60_000;
 
@@ -30,7 +33,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
 
   settlement
     .command('close')
-    .description('close the open batches (sandbox), then record every closed batch that is not recorded yet; safe to repeat')
+    .description('close the open batches of the simulator (sandbox), then record every closed batch that is not recorded yet; safe to repeat')
     .option('--portal <portal>', 'close those of one portal only', uuid)
     .action(
       action(async ({ config, directory, caughtUp, services }, { portal: portalId }: { portal?: string }) => {
@@ -45,14 +48,16 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         await register.caughtUp();
         const portal = portalId === undefined ? null : (await directory.portals()).find((one) => one.portalId === portalId);
         if (portal === undefined) throw new UsageError('there is no such portal');
+        if (portal?.gateway && portal.gateway.gateway !== SIMULATOR)
+          throw new ServiceError('INVALID_STATE', `Only the simulator closes batches on request; ${portal.gateway.gateway} closes its batches by itself.`);
         const mine = portal && [portal.gateway?.merchantAccount, portal.gateway?.feeMerchantAccount];
 
         const signal = AbortSignal.timeout(CLOSE_MS);
         const batches = new Map<string, BatchSummary>();
         for (const account of await register.accounts()) {
-          if (mine && !mine.includes(account.merchantAccount)) continue;
+          if (account.gateway !== SIMULATOR || (mine && !mine.includes(account.merchantAccount))) continue;
           const gateway = all.payments.ports.gateways.find(account) as SimulatorGateway | null;
-          const closed = await gateway?.closeBatch(account, signal);
+          const closed = await gateway?.closeBatch(signal);
           if (closed) batches.set(closed.batchId, closed);
         }
         for (const batch of await all.commands.execute(new RecordSettlements(signal))) batches.set(batch.batchId, batch);

@@ -48,23 +48,24 @@ export class Terminal<Of extends Opened = Context> {
 
   /**
    * Makes an action for commander from `work`, which gets the context and then commander's arguments and options. `asks` returns a sentence that
-   * names what will be lost. Without `--yes`, the operator must first agree to it. `counts` does the same with the stores open; null: nothing is lost.
+   * names what will be lost. Without `--yes`, the operator must first agree to it. null: nothing is lost. `counts` does the same with the stores open.
    */
   readonly action =
     <Args extends unknown[]>(
       work: (context: Of, ...args: Args) => Promise<Answer>,
-      { asks, counts }: { asks?: (...args: Args) => string; counts?: (context: Of, ...args: Args) => Promise<string | null> } = {},
+      { asks, counts }: { asks?: (...args: Args) => string | null; counts?: (context: Of, ...args: Args) => Promise<string | null> } = {},
     ) =>
     async (...given: unknown[]): Promise<void> => {
       const command = given.at(-1) as Command;
       const { json, yes } = command.optsWithGlobals<GlobalOptions>();
       const args = given.slice(0, -1) as Args;
       try {
-        if (asks && !yes) await confirm(asks(...args));
+        const question = asks?.(...args) ?? null;
+        if (question !== null && !yes) await confirm(question);
         const context = await this.openContext(nameOf(command));
         try {
-          const question = counts && !yes ? await counts(context, ...args) : null;
-          if (question !== null) await confirm(question);
+          const lost = counts && !yes ? await counts(context, ...args) : null;
+          if (lost !== null) await confirm(lost);
           await say(await work(context, ...args), json ?? false);
         } catch (error) {
           // In an incident, a payment that is not found may be lost (C76).

@@ -5,8 +5,11 @@ export {
   type CaseChange,
   createSandboxDefaults,
   type Done,
+  type GatewayChoice,
   type NewKey,
+  type NewMerchantAccount,
   openAcceptedSecrets,
+  openCredentials,
   openSigningSecret,
 } from './administration.js';
 export { keyEnvironment, newApiKey, newSecret } from './api-key.js';
@@ -18,11 +21,28 @@ export {
   directoryModel,
   findNamedKey,
   MemoryDirectory,
+  oneAtATime,
   type PortalAccess,
   postgresDirectory,
 } from './directory.js';
 export { caseEvents, gatewaysOfAllTime, gatewaysOfPortal } from './events.js';
 export { apiKeyUseMigration, lastKeyUses, postgresKeyUse } from './key-use.js';
+export {
+  type BatchCutOff,
+  chargesOnce,
+  credentialsRefOf,
+  type DisabledScope,
+  type Guarantee,
+  type GuaranteeResult,
+  isMerchantAccountId,
+  type MerchantAccount,
+  type MerchantAccountSettings,
+  type MerchantAccountStatus,
+  noMerchantAccount,
+  takesCardNumbers,
+  type Vendor,
+  VENDORS,
+} from './merchant-account.js';
 export {
   type ChargeMode,
   CHECKOUT_LOCALES,

@@ -147,6 +147,7 @@ const namesIn = ({ type, data }: PaymentEvent): readonly string[] => {
       ]);
     }
     case 'PaymentVoided':
+      return transactions([data, { transactionId: data.undone?.chargeTransactionId ?? null }]);
     case 'PaymentRefunded':
     case 'FeeRefunded':
       return transactions([data]);

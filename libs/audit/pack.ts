@@ -260,8 +260,8 @@ interface PackManifest {
   readonly files: readonly ExportedFile[];
 }
 
-/** Stream prefixes of accounts, portals, cases, staff, posting rules and closed periods. Every pack holds all events of these streams, of any time. */
-const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES, PERIODS];
+/** Stream prefixes of accounts, portals, cases, merchant accounts, staff, posting rules and closed periods. Every pack holds all events of these streams, of any time. */
+const CONFIGURATION = ['account-', 'portal-', 'case-', 'merchant-account-', 'staff-', RULE_CHANGES, PERIODS];
 
 /**
  * Writes the evidence pack into a new folder. The sealer must have reached the log's head before.

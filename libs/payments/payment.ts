@@ -5,7 +5,7 @@
  * gateway, a clock or a database: commands bring times, ids, references and gateway outcomes. GET, list, answers and audit all use this `evolve`.
  */
 import { type Cents, type Decider, isSamePersonal, type Json, keysIn, type Personal, proRata, ServiceError, sumCents, unreachable } from '#kernel';
-import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
+import type { ChargedCard, Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Events. Each is a fact in the past tense, with amounts in whole cents, and never holds card data. `at` is the event's recordedAt (RFC 3339,
@@ -15,7 +15,7 @@ type Fact<Type extends string, Data> = { readonly type: Type; readonly at: strin
 
 export type PaymentEvent =
   | Fact<'PaymentInitiated', PaymentTerms & Intent>
-  | Fact<'PaymentCreated', { readonly attemptId: string } & Charge>
+  | Fact<'PaymentCreated', { readonly attemptId: string } & ApprovedCharge>
   | Fact<
       'PaymentDeclined',
       {
@@ -33,7 +33,8 @@ export type PaymentEvent =
   | Fact<'ReconciliationStarted', { readonly attemptId: string }>
   | Fact<'VoidRequested', ReversalRequest & Intent>
   | Fact<'RefundRequested', ReversalRequest & Intent>
-  | Fact<'PaymentVoided', LegReturned>
+  /** `undone`: the charge of an unknown payment was undone by a refund. The processor settles both transactions. Absent: nothing of the leg settles. */
+  | Fact<'PaymentVoided', LegReturned & { readonly undone?: Undone }>
   | Fact<'PaymentRefunded', LegReturned>
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
@@ -180,6 +181,9 @@ export interface Charge {
   } & Checks)[];
 }
 
+/** A charge as its request saw it. `card`: the card behind a token, as the gateway named it. Absent: the terms name the card, or nobody does. */
+export type ApprovedCharge = Omit<Charge, 'legs'> & { readonly legs: readonly (Charge['legs'][number] & { readonly card?: ChargedCard })[] };
+
 /**
  * A leg that was charged and then voided by the same request, because the other leg failed (C41). The processor has both transactions. The field
  * `takenBack` is absent if no leg was voided.
@@ -189,6 +193,14 @@ export interface TakenBack {
   readonly amountCents: Cents;
   readonly transactionId: string;
   readonly voidTransactionId: string;
+  /** Absent: a void. */
+  readonly means?: Means;
+}
+
+/** How the charge of a leg was undone, if the processor settles both the charge and what undid it. */
+export interface Undone {
+  readonly means: 'refund';
+  readonly chargeTransactionId: string;
 }
 
 export type Initiator = 'partner' | 'staff';
@@ -271,9 +283,9 @@ export type Payment =
   /** The stream holds only the fence of a create that never began: there is no payment (C64). */
   | { readonly phase: 'abandoned'; readonly accountId: string }
   | Awaiting
-  | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null })
+  | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null; readonly undone?: readonly UndoneCharge[] })
   /** The payment was pending or unknown. Its charge was reversed, or was never processed. Nothing was captured. */
-  | (Known & { readonly phase: 'voided' })
+  | (Known & { readonly phase: 'voided'; readonly undone?: readonly UndoneCharge[] })
   | Charged;
 
 /**
@@ -297,11 +309,21 @@ export type Charged = Known & {
   readonly disputes: readonly Dispute[];
 };
 
+/** A charge and the refund that undid it. Both settle, although the payment was never charged. Cents: of each of them. */
+export interface UndoneCharge {
+  readonly leg: Leg;
+  readonly chargeTransactionId: string;
+  readonly refundTransactionId: string;
+  readonly amountCents: Cents;
+}
+
 export interface ChargedLeg {
   readonly leg: Leg;
   readonly account: GatewayAccount;
   readonly transactionId: string;
   readonly authCode: string;
+  /** Absent: the terms of the payment name the card, or nobody does. */
+  readonly card?: ChargedCard;
   readonly principalCents: Cents;
   readonly feeCents: Cents;
   readonly principalReturnedCents: Cents;
@@ -357,9 +379,9 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'PaymentCreated':
       return charged(pending(payment, event), event.data, at);
     case 'PaymentDeclined':
-      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: event.data.declineCode };
+      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: event.data.declineCode, ...takenBackByRefund(event.data) };
     case 'PaymentFailed':
-      return { ...known(pending(payment, event), at), phase: 'failed', declineCode: null };
+      return { ...known(pending(payment, event), at), phase: 'failed', declineCode: null, ...takenBackByRefund(event.data) };
     case 'PaymentOutcomeUnknown': {
       const before = pending(payment, event);
       return { ...before, phase: 'unknown', updatedAt: at };
@@ -415,8 +437,8 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'PaymentVoided':
       // For an unknown payment, this event says that the charge was undone or never made. A pending payment must be fenced first, because its charge may
       // still succeed.
-      if (payment.phase === 'voided') return { ...payment, updatedAt: at };
-      if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
+      if (payment.phase === 'voided') return { ...payment, updatedAt: at, ...withUndone(payment.undone, undoneBy(event.data)) };
+      if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided', ...withUndone([], undoneBy(event.data)) };
       if (payment.phase !== 'charged') throw impossible(payment, event);
       return returned(payment, event, 'void');
     case 'PaymentRefunded':
@@ -469,9 +491,31 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
   }
 };
 
+const withUndone = (before: readonly UndoneCharge[] = [], more: readonly UndoneCharge[]): { undone?: readonly UndoneCharge[] } =>
+  before.length + more.length > 0 ? { undone: [...before, ...more] } : {};
+
+/** The charge that this event says was undone by a refund. */
+export const undoneBy = ({ leg, principalCents, feeCents, transactionId, undone }: LegReturned & { readonly undone?: Undone }): UndoneCharge[] => {
+  if (!undone || leg === null || transactionId === null) return [];
+  return [{ leg, chargeTransactionId: undone.chargeTransactionId, refundTransactionId: transactionId, amountCents: principalCents + feeCents }];
+};
+
+/** The charges that the request itself took back by refunds. */
+export const undoneByRequest = ({ takenBack = [] }: { readonly takenBack?: readonly TakenBack[] }): UndoneCharge[] =>
+  takenBack
+    .filter(({ means }) => means === 'refund')
+    .map(({ leg, amountCents, transactionId, voidTransactionId }) => ({
+      leg,
+      chargeTransactionId: transactionId,
+      refundTransactionId: voidTransactionId,
+      amountCents,
+    }));
+
+const takenBackByRefund = (data: { readonly takenBack?: readonly TakenBack[] }) => withUndone([], undoneByRequest(data));
+
 const known = ({ terms, attemptId, createdAt }: Known, at: string): Known => ({ terms, attemptId, createdAt, updatedAt: at });
 
-const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
+const charged = (before: Awaiting, charge: ApprovedCharge, at: string): Charged => ({
   ...known(before, at),
   phase: 'charged',
   confirmationNumber: charge.confirmationNumber,
@@ -479,12 +523,13 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
   legs: before.terms.legs.map(({ leg, account, principalCents, feeCents }) => {
     const txn = charge.legs.find((candidate) => candidate.leg === leg);
     if (!txn) throw new Error(`a charge without its ${leg} leg`);
-    const { transactionId, authCode } = txn;
+    const { transactionId, authCode, card } = txn;
     return {
       leg,
       account,
       transactionId,
       authCode,
+      ...(card && { card }),
       principalCents,
       feeCents,
       principalReturnedCents: 0,
@@ -639,6 +684,16 @@ export const settlementOf = (payment: Charged): Settlement => {
   return { status: settledAt === null ? 'unsettled' : 'settled', settledAt };
 };
 
+/** The card of a payment. For a token, the gateway may have named it with the charge. */
+export const cardOf = (payment: VisiblePayment): PaymentTerms['paymentMethod'] => {
+  const { paymentMethod } = payment.terms;
+  const card = payment.phase === 'charged' ? payment.legs.find((leg) => leg.card)?.card : undefined;
+  return card ? { ...paymentMethod, ...card } : paymentMethod;
+};
+
+/** The last four digits of the card of a leg. Empty: they are not known. */
+export const last4Of = ({ terms }: Pick<Charged, 'terms'>, leg: ChargedLeg): string => leg.card?.last4 ?? terms.paymentMethod.last4;
+
 /** Cents that cannot be refunded because of open and lost disputes (C30). */
 export const disputedCents = (payment: Charged): Cents =>
   sumCents(
@@ -782,7 +837,7 @@ export type PaymentCommand =
     };
 
 export type ChargeOutcome =
-  | ({ readonly kind: 'charged' } & Charge)
+  | ({ readonly kind: 'charged' } & ApprovedCharge)
   | ({
       readonly kind: 'declined';
       readonly leg: Leg;
@@ -796,7 +851,7 @@ export type ChargeOutcome =
 
 /** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: the charge was executed, then undone. */
 export type ChargeFinding = { readonly leg: Leg } & (
-  | { readonly found: 'reversed'; readonly transactionId: string }
+  | { readonly found: 'reversed'; readonly transactionId: string; readonly undone?: Undone }
   | ({ readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null } & Checks)
   | { readonly found: 'never' }
 );
@@ -914,9 +969,9 @@ const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask
   if (payment.terms.legs.some(({ leg }) => !findings.some((finding) => finding.leg === leg))) throw new Error('a leg was not looked at');
   const undone = findings.flatMap((finding) => (finding.found === 'reversed' ? [finding] : []));
   if (undone.length > 0)
-    return undone.map(({ leg, transactionId }) => {
+    return undone.map(({ leg, transactionId, undone: by }) => {
       const { principalCents, feeCents } = payment.terms.legs.find((candidate) => candidate.leg === leg)!;
-      return { type: 'PaymentVoided', at, data: { attemptId, leg, principalCents, feeCents, transactionId } };
+      return { type: 'PaymentVoided', at, data: { attemptId, leg, principalCents, feeCents, transactionId, ...(by && { undone: by }) } };
     });
   const declined = findings.find((finding) => finding.found === 'declined');
   if (declined?.found === 'declined') {

@@ -5,6 +5,7 @@
 import { type Cents, type Json, type Reveal, sumCents } from '#kernel';
 import {
   attemptOf,
+  cardOf,
   type Charged,
   type Payer,
   type PaymentStatus,
@@ -88,7 +89,7 @@ export const paymentView = (id: string, payment: VisiblePayment, reveal: Reveal)
     portalId: terms.portalId,
     referenceId: terms.referenceId,
     payer: texts?.payer ?? null,
-    paymentMethod: terms.paymentMethod,
+    paymentMethod: cardOf(payment),
     gateway: { transactionId: leg?.transactionId ?? null, authCode: leg?.authCode ?? null },
     lineItems: terms.lineItems.map((line, index) => {
       const back = charge?.lines[index];

@@ -4,7 +4,7 @@ import { change, Conflict, type DecidedStreamType, defineEvents, type EventStore
 import { type Json, ServiceError } from '#kernel';
 import { cardInText, contactInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
-import type { Payment } from './payment.js';
+import { openOf, type Payment } from './payment.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** The same limit as for a partner's refund reason (C8). */
@@ -52,10 +52,14 @@ export type StaffTaskReason =
   /** C67. */
   | 'settlement_rejected'
   /** A batch accepted a sale whose settlement had been rejected before. */
-  | 'settled_after_rejection';
+  | 'settled_after_rejection'
+  /** A refund has failed after it was settled. The payer has not got the money. */
+  | 'refund_failed'
+  /** The gateway should have been able to tell about an attempt a day ago, and still cannot. */
+  | 'outcome_overdue';
 
 /** Tasks about money that a batch has decided. A person ends them by an acknowledgement; nothing else can. */
-export const ACKNOWLEDGED_TASKS = ['settlement_rejected', 'settled_after_rejection'] as const satisfies readonly StaffTaskReason[];
+export const ACKNOWLEDGED_TASKS = ['settlement_rejected', 'settled_after_rejection', 'refund_failed'] as const satisfies readonly StaffTaskReason[];
 export type AcknowledgedTask = (typeof ACKNOWLEDGED_TASKS)[number];
 
 /** A person's word that a task is dealt with. */
@@ -64,9 +68,17 @@ export interface Acknowledgement {
   readonly by: string;
 }
 
-/** A task about an unknown outcome is open while the payment is unknown. A task about a batch is open until a person acknowledges it. */
-export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment, acknowledged: Acknowledgement | null): boolean =>
-  reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged' && acknowledged === null;
+/**
+ * A task about an unknown outcome is open while the payment is unknown, and a task about an overdue one while the attempt is open. A task about a
+ * batch is open until a person acknowledges it.
+ */
+export const isTaskOpen = (reason: StaffTaskReason, payment: Payment, acknowledged: Acknowledgement | null): boolean => {
+  if (reason === 'outcome_overdue') return openOf(payment) !== null;
+  const { phase } = payment;
+  if (reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown') return phase === 'unknown';
+  // The refund of an undone charge fails on a payment that was never charged.
+  return acknowledged === null && (reason === 'refund_failed' || phase === 'charged');
+};
 
 type Evidence = Readonly<Record<string, Json>>;
 
@@ -77,7 +89,10 @@ type StaffTaskEvent =
       readonly data: { readonly paymentId: string; readonly task: AcknowledgedTask } & Acknowledgement;
     };
 
-export const staffTaskEvents = defineEvents<StaffTaskEvent>({ StaffTaskRaised: [], StaffTaskAcknowledged: [] });
+/** Upcast to version 2, which knows more reasons. */
+const asItWas = <Data>(data: Data): Data => data;
+
+export const staffTaskEvents = defineEvents<StaffTaskEvent>({ StaffTaskRaised: [asItWas], StaffTaskAcknowledged: [asItWas] });
 
 interface StaffTaskState {
   /** The evidence of each time that the task was raised, oldest first. */

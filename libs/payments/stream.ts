@@ -65,17 +65,23 @@ const reasonInClear = <Data extends { readonly personal: Personal<Reason> }>({
 /** Upcast to version 2. Version 1 dropped the results of AVS and CVV. */
 const withoutChecks = <Data extends Checks>(data: Omit<Data, keyof Checks>): Data => ({ ...data, avs: null, cvv: null }) as Data;
 
+/**
+ * Upcast to a version whose new fields are absent in the old one. The version rises all the same: a release that does not know the fields must not
+ * read the event.
+ */
+const asItWas = <Data>(data: Data): Data => data;
+
 export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentInitiated: [withoutKey, withoutCoding, termsInClear],
-  PaymentCreated: [],
-  PaymentDeclined: [withoutChecks],
-  PaymentFailed: [],
+  PaymentCreated: [asItWas],
+  PaymentDeclined: [withoutChecks, asItWas],
+  PaymentFailed: [asItWas],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],
   ReconciliationStarted: [],
   VoidRequested: [withoutKey, reasonInClear],
   RefundRequested: [withoutKey, reasonInClear],
-  PaymentVoided: [],
+  PaymentVoided: [asItWas],
   PaymentRefunded: [],
   FeeRefunded: [],
   ReversalEnded: [reasonInClear],

@@ -110,8 +110,9 @@ const recordListed = async (
   recorded: BatchSummary[],
   signal: AbortSignal,
 ): Promise<void> => {
-  const reader = readWhilePossible(gateway.settlements(account, cursor, signal), ports.payments, account);
-  for await (const batch of batchesOf(reader)) {
+  const readable = <T>(items: AsyncIterable<T>) => readWhilePossible(items, ports.payments, account);
+  for await (const { lines, fundedOn = null, ...listed } of readable(gateway.settlements(cursor, signal))) {
+    const batch = { ...listed, fundedOn, lines: readable(lines) };
     const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
     recorded.push({ batchId, count, amountCents });
     // Bring the register up to date. Otherwise a refund in two batches would match twice.
@@ -125,24 +126,24 @@ const recordListed = async (
  */
 export class ImpossibleBatch extends Error {}
 
-/** Passes on the processor's lines. A fault of the processor becomes {@link NotYet}. */
-const readWhilePossible = async function* (
-  records: AsyncIterable<SettlementRecord>,
-  { log }: PaymentPorts,
-  { merchantAccount }: GatewayAccount,
-): AsyncIterable<SettlementRecord> {
-  const iterator = records[Symbol.asyncIterator]();
-  for (;;) {
-    let next: IteratorResult<SettlementRecord>;
-    try {
-      next = await iterator.next();
-    } catch (error) {
-      if (error instanceof UnknownCursor) throw error;
-      log.warn({ merchantAccount, err: error }, 'the processor cannot be asked for its batches');
-      throw new NotYet('the processor cannot be asked now');
+/** Passes on the processor's batches or lines. A fault of the processor becomes {@link NotYet}. */
+const readWhilePossible = async function* <T>(items: AsyncIterable<T>, { log }: PaymentPorts, { merchantAccount }: GatewayAccount): AsyncIterable<T> {
+  const iterator = items[Symbol.asyncIterator]();
+  try {
+    for (;;) {
+      let next: IteratorResult<T>;
+      try {
+        next = await iterator.next();
+      } catch (error) {
+        if (error instanceof UnknownCursor) throw error;
+        log.warn({ merchantAccount, err: error }, 'the processor cannot be asked for its batches');
+        throw new NotYet('the processor cannot be asked now');
+      }
+      if (next.done) return;
+      yield next.value;
     }
-    if (next.done) return;
-    yield next.value;
+  } finally {
+    await iterator.return?.();
   }
 };
 
@@ -152,22 +153,6 @@ export interface IncomingBatch {
   readonly fundedOn: string | null;
   readonly lines: AsyncIterable<SettlementRecord>;
 }
-
-/** Groups the processor's lines into batches. The caller must read each batch to its end. */
-const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): AsyncIterable<IncomingBatch> {
-  const iterator = records[Symbol.asyncIterator]();
-  let next = await iterator.next();
-  while (!next.done) {
-    const { batchId, closedAt, fundedOn = null } = next.value;
-    const lines = async function* (): AsyncIterable<SettlementRecord> {
-      while (!next.done && next.value.batchId === batchId) {
-        yield next.value;
-        next = await iterator.next();
-      }
-    };
-    yield { batchId, closedAt, fundedOn, lines: lines() };
-  }
-};
 
 /** Maximum number of lines in a batch. Memory holds the whole batch. */
 export const MAX_BATCH_LINES = 200_000;
@@ -603,7 +588,7 @@ const settleLine = (
     before = null;
     if (judgement === 'wait')
       throw new NotYet(`payment ${paymentId} of batch ${batchId} is being charged or reversed; the batch goes on when that has ended`);
-    const { result, expectedCents, settles } = judgement;
+    const { result, expectedCents, settles, undone } = judgement;
     const origin = ownerOf(merchantAccount, batchId);
     if (settles)
       await streams.execute(
@@ -630,7 +615,11 @@ const settleLine = (
     const rejected = loaded.payment.phase === 'charged' && loaded.payment.legs.some((one) => one.leg === leg && one.settlementRejected);
     if (result === 'STATUS_MISMATCH' && line.type === 'sale' && rejected)
       await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, origin);
-    return toRecorded(number, line, result, { paymentId, leg }, expectedCents);
+    if (result === 'REFUND_FAILED') {
+      const wasVoided = loaded.payment.phase === 'failed' || loaded.payment.phase === 'voided';
+      await raiseStaffTask(payments, store, paymentId, 'refund_failed', { ...evidence, cents: line.grossCents, wasVoided }, origin);
+    }
+    return { ...toRecorded(number, line, result, { paymentId, leg }, expectedCents), ...(undone && { undone }) };
   });
 };
 

@@ -4,7 +4,8 @@ import { writeFileSync } from 'node:fs';
 import { type EventStore, Unavailable } from '#eventstore';
 import { batchOf, changeException, linesOf, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
 import { findDrift } from '#audit';
-import { type PaymentGateway, type PaymentView, type SettlementRecord, staff, UnknownCursor } from '#payments';
+import { type PaymentGateway, type PaymentView, staff, UnknownCursor } from '#payments';
+import { batchesOf, type ListedLine, listedLines } from '../support/listed-lines.js';
 import { settle } from '../support/books.js';
 import { CARD, paymentOf, type Service, startService, type TestAccount, everySubscriber } from '../support/service.js';
 import { FILE_HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';
@@ -60,23 +61,23 @@ const breakingOff = (nth: number): SettlementPorts => {
   return { ...ports, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
 };
 /** Ports whose processor lists these lines. `before` runs when the request has a cursor. */
-const listing = (lines: readonly SettlementRecord[], before: () => void = () => undefined): SettlementPorts => {
+const listing = (lines: readonly ListedLine[], before: () => void = () => undefined): SettlementPorts => {
   const find = (one: Parameters<typeof ports.payments.gateways.find>[0]): PaymentGateway | null => {
     const real = ports.payments.gateways.find(one);
     return (
       real && {
         ...real,
-        settlements: async function* (_account, cursor) {
+        settlements: async function* (cursor) {
           if (one.merchantAccount !== merchantAccount) return;
           if (cursor !== null) before();
-          yield* lines;
+          yield* batchesOf(lines);
         },
       }
     );
   };
   return { ...ports, payments: { ...ports.payments, gateways: { find } } };
 };
-const said = (batchId: string, transactionId: string, over: Partial<SettlementRecord> = {}): SettlementRecord => ({
+const said = (batchId: string, transactionId: string, over: Partial<ListedLine> = {}): ListedLine => ({
   batchId,
   closedAt: '2026-11-01T05:00:00.000Z',
   transactionId,
@@ -95,9 +96,7 @@ describe('files beside the processor’s interface', () => {
     await service.simulator.closeBatches();
     const later = await sale();
     await service.simulator.closeBatches();
-    const listed: SettlementRecord[] = [];
-    const gateway = ports.payments.gateways.find(await account())!;
-    for await (const one of gateway.settlements(await account(), null, AbortSignal.timeout(5_000))) listed.push(one);
+    const listed = await listedLines(ports.payments.gateways.find(await account())!, null, AbortSignal.timeout(5_000));
     const { batchId } = listed.find(({ transactionId }) => transactionId === later.tx)!;
     const lines = listed
       .filter((one) => one.batchId === batchId)
@@ -122,8 +121,7 @@ describe('files beside the processor’s interface', () => {
   test('a last batch that the processor does not know any more is an alarm, and everything is read again', async () => {
     const gateway = ports.payments.gateways.find(await account())!;
     const read = async () => {
-      for await (const _ of gateway.settlements(await account(), 'bat_lost', AbortSignal.timeout(5_000)))
-        throw new Error('a line after a batch that is none');
+      for await (const _ of gateway.settlements('bat_lost', AbortSignal.timeout(5_000))) throw new Error('a batch after a batch that is none');
     };
     await expect(read()).rejects.toThrow(UnknownCursor);
     const one = await sale();

@@ -264,7 +264,7 @@ describe('/metrics of the supervisor', () => {
   test('adds up the figures of API and worker, and shows common figures once', async () => {
     const by = partner();
     const answered = 'payfold_http_request_duration_seconds_count{method="POST",route="/api/partner/v1/payments",status="504"}';
-    const [attempts, before] = ['payfold_open_attempts{figure="count"}', await scrape()];
+    const [attempts, before] = ['payfold_open_attempts{state="running",figure="count"}', await scrape()];
     expect((await pay(by, newKey(), CARD.unreadable)).code).toBe('PAYMENT_TIMEOUT');
     // Recovery may still work on attempts of earlier tests. So read the expected number of open attempts from the database.
     const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
@@ -294,7 +294,7 @@ describe('/metrics of the supervisor', () => {
       expect([figure, get(figure)]).toEqual([figure, (before.get(figure) ?? 0) + 1]);
     for (const check of ['idempotency', 'readModels', 'schema', 'eventStore']) expect(get(`payfold_ready{check="${check}"}`)).toBe(1);
     for (const name of NAMES) expect(get(`payfold_child_restarts_total{child="${name}"}`)).toBe(0);
-    for (const task of ['charge_cannot_be_undone', 'settled_while_unknown', 'settlement_rejected', 'settled_after_rejection'])
+    for (const task of ['charge_cannot_be_undone', 'settled_while_unknown', 'outcome_overdue', 'settlement_rejected', 'settled_after_rejection'])
       expect(get(`payfold_staff_tasks{task="${task}",figure="count"}`)).toBe(0);
     expect(get('payfold_log_lines_masked_total')).toBe(0);
     expect(get('payfold_webhook_lease_lost_total')).toBe(0);

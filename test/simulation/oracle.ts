@@ -24,7 +24,7 @@ import {
 import { WEBHOOK_OUTBOX } from '#webhooks';
 import { errorAnswer, type OpenedKeys, successAnswer } from '#platform';
 import { auditLedger, auditNotifications } from './audits.js';
-import { type BankCharge, CARDS } from './bank.js';
+import { type BankCharge, batchOf, CAPABILITIES, CARDS, type GatewayName } from './bank.js';
 import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';
 import { type Ask, clearText, loggedKeyName, PORTALS, type Reply, RING, type World } from './service.js';
 import { collect } from './stores.js';
@@ -74,6 +74,9 @@ export interface Told {
 }
 
 const DAY_MS = 86_400_000;
+/** Recovery starts after a minute, and then looks after 1 and 2 minutes. Its rounds come a little later. */
+const LOOKED_AT_AFTER_MS = 60_000;
+const FOUND_WITHIN_MS = 6 * 60_000;
 /** Settlement waits for an open reversal at most this long. */
 const HELD_UP_MS = 3_600_000;
 /** The largest difference between the wall clocks of two replicas, in any seed. */
@@ -281,7 +284,9 @@ export class Oracle {
     const history = this.keys.get(keyName(ask))!;
     if (exchange.sentAt < history.firstSentAt) return;
     const last = history.earlier.at(-1);
-    if (last && exchange === history.exchanges[0] && sentAt - last.sentAt >= DAY_MS)
+    // The key of a refund or void is kept until its attempt has ended, and then for 24 h (C72). An answer shows that it has ended.
+    const endedAt = last && (ask.kind === 'create' ? last.sentAt : last.answeredAt);
+    if (endedAt !== undefined && exchange === history.exchanges[0] && sentAt - endedAt >= DAY_MS)
       this.check(!reply!.replayed, 'C20: a key that expired was replayed');
     const others = history.exchanges.filter((one) => one !== exchange && one.reply !== null);
     const before = others.filter(({ answeredAt }) => answeredAt <= sentAt).map((one) => ({ one, answer: told(one.reply!) }));
@@ -545,8 +550,13 @@ export class Oracle {
       const executed = this.world.bank.answers.get(references.charge);
       if (executed?.cannotTell) return true;
       const charge = this.chargeUnder(references.charge);
-      return charge !== undefined && (charge.batchId !== null || charge.card === 'voidRejected');
+      if (charge === undefined || this.abilityOf(intent).voids === 'none') return false;
+      return charge.batchId !== null || charge.card === 'voidRejected';
     });
+  }
+
+  private abilityOf({ portalId }: Pick<Intent, 'portalId'>): (typeof CAPABILITIES)[GatewayName] {
+    return CAPABILITIES[PORTALS.find((portal) => portal.portalId === portalId)!.gateway];
   }
 
   /** The payments with an unknown outcome, and the bank's state of each leg. */
@@ -567,8 +577,9 @@ export class Oracle {
   }
 
   private chargeUnder(ref: string): BankCharge | undefined {
-    const executed = this.world.bank.answers.get(ref);
-    return executed?.result.kind === 'approved' ? this.world.bank.charges.get(executed.result.txn.transactionId) : undefined;
+    const result = this.world.bank.answers.get(ref)?.result;
+    if (result?.kind === 'held') return this.world.bank.charges.get(result.transactionId);
+    return result?.kind === 'approved' ? this.world.bank.charges.get(result.txn.transactionId) : undefined;
   }
 
   async audit(): Promise<void> {
@@ -622,6 +633,7 @@ export class Oracle {
       attempts: new Map(),
       netCents: 0,
       resolved: false,
+      voidedAt: Number.NEGATIVE_INFINITY,
     };
     const legs = new Map<string, { charged: number; back: number; transactionId: string }>();
     let open: BookAttempt | null = null;
@@ -670,7 +682,11 @@ export class Oracle {
           if (phase === 'charged') {
             const attempt = book.attempts.get(data.attemptId as string);
             must(attempt !== undefined, event.type);
-            if (attempt && !attempt.ended) attempt.fenced = true;
+            if (attempt && !attempt.ended) {
+              attempt.fenced = true;
+              // C72: only the call of this leg may be sent again.
+              attempt.underWay = attempt.request.legs.find(({ leg }) => !attempt.returned.some((part) => part.leg === leg))?.leg ?? null;
+            }
           } else {
             must(phase === 'pending' || phase === 'unknown', event.type);
             book.phase = 'unknown';
@@ -682,7 +698,7 @@ export class Oracle {
           must(phase === 'charged' && open === null, event.type);
           const data = event.data as unknown as BookAttempt['request'];
           const request = { ...data, context: `${event.stream}/reason:${data.attemptId}` };
-          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, requestedAt: Date.parse(event.meta.recordedAt), fenced: false, ended: null, endedAt: Number.POSITIVE_INFINITY, returned: [], remainingAfter: 0 }; // prettier-ignore
+          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, requestedAt: Date.parse(event.meta.recordedAt), fenced: false, underWay: null, ended: null, endedAt: Number.POSITIVE_INFINITY, returned: [], remainingAfter: 0 }; // prettier-ignore
           book.attempts.set(request.attemptId, open);
           break;
         }
@@ -692,6 +708,7 @@ export class Oracle {
           if (phase !== 'charged') {
             must((phase === 'unknown' && fenced) || phase === 'voided', event.type);
             book.phase = 'voided';
+            book.voidedAt = Date.parse(event.meta.recordedAt) + CLOCKS_DIFFER_MS;
             break;
           }
           const returned = event.data as unknown as Returned;
@@ -753,6 +770,7 @@ export class Oracle {
           'A2: a charge in the log is not the bank’s',
         );
         this.check(live === netHere, `A2: the bank keeps ${live} cents of a ${leg} leg, the log ${netHere}`);
+        this.check(charge?.card !== 'held', `A2: a ${leg} leg counts as charged, and the bank holds it for review`);
         book.netCents += live;
       } else if (book.phase === 'failed' || book.phase === 'voided')
         this.check(live === 0, `A2: a ${book.phase} payment, and the bank keeps ${live} cents of its ${leg} leg`);
@@ -765,20 +783,58 @@ export class Oracle {
         this.check(this.chargeUnder(gatewayRef(attemptId, leg, 'charge')) === undefined, 'C64: an abandoned payment was charged');
     }
     // C61: when recovery has ended an attempt, each of its references is executed or finalised. So a paused process cannot execute one later.
-    const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
+    // A bank without tombstones promises it by its batches, and knows no reference of a void. A bank without voids takes none.
+    const ability = book.intent && this.abilityOf(book.intent);
+    const tells = ability?.finalize === 'at_once';
+    const answered = (ref: string) => !tells || bank.answers.has(ref) || bank.tombstones.has(ref);
+    if (fenced && !book.resolved && !tells && book.phase === 'voided')
+      for (const { references } of book.intent!.legs) {
+        const at = events.find(({ type }) => type === 'PaymentVoided')!.meta.recordedAt;
+        if (!bank.answers.has(references.charge))
+          this.check(
+            Date.parse(at) >= batchOf(events[0]!.meta.recordedAt).listedAt - CLOCKS_DIFFER_MS,
+            'C61: a charge was given up before its batch was listed',
+          );
+      }
     if (fenced && !book.resolved && (book.phase === 'voided' || book.phase === 'failed'))
       for (const { references } of book.intent!.legs) {
         this.check(answered(references.charge), 'C61: a charge was given up although its reference may still be executed');
         if (!bank.answers.has(references.charge)) this.check(answered(references.reversal), 'C61: a reversal’s reference may still be executed');
       }
+    if (fenced && !book.resolved && book.phase === 'voided') this.auditSoon(book, Date.parse(events[0]!.meta.recordedAt));
     for (const attempt of book.attempts.values())
       if (attempt.fenced && attempt.ended !== null)
         for (const { leg, references } of attempt.request.legs)
           this.check(
-            attempt.returned.some((part) => part.leg === leg) || (answered(references.void) && answered(references.refund)),
+            attempt.returned.some((part) => part.leg === leg) ||
+              ((ability?.voids === 'none' || answered(references.void)) && (attempt.operation === 'void' || answered(references.refund))),
             `C61: the ${leg} leg of an ended ${attempt.operation} may still be executed`,
           );
+    for (const { operation, request, underWay } of book.attempts.values())
+      for (const { leg, references } of request.legs) {
+        const { repeated } = this.world;
+        if (repeated.has(references.void) || repeated.has(references.refund))
+          this.check(leg === underWay, `C72: recovery sent the ${leg} leg, which was not under way at the fence`);
+        if (operation === 'void') this.check(!bank.sent.has(references.refund), 'C72: a void was sent as a refund');
+      }
     return book;
+  }
+
+  /**
+   * A charge that arrives while recovery waits for the batch is undone soon: it must not settle. Judged only where nothing else disturbs recovery.
+   * `begunAt`: the time of the intent.
+   */
+  private auditSoon({ chargeRefs }: Book, begunAt: number): void {
+    const { sim, bank, watch, keyLoss } = this.world;
+    const { drops, lost, outages, crashes, pauses } = sim.statistics;
+    if (drops + lost + outages + crashes + pauses > 0 || watch !== null || keyLoss !== null) return;
+    for (const ref of chargeRefs) {
+      const charge = this.chargeUnder(ref);
+      const undone = [...bank.reversals.values()].find((one) => one.charge === charge && one.askedBy === 'reversal');
+      if (!charge || !undone) continue;
+      const seenAt = Math.max(charge.at, begunAt + LOOKED_AT_AFTER_MS);
+      this.check(undone.at <= seenAt + FOUND_WITHIN_MS, 'P7: a charge that had arrived was undone late');
+    }
   }
 
   private checkIntent(intent: Intent): void {
@@ -992,9 +1048,11 @@ export class Oracle {
         this.check(false, 'a settlement line was not recorded');
         continue;
       }
-      const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
+      const book = books.find((one) => one.chargeRefs.includes(ref!) || one.intent?.legs.some(({ references }) => references.reversal === ref) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
-      const undecided = book?.phase === 'unknown' || book?.resolved === true;
+      // A batch may close before recovery has undone an unknown charge by a refund.
+      const wasUnknown = book !== undefined && line.at < book.voidedAt && book.intent !== null && this.abilityOf(book.intent).voids === 'none';
+      const undecided = book?.phase === 'unknown' || book?.resolved === true || wasUnknown;
       // After an hour, a batch no longer waits for an open reversal. The line is then compared with the present state of the payment, and may
       // mismatch.
       const heldUp = [...(book?.attempts.values() ?? [])].some(
@@ -1159,6 +1217,8 @@ interface BookAttempt {
   readonly requestId: string;
   readonly requestedAt: number;
   fenced: boolean;
+  /** The leg that was under way when the attempt was fenced. null: none, or not fenced. */
+  underWay: string | null;
   ended: string | null;
   endedAt: number;
   readonly returned: Returned[];
@@ -1176,6 +1236,8 @@ interface Book {
   netCents: number;
   /** True if staff have resolved the payment. */
   resolved: boolean;
+  /** When recovery undid the charge. −Infinity: it did not. */
+  voidedAt: number;
 }
 
 /** The attempts of one refund or void: the first one, and the one that completed it (C38). */

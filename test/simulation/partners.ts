@@ -52,7 +52,12 @@ export interface Return {
   readonly actor: 'partner' | 'staff';
   readonly asksAgain?: boolean;
   readonly tries?: number;
+  /** The client sends nothing while the whole service is down, and sends its request again as soon as it is up. */
+  readonly waits?: boolean;
 }
+
+/** How often a client that waits looks whether the service is up. Recovery's first round comes later. */
+const LOOKS_UP_MS = 5_000;
 
 export class Outside {
   private requests = 0;
@@ -224,6 +229,7 @@ export class Outside {
         : { kind: 'reverse', request: { ...common, accountId, initiatedBy: 'partner' }, key, fingerprint };
     let done = false;
     for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
+      while (wanted.waits && this.world.replicas.every(({ process }) => !process.up)) await this.wait(LOOKS_UP_MS);
       const { reply } = await this.send(intention, ask);
       const answer = reply && told(reply);
       const last = await this.afterReturn(answer, key !== null);

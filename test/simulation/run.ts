@@ -9,7 +9,7 @@ import { drawKeyFault, type KeyFault, playKeyFault } from './key-loss.js';
 import { drawLogFault, type LogFault, playLogFault } from './loss.js';
 import { Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
-import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
+import { ACCOUNTS, PORTALS, type PortalTerms, type Seams, USUAL_PORTALS, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
@@ -57,9 +57,10 @@ const play = async (
   epilogue: Play,
   fault: LogFault | null = null,
   keyFault: KeyFault | null = null,
+  portals: readonly PortalTerms[] = PORTALS,
 ): Promise<RunResult> => {
   const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
-  const world = new World(sim, processes, seams, fault !== null, keyFault !== null);
+  const world = new World(sim, processes, seams, fault !== null, keyFault !== null, portals);
   const { watch } = world;
   const oracle = new Oracle(world);
   const outside = new Outside(world, oracle);
@@ -152,6 +153,9 @@ const CARD_MIX: readonly CardKind[] = [
   'settlementRejected',
 ];
 
+/** At banks like those of vendors. */
+const VENDOR_CARDS: readonly CardKind[] = [...CARD_MIX, 'held', 'held'];
+
 export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResult> => {
   const draw = new Rng(seed ^ 0x2545f491);
   const sim = new Simulator(seed, drawFaults(draw));
@@ -159,8 +163,21 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   // The wall clocks of the replicas may differ. Safety must not depend on them.
   const wild = draw.next();
   const skew = wild < 0.5 ? 0 : wild < 0.9 ? 5_000 : 120_000;
-  const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
-  const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
+  const drawnSkewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
+  const usual = PORTALS.slice(0, USUAL_PORTALS);
+  const vendors = PORTALS.slice(USUAL_PORTALS);
+  const drawn = draw.chance(0.5) ? [draw.pick(usual)] : usual;
+  // These seeds draw with random numbers of their own, so the histories of the others stay as they are.
+  const banks = new Rng(seed ^ 0x7feb352d);
+  const isVendor = banks.chance(0.25);
+  const portals = !isVendor ? drawn : banks.chance(0.5) ? [banks.pick(vendors)] : vendors;
+  // In these seeds charges only arrive late, so that the oracle can judge how soon recovery finds them.
+  const isLateOnly = isVendor && banks.chance(0.2);
+  if (isLateOnly) sim.faults = { ...NO_FAULTS, late: 0.3 };
+  /** The whole service is down for a day, a moment after a client has asked for its money. The client sends its request again when it is up. */
+  let downForADay = isVendor && !isLateOnly && banks.chance(0.3);
+  const skewsMs = isLateOnly ? ([0, 0] as const) : drawnSkewsMs;
+  const cards = isVendor ? VENDOR_CARDS : CARD_MIX;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
   // Payers have their own random numbers, so they do not change the histories of seeds without payers.
@@ -189,7 +206,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
         accountId: ACCOUNTS[number % 2]!,
         portal: rng.pick(portals),
         lines: Array.from({ length: rng.int(1, 3) }, () => rng.int(1, 20_000)),
-        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(CARD_MIX),
+        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(cards),
         // Two accounts use the same keys. They must not affect each other (C12).
         key: rng.chance(keyed) ? `pay ${number >> 1}.${turn}` : null,
         reference: `case ${number}.${turn}`,
@@ -206,6 +223,15 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       if (rng.chance(0.2)) await outside.readList(wish.accountId, rng.pick([null, 1, 2]));
       if (!rng.chance(0.75)) continue;
       const asked = Array.from({ length: rng.int(1, 3) }, (_, index) => returns(payment, index));
+      if (downForADay) {
+        downForADay = false;
+        void sim.wait(banks.int(50, 2_500)).then(() => {
+          const downMs = banks.int(24, 26) * HOUR_MS + banks.int(0, HOUR_MS);
+          for (const { process } of outside.world.replicas) sim.crash(process, downMs);
+        });
+        await outside.giveBack(payment, { ...asked[0]!, key: `return ${payment.paymentId} and wait`, waits: true });
+        continue;
+      }
       if (rng.chance(0.4)) await Promise.all(asked.map((one) => outside.giveBack(payment, one)));
       else
         for (const one of asked) {
@@ -218,7 +244,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const visit: Visit = {
       portal: lots.pick(portals),
       lines: Array.from({ length: lots.int(1, 3) }, () => lots.int(1, 20_000)),
-      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(CARD_MIX)),
+      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(cards)),
       nonce: `visit-of-payer-${number}`,
       reference: `visit ${number}`,
       ...lots.pick<Pick<Visit, 'twice'>>([{}, {}, { twice: 'click' }, { twice: 'window' }]),
@@ -288,7 +314,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       operator(outside),
     ]);
   };
-  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed), drawKeyFault(seed));
+  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed), drawKeyFault(seed), portals);
 };
 
 /** Draws the receivers: one or two for the first account, none or one for the second. */

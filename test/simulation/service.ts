@@ -44,6 +44,7 @@ import {
   PaymentStreams,
   purgeKeys,
   type Received,
+  type RecoveryWork,
   type ResolveRequest,
   resolvePayment,
   reverseByStaff,
@@ -77,7 +78,7 @@ import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#we
 import { INSTALLATION, Marks, writeInstallation } from '../support/mark-book.js';
 import type { KeyLoss } from './key-loss.js';
 import { LossWatch } from './loss.js';
-import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
+import { Bank, bankGateway, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
 import { simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import { type Process, Rng, type Simulator } from './simulator.js';
@@ -117,6 +118,7 @@ export interface Seams {
   gate?(gate: LogGate, world: World): LogGate;
   /** Replaces the ports of recovery. `bare`: the log without its guard. */
   recovery?(ports: PaymentPorts, bare: EventStore, world: World): PaymentPorts;
+  recoveryWork?(work: RecoveryWork, world: World): RecoveryWork;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
   streams?(streams: PaymentStreams, world: World): PaymentStreams;
@@ -158,6 +160,9 @@ const fee = (chargeMode: FeeConfig['chargeMode'], flatCents: number, percentBps:
   chargeMode,
 });
 
+/** The portals of most seeds end here. The others charge at banks that tell late, or have no voids. */
+export const USUAL_PORTALS = 6;
+
 /** Both charge modes, with and without a fee, over each kind of gateway. */
 export const PORTALS: readonly PortalTerms[] = (
   [
@@ -167,6 +172,9 @@ export const PORTALS: readonly PortalTerms[] = (
     ['bank-lowering', fee('combined', 50, 275)],
     ['bank-refunding', fee('combined', 30, 250)],
     ['bank-lowering', fee('separate', 0, 0)],
+    ['bank-after-batch', fee('separate', 50, 275)],
+    ['bank-after-batch', fee('combined', 50, 275)],
+    ['bank-refund-only', fee('combined', 30, 250)],
   ] as const
 ).map(([gateway, terms], index) => ({ portalId: `00000000-0000-7000-8000-0000000001${String(index).padStart(2, '0')}`, gateway, fee: terms }));
 
@@ -287,6 +295,10 @@ export class World {
   keyLoss: KeyLoss | null = null;
   /** When the log first named a key, by {@link loggedKeyName}. Only these keys can be made from the log. */
   readonly loggedKeys = new Map<string, number>();
+  /** References of which the gateway has just told recovery that it shows no trace. */
+  readonly unseen = new Set<string>();
+  /** References that recovery has sent again (C72). */
+  readonly repeated = new Set<string>();
   hasCheckout = false;
   hasWebhooks = false;
   /** Partners' servers, by URL. */
@@ -300,6 +312,8 @@ export class World {
     isExchanged = false,
     /** True if the keys' database will go back in this run. In any other run, comparing it with the log would only cost time. */
     readonly losesKeys = false,
+    /** The portals of this run. No other has ever charged. */
+    readonly portals: readonly PortalTerms[] = PORTALS,
   ) {
     this.chance = new Rng(sim.seed ^ 0x51ed270b);
     const log = losesKeys ? this.notingKeys(memoryEventStore({ now: () => sim.now })) : memoryEventStore({ now: () => sim.now });
@@ -437,15 +451,20 @@ export class Replica {
     const plain = new PaymentStreams(log, clock, ids);
     const streams = seams.streams?.(plain, world) ?? plain;
     const gateways = (role: string) => {
-      const byName = new Map<string, PaymentGateway>(
-        (Object.keys(CAPABILITIES) as GatewayName[]).map((name) => {
-          const bare = bankGateway(world.bank, name, simulatedWire(sim, process, role));
-          const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
-          const faulty = seams.gateway?.(gateway, world) ?? gateway;
-          return [name, world.watch?.gateway(process, faulty) ?? faulty];
-        }),
-      );
-      return { find: ({ gateway }: GatewayAccount) => byName.get(gateway) ?? null };
+      const made = new Map<string, PaymentGateway>();
+      const make = (account: GatewayAccount): PaymentGateway => {
+        const bare = bankGateway(world.bank, account, simulatedWire(sim, process, role), () => clock.now());
+        const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
+        const faulty = seams.gateway?.(gateway, world) ?? gateway;
+        return world.watch?.gateway(process, faulty) ?? faulty;
+      };
+      const find = (account: GatewayAccount): PaymentGateway => {
+        const name = `${account.gateway} ${account.merchantAccount}`;
+        const gateway = made.get(name) ?? make(account);
+        made.set(name, gateway);
+        return gateway;
+      };
+      return { find };
     };
     const statement = simulatedStatement(sim, process, 'tables');
     const database = new Database(sim, process, world.tables);
@@ -478,7 +497,8 @@ export class Replica {
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
     const guarded = { ...ports, gateways: gateways('recovery ') };
     this.recoveryPorts = seams.recovery?.(guarded, store, world) ?? guarded;
-    const recovery = createRecovery(this.recoveryPorts, log, simulatedRecoveryWork(world.tables, statement));
+    const bareWork = simulatedRecoveryWork(world.tables, statement);
+    const recovery = createRecovery(this.recoveryPorts, log, seams.recoveryWork?.(bareWork, world) ?? bareWork);
     const list: Projection<Run> = {
       ...paymentListModel,
       apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),
@@ -696,14 +716,37 @@ const asRecoveryMayUseIt = (gateway: PaymentGateway, world: World): PaymentGatew
     return gateway.charge(call, signal);
   },
   void: (call, signal) => {
-    world.check(call.askedBy === 'reversal', 'C61: recovery starts a void that nobody sent');
+    if (call.askedBy !== 'reversal') checkRepeat(gateway, world, 'void', call);
     return gateway.void(call, signal);
   },
   refund: (call, signal) => {
-    world.check(false, 'C61: recovery starts a refund that nobody sent');
+    checkRepeat(gateway, world, 'refund', call);
     return gateway.refund(call, signal);
   },
+  finalize: async (call, signal) => {
+    const found = await gateway.finalize(call, signal);
+    if (found.kind === 'cannot_tell' && found.why === 'not_visible') world.unseen.add(call.ref);
+    else world.unseen.delete(call.ref);
+    return found;
+  },
 });
+
+/**
+ * C72: recovery may send a void or refund again only under a reference of which the gateway has just shown no trace, and only while the gateway
+ * takes it once. A gateway without voids refuses them without a call. The oracle checks which leg it was.
+ */
+const checkRepeat = (
+  { capabilities: { repeatSafeMs, voids } }: PaymentGateway,
+  world: World,
+  means: 'void' | 'refund',
+  { ref, begunAt }: { readonly ref: string; readonly begunAt: string },
+): void => {
+  if (means === 'void' && voids === 'none') return;
+  world.check(world.unseen.has(ref), `C61: recovery starts a ${means} that nobody sent`);
+  world.check(world.sim.now - Date.parse(begunAt) <= repeatSafeMs[means] + CLOCKS_DIFFER_MS, `C72: recovery repeats a ${means} that is too old`);
+  world.repeated.add(ref);
+};
+const CLOCKS_DIFFER_MS = 240_000;
 
 /** Warnings become lines of the story. */
 export const logger = (sim: Simulator, process: Process): Logger => {

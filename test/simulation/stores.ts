@@ -32,6 +32,7 @@ import {
   type ClaimsDatabase,
   type FoundKey,
   type GatewayAccount,
+  gatewayRef,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
@@ -46,6 +47,9 @@ import {
   type RecoveryWork,
   type RestoredKey,
   type StoredAnswer,
+  undoneBy,
+  undoneByRequest,
+  type UndoneCharge,
   type Velocity,
 } from '#payments';
 import type { KeyRing } from '#platform';
@@ -189,7 +193,12 @@ export class KeyTable {
   }
 
   beginsAnew(row: KeyRow): boolean {
-    return row.expiresAt <= this.now() && (row.state === 'completed' || row.state === 'released');
+    return row.expiresAt <= this.now() && row.state === 'completed';
+  }
+
+  /** No request runs under the key, and it has no answer. */
+  private hasNoAnswer({ state, operation, leaseUntil }: KeyRow): boolean {
+    return state === 'reserved' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now());
   }
 
   claim(claimed: ClaimRow): { row: KeyRow; tookOver: boolean } | null {
@@ -226,7 +235,9 @@ export class KeyTable {
     const row = this.owned(name, fence);
     if (!row) return false;
     if ((to === 'reserved') !== (row.operation === 'create') && to !== 'completed') throw new Error(`a ${row.operation} cannot be ${to}`);
-    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null });
+    const again = to === 'completed' && row.operation !== 'create' ? this.now() + this.keepHours * HOUR_MS : 0;
+    const expiresAt = Math.max(row.expiresAt, again);
+    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null, expiresAt });
     return true;
   }
 
@@ -298,24 +309,21 @@ export class KeyTable {
 
   purge(limit: number): number {
     const gone = this.expired()
-      .filter(
-        ({ state, operation, leaseUntil }) =>
-          state === 'completed' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now()),
-      )
+      .filter(({ state }) => state === 'completed')
       .slice(0, limit);
     for (const row of gone) this.rows.delete(rowName(row));
     return gone.length;
   }
 
-  expiredReserved(limit: number, offset: number): KeyRow[] {
+  expiredWithoutAnswer(limit: number, offset: number): KeyRow[] {
     return this.expired()
-      .filter(({ state }) => state === 'reserved')
+      .filter((row) => this.hasNoAnswer(row))
       .slice(offset, offset + limit);
   }
 
-  deleteReserved(row: KeyRow): number {
+  deleteWithoutAnswer(row: KeyRow): number {
     const present = this.find(row);
-    return present?.state === 'reserved' && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
+    return present && this.hasNoAnswer(present) && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
   }
 }
 
@@ -385,10 +393,10 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = await statement('purge', () => table.purge(limit), true);
       for (let kept = 0; ;) {
-        const rows = await statement('purge.reserved', () => table.expiredReserved(limit, kept), true);
+        const rows = await statement('purge.open', () => table.expiredWithoutAnswer(limit, kept), true);
         for (const row of rows) {
           if (stop?.aborted) break;
-          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
+          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
           else kept += 1;
         }
         if (rows.length < limit || stop?.aborted) return deleted;
@@ -530,6 +538,17 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         if (settled) one.settledBatchId ??= batchId;
         else if (one.settledBatchId === batchId) one.settledBatchId = null;
   };
+  const accountOf = (charge: Registered): GatewayAccount =>
+    accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+  const undo = (paymentId: string, attemptId: string, charges: readonly UndoneCharge[]) => {
+    for (const { leg, chargeTransactionId, refundTransactionId } of charges) {
+      const charge = of(paymentId, leg, 'charge')!;
+      const ref = gatewayRef(attemptId, leg, 'reversal');
+      identify(charge, chargeTransactionId);
+      register(paymentId, accountOf(charge), 'refund', ref, leg, attemptId);
+      identify(transactions.get(ref), refundTransactionId);
+    }
+  };
   const settledUnknown = new Map<string, Partial<Record<LegTerms['leg'], string>>>();
   const applySettlement = (event: SettlementEvent) => {
     if (event.type === 'SettlementLinesRecorded')
@@ -579,12 +598,13 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         identify(of(paymentId, leg, 'charge'), transactionId);
     if (event.type === 'RefundRequested')
       for (const { leg, references } of event.data.legs) {
-        const charge = of(paymentId, leg, 'charge')!;
-        const account = accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+        const account = accountOf(of(paymentId, leg, 'charge')!);
         register(paymentId, account, 'refund', references.refund, leg, event.data.attemptId);
       }
     if (event.type === 'PaymentRefunded' || event.type === 'FeeRefunded')
       identify(of(paymentId, event.data.leg!, 'refund', event.data.attemptId), event.data.transactionId);
+    if (event.type === 'PaymentDeclined' || event.type === 'PaymentFailed') undo(paymentId, event.data.attemptId, undoneByRequest(event.data));
+    if (event.type === 'PaymentVoided') undo(paymentId, event.data.attemptId, undoneBy(event.data));
     if (event.type === 'PaymentDisputed') disputes.set(event.data.disputeId, { ...event.data, paymentId, updatedAt: event.at });
   };
   return {
@@ -659,5 +679,7 @@ export const simulatedDirectory = (inner: Directory, statement: Statement, chang
       const terms = await ask('chargeTerms', () => inner.chargeTerms(accountId, portalId, referenceId));
       return { ...terms, access: access(portalId, terms.access) };
     },
+    merchantAccount: (id) => ask('merchantAccount', () => inner.merchantAccount(id)),
+    merchantAccounts: () => ask('merchantAccounts', () => inner.merchantAccounts()),
   };
 };

@@ -83,6 +83,15 @@ const administer = async (service: Service): Promise<void> => {
   await admin.configureCheckout(portal, { enabled: true, allow: [`${SHOP}/pay`], agencyName: 'City of Riverton', colour: '#0b5fff', locale: 'en' });
   await admin.stageSigningSecret(portal);
   await admin.activateSigningSecret(portal);
+  const settings = { cutOff: { time: '16:00', timeZone: 'America/Los_Angeles' }, endpoint: null };
+  const water = { merchantAccount: 'riverton-water', gateway: 'authorize-net', environment: 'sandbox', name: 'Riverton Water', settings } as const;
+  await admin.addMerchantAccount(water, '700001', '{"apiLoginId":"riverton","transactionKey":"4f2a9c"}', []);
+  await admin.rotateCredentials('riverton-water', '700001', '{"apiLoginId":"riverton","transactionKey":"77be01"}');
+  await admin.changeMerchantSettings('riverton-water', { cutOff: { time: '17:30', timeZone: 'America/Los_Angeles' } });
+  await admin.disableMerchantAccount('riverton-water', 'charges', 'the key was seen in a ticket');
+  await admin.enableMerchantAccount('riverton-water');
+  await admin.recordMerchantCheck('riverton-water', services.ids.uuid(), [{ guarantee: 'g1', result: 'holds', detail: 'clock 0.2 s off' }]);
+  await admin.setGateway(portal, { gateway: 'authorize-net', principal: 'riverton-water', fee: 'riverton-water' });
   await admin.setGateway(portal, 'none');
   const until = timestamp(service.clock.now() + DAY_MS);
   const restrict = (kind: 'block' | 'hold' | 'allow', reason: string | null) =>

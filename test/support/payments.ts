@@ -15,6 +15,7 @@ import {
   type Claims,
   createRecovery,
   GATEWAY_SLOTS,
+  type GatewayAccount,
   type GatewaySlotLimits,
   GatewaySlots,
   idempotencyMigrations,
@@ -47,7 +48,7 @@ import {
   type VoidView,
   isVisible,
 } from '#payments';
-import { createSimulatorGateway } from '#gateways';
+import { createSimulatorGateway, createTransport } from '#gateways';
 import {
   type Answer,
   createLogger,
@@ -134,9 +135,11 @@ const watchedGateway = (gateway: PaymentGateway, steps: Interposed): PaymentGate
   finalize: (call, signal) => steps.around([`finalize.${call.op}`, 'finalize'], () => gateway.finalize(call, signal)),
   lookup: (call, signal) => gateway.lookup(call, signal),
   ...(gateway.transaction && {
-    transaction: (account, transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(account, transactionId, signal)),
+    transaction: (transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(transactionId, signal)),
   }),
-  settlements: (account, cursor, signal) => gateway.settlements(account, cursor, signal),
+  settlements: (cursor, signal) => gateway.settlements(cursor, signal),
+  describe: (signal) => gateway.describe(signal),
+  close: () => gateway.close(),
 });
 
 export const CARDS = {
@@ -279,14 +282,21 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const bare = memoryEventStore({ now: () => clock.now() });
   const store = watchedStore(bare, appends);
   const { partialVoid, refundUnsettled } = ground.simulatorOptions;
-  const simulator = createSimulatorGateway({
-    url: ground.simulator.url,
-    ...(partialVoid !== undefined && { partialVoid }),
-    ...(refundUnsettled !== undefined && { refundUnsettled }),
-  });
-  const gateway = watchedGateway(simulator, calls);
+  const transport = createTransport({ endpoint: ground.simulator.url, clock, maxConnections: 64 });
+  const gatewayOf = (account: GatewayAccount): PaymentGateway =>
+    watchedGateway(
+      createSimulatorGateway({
+        endpoint: ground.simulator.url,
+        account,
+        clock,
+        transport,
+        ...(partialVoid !== undefined && { partialVoid }),
+        ...(refundUnsettled !== undefined && { refundUnsettled }),
+      }),
+      calls,
+    );
   ground.atEnd(() => {
-    simulator.close();
+    transport.close();
     // A request that a spec left unfinished may still sleep on this clock. Moving the clock ends every such sleep.
     clock.advance(365 * 86_400_000);
   });
@@ -304,7 +314,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     ids,
     streams,
     ownLog,
-    gateways: { find: () => (credentials ? gateway : null) },
+    gateways: { find: (account) => (credentials ? gatewayOf(account) : null) },
     slots: new GatewaySlots(clock, slots),
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
@@ -325,7 +335,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   });
   let seen: Position | null = null;
   const project = async () => {
-    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-'] })) {
+    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-', 'merchant-account-'] })) {
       directory.apply(events);
       seen = events.at(-1)!.position;
     }

@@ -30,7 +30,11 @@ const SHAPE = paymentListModel.shape;
 const DIRECTORY_SHAPE = directoryModel.shape;
 const N_PLUS_1: readonly Patch[] = [
   release('0.4.0'),
-  { file: 'libs/payments/stream.ts', from: `  PaymentCreated: [],`, to: `  PaymentCreated: [(data) => ({ ...data, note: 'older' })],` },
+  {
+    file: 'libs/payments/stream.ts',
+    from: `  PaymentCreated: [asItWas],`,
+    to: `  PaymentCreated: [asItWas, (data) => ({ ...data, note: 'older' })],`,
+  },
   { file: 'libs/payments/payment.ts', from: `legs: outcome.legs } }];`, to: `legs: outcome.legs, note: 'newer' } }];` },
   { file: 'libs/payments/list.ts', from: `  name: 'payment-list',\n  shape: ${SHAPE},`, to: `  name: 'payment-list',\n  shape: ${SHAPE + 1},` },
   {

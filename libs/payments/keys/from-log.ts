@@ -134,7 +134,7 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
 const rowOf = (ports: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[], opened: OpenedKeys): RestoredKey | null =>
   (one.key.operation === 'create' ? rowOfCreate : rowOfReversal)(ports, one, events, opened);
 
-const isTooOld = ({ clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, { at }: LoggedKey): boolean =>
+const isTooOld = ({ clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, { at }: Pick<LoggedKey, 'at'>): boolean =>
   // Keys are kept by real time. In a sandbox whose time was moved, `at` may be in the real future. Then the key is kept for longer.
   clock.realNow() - Date.parse(at) > keepHours * HOUR_MS;
 
@@ -171,8 +171,11 @@ const rowOfReversal: typeof rowOf = (ports, one, events, opened) => {
   const newest = own.findLast(hasReturned) ?? own.at(-1);
   if (!newest) return null;
   const { attemptId } = keyOf(newest)!;
-  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, state, answer });
-  const isOld = isTooOld(ports, one);
+  const attempt = attemptOf(payment, attemptId);
+  // The key is kept until its attempt has ended, and for as long again.
+  const at = attempt?.ended && attempt.ended.at > one.at ? attempt.ended.at : one.at;
+  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, at, state, answer });
+  const isOld = isTooOld(ports, { at });
   const resultAfter = (last: PaymentEvent, told: string) => {
     const then = chargedAfter(events, last);
     const view = reversalResult(paymentId, then, told, opened);
@@ -182,7 +185,6 @@ const rowOfReversal: typeof rowOf = (ports, one, events, opened) => {
     const { attemptId: told } = newest.data;
     return isOld ? null : row('completed', resultAfter(newest, told));
   }
-  const attempt = attemptOf(payment, attemptId);
   if (payment.phase !== 'charged' || !attempt) return null;
   if (isOld && attempt.ended) return null;
   if (gaveKeyBack(attempt, payment.legs.some(({ settlementRejected }) => settlementRejected))) return null; // prettier-ignore

@@ -366,7 +366,7 @@ describe('the state of a key after an answer (C15–C17)', () => {
   });
   test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
     const key = newKey();
-    await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+    await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'completed', answer: ANSWER });
     await expires(key);
     await once(key, { run: () => Promise.reject(failed('INVALID_STATE')) }, { operation: REFUND });
     expect(await rowOf(key)).toBeUndefined();
