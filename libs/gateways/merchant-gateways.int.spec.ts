@@ -21,6 +21,7 @@ import { startAuthorizeNetDouble, type AuthorizeNetDouble } from '../../test/dou
 import { startStripeDouble, type StripeDouble } from '../../test/doubles/stripe/server.js';
 import { eventually } from '../../test/support/eventually.js';
 import { MovableClock } from '../../test/support/clock.js';
+import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 import { MerchantGateways } from './merchant-gateways.js';
 import { askVendor, createVendorGateway, ENDPOINTS, readCredentials } from './vendors.js';
 
@@ -58,6 +59,7 @@ const process = () => {
     clock,
     ids: systemIds(() => clock.now()),
     keys,
+    personal: memoryPersonalKeys(),
     environment: 'sandbox',
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'spec' },

@@ -174,12 +174,12 @@ describe('a gateway without voids', () => {
     });
   });
   test('a void is refused, a refund of the whole works', async () => {
-    const { id } = await pay(CARDS.approved);
+    const { id } = (await pay(CARDS.approved)).view;
     expect(await refused(giveBack(id, 'void'))).toMatchObject({ code: 'VOID_FAILED', details: { suggestedAction: 'refund' } });
     expect((await giveBack(id, 'refund')).view).toMatchObject({ reversalType: 'refund', amountCents: 10_325 });
   });
   test('a refund that vanished is not sent again after the gateway may have forgotten it', async () => {
-    const { id } = await pay(CARDS.approved);
+    const { id } = (await pay(CARDS.approved)).view;
     change = (inner) => ({
       refund: async (call, signal) => {
         await inner.refund(call, signal);
@@ -236,7 +236,7 @@ describe('a gateway that can tell only after the batch', () => {
       });
     };
     test.each([true, false])('a void is sent once more under its reference; it arrived before: %s', async (arrived) => {
-      const { id } = await pay(CARDS.approved);
+      const { id } = (await pay(CARDS.approved)).view;
       unheard('void', arrived);
       expect((await refused(giveBack(id, 'void'))).code).toBe('PAYMENT_TIMEOUT');
       change = () => ({});
@@ -244,7 +244,7 @@ describe('a gateway that can tell only after the batch', () => {
       expect([(await house.view(id)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
     });
     test.each([true, false])('a refund, too, as long as the gateway takes it once; it arrived before: %s', async (arrived) => {
-      const { id } = await pay(CARDS.approved);
+      const { id } = (await pay(CARDS.approved)).view;
       await settle(id);
       unheard('refund', arrived);
       expect((await refused(giveBack(id, 'refund', 1_000))).code).toBe('PAYMENT_TIMEOUT');
@@ -254,7 +254,7 @@ describe('a gateway that can tell only after the batch', () => {
       expect((await house.view(id)).refundedAmountCents).toBe(1_000);
     });
     test('an old one is not sent again: it waits for the batch, and then was never executed', async () => {
-      const { id } = await pay(CARDS.approved);
+      const { id } = (await pay(CARDS.approved)).view;
       await settle(id);
       unheard('refund', false);
       await refused(giveBack(id, 'refund', 1_000));
@@ -271,7 +271,7 @@ describe('a gateway that can tell only after the batch', () => {
     });
     test('the next leg, which was never sent, is not sent by recovery', async () => {
       await begin('bank-after-batch', { ...COMBINED, chargeMode: 'separate' });
-      const { id } = await pay(CARDS.approved);
+      const { id } = (await pay(CARDS.approved)).view;
       unheard('void', false);
       expect((await refused(giveBack(id, 'void'))).code).toBe('PAYMENT_TIMEOUT');
       change = () => ({});

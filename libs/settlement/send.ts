@@ -26,7 +26,6 @@ import {
   RECOVERY_STARTS_AFTER_MS,
   refuseClearText,
   type RefundCall,
-  refuseStaffText,
   REQUEST_DEADLINE_MS,
   resolvePayment,
   retryingConflicts,

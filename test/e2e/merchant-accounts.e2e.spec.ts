@@ -92,8 +92,8 @@ const startIn = async (environment: 'sandbox' | 'production', endpoints?: Readon
   const api = await createApi({ ...services, health: new Health(services), publicUrl: config.publicUrl });
   stops.push(() => api.close());
   const url = await api.listen(0, '127.0.0.1');
-  const { store, clock, ids, readModels } = services;
-  const admin = new Administration({ store, clock, ids, keys, environment, cardInTextCheck: true, actor: { type: 'system', id: 'spec' } });
+  const { store, clock, ids, personal, readModels } = services;
+  const admin = new Administration({ store, clock, ids, keys, personal, environment, cardInTextCheck: true, actor: { type: 'system', id: 'spec' } });
   const inForce: Running['inForce'] = async (change) => {
     const done = await change;
     if (done.position) await readModels.of(directoryModel).runUntil(done.position, { timeoutMs: 10_000 });
