@@ -540,7 +540,7 @@ describe('personal data', () => {
     ({ auditKey: personal, keyId } = await issue('auditor', EVERYTHING, true));
     const body = paymentOf(day.separate, { lines: [6_000, 4_000] });
     const lines = body.lineItems.map((line, index) => (index === 1 ? { ...line, description: PLANTED.line, metadata: { of: PLANTED.payer } } : line));
-    ({ id } = (await day.partner.client.created({ ...body, lineItems: lines, payer: { firstName: PLANTED.payer, email: PLANTED.email } })).data);
+    ({ id } = await day.partner.client.created({ ...body, lineItems: lines, payer: { firstName: PLANTED.payer, email: PLANTED.email } }));
     await day.partner.client.refund(id, { amountCents: 100, reason: PLANTED.reason });
     disputeId = service.services.ids.uuid();
     const dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: PLANTED.dispute, disputedAmountCents: 500, openedOn: '2026-01-05', dueDate: '2026-02-05' } as const; // prettier-ignore
