@@ -34,7 +34,7 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   payments: BELOW_PAYMENTS,
   settlement: [...BELOW_PAYMENTS, 'payments'],
   ledger: [...BELOW_PAYMENTS, 'payments', 'settlement'],
-  audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger'],
+  audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger', 'checkout', 'webhooks', 'privacy'],
   gateways: ['kernel', 'platform', 'accounts', 'payments'],
   checkout: [...BELOW_PAYMENTS, 'payments'],
   webhooks: [...BELOW_PAYMENTS, 'payments'],

@@ -2,10 +2,11 @@
  * Alerts: what waits for people too long, and what does not agree. The command line, the audit API and the metrics all call {@link findAlerts}, so they
  * say the same. Each statement reads only what is open, however large the tables are.
  */
-import { type EventStore, NotInTheLog, type Position } from '#eventstore';
+import { checkpointOf, type EventStore, NotInTheLog, type Position } from '#eventstore';
 import { timestamp } from '#kernel';
 import { OPEN_STAFF_TASKS, WAITS_FOR_STAFF } from '#payments';
 import type { Queryable } from '#platform';
+import { ERASURE_STREAMS, erasureIdOf, erasureModel } from '#privacy';
 import { OPEN_STATUSES } from '#settlement';
 
 /** Days for which an exception of settlement may stay open. */
@@ -18,12 +19,14 @@ export const DISPUTE_DAYS = 5;
 export const UNKNOWN_SECONDS = 900;
 /** Seconds within which each event should be in the sealed log. */
 export const SEAL_SECONDS = 60;
+/** Seconds within which the keys of an erasure should be destroyed. */
+export const ERASURE_SECONDS = 60;
 /** Number of items that an alert names, the oldest ones. `count` and `cents` are of all. */
 export const MAX_ITEMS = 20;
 
 /** Something that waits, or that does not agree. */
 export interface AlertItem {
-  /** The kind of thing that `id` names: exception, batch, dispute, payment, account, check or position. */
+  /** The kind of thing that `id` names: exception, batch, dispute, payment, account, check, position or erasure. */
   readonly kind: string;
   readonly id: string;
   /** null: the item is no money. */
@@ -110,6 +113,30 @@ const unsealed = async ({ store, db }: AlertPorts): Promise<AlertItem[]> => {
   }
 };
 
+/** The oldest erasure that is recorded and not done: its keys, or copies of the data, are still there. */
+const pendingErasure: Rule['find'] = async ({ store, db }) => {
+  const { rows } = await db.query<{ position: string; now: Date }>(
+    'select position, clock_timestamp() as now from projection_checkpoint where name = $1',
+    [checkpointOf(erasureModel(null))],
+  );
+  const none = { count: 0, cents: null, items: [] };
+  if (!rows[0]) return none;
+  const { position, now } = rows[0];
+  try {
+    for await (const [oldest] of store.readAll((position || null) as Position | null, { max: 1, streamPrefixes: ERASURE_STREAMS }))
+      if (oldest && now.getTime() - oldest.storedAt.getTime() > ERASURE_SECONDS * 1_000)
+        return {
+          count: 1,
+          cents: null,
+          items: [{ kind: 'erasure', id: erasureIdOf(oldest.stream), cents: null, at: oldest.storedAt.toISOString() }],
+        };
+  } catch (error) {
+    // The log is shorter than it was. That is an incident with an alarm of its own.
+    if (!(error instanceof NotInTheLog)) throw error;
+  }
+  return none;
+};
+
 const RULES = {
   exceptions_old: {
     severity: 'ticket',
@@ -179,6 +206,7 @@ const RULES = {
       return { count: late.length + failed.count, cents: null, items: [...late, ...failed.items].slice(0, MAX_ITEMS) };
     },
   },
+  erasure_pending: { severity: 'ticket', threshold: `${ERASURE_SECONDS} s`, find: pendingErasure },
 } as const satisfies Readonly<Record<string, Rule>>;
 
 export type AlertName = keyof typeof RULES;

@@ -5,7 +5,6 @@
  * Each field of each event type has a decision. A field without a decision is not shown, and public-data.unit.spec.ts fails for it.
  */
 import type { Json } from '#kernel';
-import type { PaymentView } from '#payments';
 
 /**
  * The decisions, by event type: the number of its versions, then its fields in all of them. A field is written as a path through objects; the
@@ -16,12 +15,13 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   AccountCreated: [1, 'accountId name'],
   AccountDeactivated: [1, 'accountId'],
   AccountReactivated: [1, 'accountId'],
+  AccountRetentionSet: [1, 'accountId years'],
   ApiKeyIssued: [1, 'accountId key.environment key.keyId -key.kid -key.lookupId -key.secretHash'],
   ApiKeyRevoked: [1, 'accountId keyId'],
   ApiKeysRotated: [1, 'accountId endedKeyIds key.environment key.keyId -key.kid -key.lookupId -key.secretHash'],
-  CaseAllowed: [1, 'portalId referenceId -reason'],
-  CaseBlocked: [1, 'portalId referenceId until -reason'],
-  CaseHeld: [1, 'portalId referenceId until -reason'],
+  CaseAllowed: [2, 'portalId referenceId -personal -reason'],
+  CaseBlocked: [2, 'portalId referenceId until -personal -reason'],
+  CaseHeld: [2, 'portalId referenceId until -personal -reason'],
   PortalAccessGranted: [1, 'accountId portalId'],
   PortalAccessRevoked: [1, 'accountId portalId'],
   PortalCheckoutConfigured: [
@@ -50,14 +50,14 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
     `attemptId avs cvv declineCode leg transactionId takenBack.amountCents takenBack.leg takenBack.transactionId takenBack.voidTransactionId
      -raw`,
   ],
-  PaymentDisputed: [1, 'disputeId disputedAmountCents dueDate leg openedOn reasonCode stage status -reason'],
+  PaymentDisputed: [2, 'disputeId disputedAmountCents dueDate leg openedOn reasonCode stage status -personal -reason'],
   PaymentFailed: [1, 'attemptId takenBack.amountCents takenBack.leg takenBack.transactionId takenBack.voidTransactionId -reason'],
   PaymentInitiated: [
-    3,
+    4,
     `accountId amountCents attemptId chargeMode feeVersion legs.account.environment legs.account.gateway legs.account.merchantAccount
      legs.feeCents legs.leg legs.principalCents legs.references.charge legs.references.reversal lineItems.amountCents lineItems.coding
      lineItems.id lineItems.referenceId lineItems.serviceFeeCents paymentMethod.brand paymentMethod.last4 paymentMethod.type portalId
-     referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer`,
+     referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer -personal`,
   ],
   PaymentOutcomeUnknown: [1, 'attemptId leg -cause'],
   PaymentRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
@@ -70,22 +70,22 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   PaymentVoided: [1, 'attemptId feeCents leg principalCents transactionId'],
   ReconciliationStarted: [1, 'attemptId'],
   RefundRequested: [
-    2,
+    3,
     `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents
-     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -reason`,
+     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -personal -reason`,
   ],
   ReturnRequested: [1, 'exceptionId'],
   ReversalAcknowledged: [2, 'attemptId toldAs -idempotency'],
-  ReversalEnded: [1, 'amountCents attemptId initiatedBy operation outcome reversalType -reason'],
+  ReversalEnded: [2, 'amountCents attemptId initiatedBy operation outcome reversalType -personal -reason'],
   SettlementRejected: [1, 'batchId closedAt leg'],
   SettlementWithdrawn: [1, 'batchId closedAt feeCents grossCents leg'],
   StaffTaskAcknowledged: [1, 'paymentId task -by -reason'],
   // `reason` is the name of the task.
   StaffTaskRaised: [1, 'paymentId reason -evidence'],
   VoidRequested: [
-    2,
+    3,
     `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents
-     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -reason`,
+     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -personal -reason`,
   ],
 
   // settlement
@@ -132,6 +132,9 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
     1,
     'closing.account closing.creditCents closing.debitCents digest entries opening.account opening.creditCents opening.debitCents position to',
   ],
+
+  // privacy
+  PersonalDataErased: [1, 'cause erasureId reasonCode subjects.stream -subjects.keyId'],
 
   // audit and the log
   AuditKeyIssued: [2, 'environment keyId personal role scope.accounts scope.portals -kid -lookupId -name -secretHash'],
@@ -210,10 +213,3 @@ export const publicData = ({ type, v, data }: { readonly type: string; readonly 
 
 /** True if the type has a decision. */
 export const isEventType = (type: string): boolean => SHOWN.has(type);
-
-/** A payment without what belongs to its payer. All other fields are ids, references, codes, times and cents. */
-export const publicPayment = (payment: PaymentView): PaymentView => ({
-  ...payment,
-  payer: null,
-  lineItems: payment.lineItems.map((line) => ({ ...line, description: null, metadata: null })),
-});

@@ -99,7 +99,7 @@ describe('it is found if', () => {
     ]);
   });
   test('a version is new', () => {
-    expect(missingDecisions([...files, { ...initiated, version: 4 }])).toEqual(['PaymentInitiated: 4 versions, of which 3 have a decision']);
+    expect(missingDecisions([...files, { ...initiated, version: 5 }])).toEqual(['PaymentInitiated: 5 versions, of which 4 have a decision']);
   });
   test.each<[string, Readonly<Record<string, Schema>>, string]>([
     ['a field', { note: { type: 'string' } }, 'note'],

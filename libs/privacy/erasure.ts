@@ -41,6 +41,7 @@ export type ErasureCommand = { readonly type: 'Erase' } & Erased;
 const PREFIX = 'erasure-';
 export const ERASURE_STREAMS: readonly string[] = [PREFIX];
 export const erasureStream = (erasureId: string): string => PREFIX + erasureId;
+export const erasureIdOf = (stream: string): string => stream.slice(PREFIX.length);
 
 /** The state is the number of events. Later events of a large erasure depend on no earlier one. */
 export const ERASURE_STREAM: DecidedStreamType<number, ErasureCommand, ErasureEvent> = {

@@ -10,7 +10,7 @@ export {
   type PrivacyPorts,
   type Skipped,
 } from './erase.js';
-export { erasureEvents, erasureStream, MAX_SUBJECTS, REASON_CODES, type ReasonCode } from './erasure.js';
+export { ERASURE_STREAMS, erasureEvents, erasureIdOf, erasureStream, MAX_SUBJECTS, REASON_CODES, type ReasonCode } from './erasure.js';
 export { erasureFiles, readErasures } from './erasure-files.js';
 export { erasureModel } from './erasures.js';
 export { mailMac, personalUseModel } from './personal-use.js';

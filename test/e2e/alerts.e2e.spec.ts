@@ -2,7 +2,7 @@
  * `payfold alerts` against real processes: each alert is caused, shown by the command, the audit API and the metrics alike, and gone after it is
  * mended. `sandbox advance` makes the days pass.
  */
-import { mkdir, writeFile } from 'node:fs/promises';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { type Alert, ALERT_NAMES } from '#audit';
@@ -264,5 +264,22 @@ describe('payfold alerts', () => {
     expect(await fires('seal')).toMatchObject({ severity: 'page', count: 1, threshold: '60 s', items: [{ kind: 'position' }] });
     worker = await start('worker', dataDir, env);
     await ends();
+  }, 300_000);
+
+  test('erasure_pending: the erasure files cannot be written, until they can', async () => {
+    const id = await pay();
+    const folder = join(dataDir.data, 'erasures');
+    await worker.stop();
+    await rm(folder, { recursive: true, force: true });
+    await writeFile(folder, 'no folder');
+    const { code, stderr } = await ran(['payments', 'erase', id, '--reason-code', 'request', ...BY, '--apply']);
+    expect([code, stderr]).toEqual([1, expect.stringContaining('cannot be written')]);
+    await sql.query(`update es.events set stored_at = stored_at - interval '2 minutes' where stream_id like 'erasure-%'`);
+    worker = await start('worker', dataDir, env);
+    expect(await fires('erasure_pending')).toMatchObject({ severity: 'ticket', threshold: '60 s', items: [{ kind: 'erasure' }] });
+    await rm(folder);
+    await ends();
+    const payment = await fetch(`${api.url}${PARTNER}/payments/${id}`, { headers: { authorization: `ApiKey ${apiKey}` } });
+    expect(await payment.json()).toMatchObject({ data: { payer: null, personalDataErasedAt: expect.any(String) } });
   }, 300_000);
 });
