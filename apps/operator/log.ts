@@ -98,8 +98,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const accounts = (await gatewaysOfAllTime(store)).flatMap(gatewayAccountsOf);
         const empty = await emptyCreates({ ...payments.ports, ownLog: foundWhole }, await endedCreates(services.pool), accounts);
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
-        if (charged.length > 0)
-          throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(inDoubt).join(', ')})`);
+        if (charged.length > 0) throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(inDoubt).join(', ')})`);
         const forgotten = unheldMarks(checked.places);
         await closeIncident(services.pool, forgotten, { by, reason });
         await ownLog.begin();

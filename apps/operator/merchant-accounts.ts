@@ -214,7 +214,8 @@ const changeOf = (
   { cutOff: before }: MerchantAccountSettings,
   { name, cutOff, timeZone, endpoint }: SettingOptions,
 ): Partial<MerchantAccountSettings & { readonly name: string }> => {
-  if (name === undefined && cutOff === undefined && timeZone === undefined && endpoint === undefined) throw new UsageError('name at least one setting');
+  if (name === undefined && cutOff === undefined && timeZone === undefined && endpoint === undefined)
+    throw new UsageError('name at least one setting');
   return {
     ...(name !== undefined && { name }),
     ...((cutOff !== undefined || timeZone !== undefined) && { cutOff: cutOffOf(before, cutOff, timeZone) }),

@@ -300,9 +300,9 @@ const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly
 };
 
 const gatewayOption = () => new Option('--gateway <gateway>', 'where charges go').choices([...VENDORS, 'simulator', 'none']);
-const principalOption = () =>
-  new Option('--principal <account>', 'merchant account of the principal, at a processor').argParser(merchantAccountId);
-const feeAccountOption = () => new Option('--fee <account>', 'merchant account of the service fee; default: --principal').argParser(merchantAccountId);
+const principalOption = () => new Option('--principal <account>', 'merchant account of the principal, at a processor').argParser(merchantAccountId);
+const feeAccountOption = () =>
+  new Option('--fee <account>', 'merchant account of the service fee; default: --principal').argParser(merchantAccountId);
 
 /** The gateway that the options name. The processor is asked about each merchant account. */
 const gatewayChoice = async (context: Context, { gateway, principal, fee = principal }: GatewayOptions): Promise<GatewayChoice> => {

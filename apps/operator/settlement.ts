@@ -49,7 +49,10 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         const portal = portalId === undefined ? null : (await directory.portals()).find((one) => one.portalId === portalId);
         if (portal === undefined) throw new UsageError('there is no such portal');
         if (portal?.gateway && portal.gateway.gateway !== SIMULATOR)
-          throw new ServiceError('INVALID_STATE', `Only the simulator closes batches on request; ${portal.gateway.gateway} closes its batches by itself.`);
+          throw new ServiceError(
+            'INVALID_STATE',
+            `Only the simulator closes batches on request; ${portal.gateway.gateway} closes its batches by itself.`,
+          );
         const mine = portal && [portal.gateway?.merchantAccount, portal.gateway?.feeMerchantAccount];
 
         const signal = AbortSignal.timeout(CLOSE_MS);

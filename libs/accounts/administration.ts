@@ -243,7 +243,8 @@ export class Administration {
       const account = await this.merchantAccount(id);
       const refuse = (why: string) => new ServiceError('VALIDATION_ERROR', `The merchant account ${id} ${why}.`);
       if (account.gateway !== gateway) throw refuse(`is one of ${account.gateway}, not of ${gateway}`);
-      if (account.environment !== this.deps.environment) throw refuse(`belongs to ${account.environment}, this installation to ${this.deps.environment}`);
+      if (account.environment !== this.deps.environment)
+        throw refuse(`belongs to ${account.environment}, this installation to ${this.deps.environment}`);
       if (account.status !== 'active') throw refuse('is disabled');
     }
   }
@@ -315,7 +316,11 @@ export class Administration {
 
   /** Replaces the credentials by others of the same account. Every process uses them within seconds. */
   rotateCredentials(id: string, externalId: string, credentials: string): Promise<Done<MerchantAccount>> {
-    return this.changeMerchantAccount(id, { type: 'RotateCredentials', externalId, credentials: this.deps.keys.seal(credentials, credentialsContext(id)) });
+    return this.changeMerchantAccount(id, {
+      type: 'RotateCredentials',
+      externalId,
+      credentials: this.deps.keys.seal(credentials, credentialsContext(id)),
+    });
   }
 
   /** Throws the refusals of {@link changeMerchantSettings}, and changes nothing. */

@@ -86,7 +86,13 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
       expect(await directory.portal(id)).toBeNull();
       expect(await directory.grant(id, id)).toBeNull();
       expect(await directory.caseRestriction(id, 'c')).toBeNull();
-      expect(await directory.chargeTerms(id, id, 'c')).toEqual({ accountStatus: null, access: null, portal: null, restriction: null, merchantAccounts: {} });
+      expect(await directory.chargeTerms(id, id, 'c')).toEqual({
+        accountStatus: null,
+        access: null,
+        portal: null,
+        restriction: null,
+        merchantAccounts: {},
+      });
     }
   });
 
@@ -204,10 +210,34 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     const portal = await directory.portal(portalId);
     const restriction = { kind: 'blocked', until: null };
     const merchantAccounts = {};
-    expect(await directory.chargeTerms(accountId, portalId, 'c')).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction, merchantAccounts });
-    expect(await directory.chargeTerms(accountId, portalId, 'd')).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction: null, merchantAccounts });
-    expect(await directory.chargeTerms(accountId, portalId, null)).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction: null, merchantAccounts });
-    expect(await directory.chargeTerms(stranger, portalId, null)).toEqual({ accountStatus: 'active', access: null, portal, restriction: null, merchantAccounts });
+    expect(await directory.chargeTerms(accountId, portalId, 'c')).toEqual({
+      accountStatus: 'active',
+      access: 'granted',
+      portal,
+      restriction,
+      merchantAccounts,
+    });
+    expect(await directory.chargeTerms(accountId, portalId, 'd')).toEqual({
+      accountStatus: 'active',
+      access: 'granted',
+      portal,
+      restriction: null,
+      merchantAccounts,
+    });
+    expect(await directory.chargeTerms(accountId, portalId, null)).toEqual({
+      accountStatus: 'active',
+      access: 'granted',
+      portal,
+      restriction: null,
+      merchantAccounts,
+    });
+    expect(await directory.chargeTerms(stranger, portalId, null)).toEqual({
+      accountStatus: 'active',
+      access: null,
+      portal,
+      restriction: null,
+      merchantAccounts,
+    });
     for (const unknown of [NOBODY, 'no-uuid'])
       expect(await directory.chargeTerms(accountId, unknown, 'c')).toEqual({
         accountStatus: 'active',

@@ -219,7 +219,8 @@ const validSettings = (
   }
   if (endpoint !== null) {
     if (environment !== 'sandbox') return refuse('Another endpoint is allowed in the sandbox only.');
-    if (!isEndpoint(endpoint)) return refuse('The endpoint must be an https address without user, query or fragment, or an http address of this host.');
+    if (!isEndpoint(endpoint))
+      return refuse('The endpoint must be an https address without user, query or fragment, or an http address of this host.');
   }
   return { cutOff: cutOff && { time: cutOff.time, timeZone: cutOff.timeZone }, endpoint };
 };

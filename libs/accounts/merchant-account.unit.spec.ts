@@ -50,12 +50,15 @@ describe('a merchant account', () => {
     given(added)
       .when(add)
       .thenRefused('VALIDATION_ERROR', /a merchant account city-water already/));
-  test.each(['a', '-a', 'A1', 'a_b', 'a b', 'a'.repeat(41), 'ä1', ''])('has an id that fits into the name of a stream, which %j does not', (merchantAccount) => {
-    expect(isMerchantAccountId(merchantAccount)).toBe(false);
-    given()
-      .when({ ...add, merchantAccount })
-      .thenRefused('VALIDATION_ERROR', /2 to 40/);
-  });
+  test.each(['a', '-a', 'A1', 'a_b', 'a b', 'a'.repeat(41), 'ä1', ''])(
+    'has an id that fits into the name of a stream, which %j does not',
+    (merchantAccount) => {
+      expect(isMerchantAccountId(merchantAccount)).toBe(false);
+      given()
+        .when({ ...add, merchantAccount })
+        .thenRefused('VALIDATION_ERROR', /2 to 40/);
+    },
+  );
   test('may have the shortest and the longest id', () => expect(['a1', '0-', 'a'.repeat(40)].every(isMerchantAccountId)).toBe(true));
   test('must exist before anything else is done with it', () =>
     given()
@@ -75,8 +78,9 @@ describe('settings', () => {
     given()
       .when({ ...add, gateway: 'stripe' })
       .thenRefused('VALIDATION_ERROR', /authorize-net only/));
-  test.each(['http://127.0.0.1:4000/xml', 'http://localhost:4000', 'http://[::1]:4000', 'https://proxy.example/path'])('an endpoint may be %s', (endpoint) =>
-    withSettings({ endpoint }).then({ type: 'MerchantAccountAdded', data: { ...account, settings: { ...settings, endpoint } } }),
+  test.each(['http://127.0.0.1:4000/xml', 'http://localhost:4000', 'http://[::1]:4000', 'https://proxy.example/path'])(
+    'an endpoint may be %s',
+    (endpoint) => withSettings({ endpoint }).then({ type: 'MerchantAccountAdded', data: { ...account, settings: { ...settings, endpoint } } }),
   );
   test.each(['http://proxy.example', 'ftp://127.0.0.1', 'https://user@proxy.example', 'https://proxy.example?x=1', 'nowhere', ''])(
     'an endpoint that would show the credentials, or is none, is refused: %j',

@@ -157,7 +157,8 @@ interface PortalCreatedV1 extends Omit<Extract<PortalEvent, { type: 'PortalCreat
 
 /** In version 1, both merchant accounts of a gateway had the same credentials. */
 export const portalCreatedFromV1 = (data: PortalCreatedV1): Extract<PortalEvent, { type: 'PortalCreated' }>['data'] => data;
-export const gatewaySetFromV1 = (data: Pick<PortalCreatedV1, 'portalId' | 'gateway'>): Extract<PortalEvent, { type: 'PortalGatewaySet' }>['data'] => data;
+export const gatewaySetFromV1 = (data: Pick<PortalCreatedV1, 'portalId' | 'gateway'>): Extract<PortalEvent, { type: 'PortalGatewaySet' }>['data'] =>
+  data;
 
 // State.
 

@@ -73,7 +73,9 @@ describe('a gateway whose tokens work once, and which takes no card numbers', ()
   test('is set where principal and fee are one charge to one account', () =>
     given(created, combinedFee).when({ type: 'SetGateway', gateway: stripe }).then(atStripe));
   test('is refused with two charges', () => {
-    given(created).when({ type: 'SetGateway', gateway: stripe }).thenRefused('VALIDATION_ERROR', /must be one charge/);
+    given(created)
+      .when({ type: 'SetGateway', gateway: stripe })
+      .thenRefused('VALIDATION_ERROR', /must be one charge/);
     given()
       .when({ ...create, gateway: stripe })
       .thenRefused('VALIDATION_ERROR', /must be one charge/);

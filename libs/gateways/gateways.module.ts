@@ -53,7 +53,10 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
 };
 
 /** Finds the adapter of a simulated merchant account. The simulator opens an account at its first charge. */
-const simulatorsOf = ({ config, places, clock, sandboxTime }: ProcessContext, calls: GatewayCalls): ((account: GatewayAccount) => SimulatorGateway | null) => {
+const simulatorsOf = (
+  { config, places, clock, sandboxTime }: ProcessContext,
+  calls: GatewayCalls,
+): ((account: GatewayAccount) => SimulatorGateway | null) => {
   const { simulatorUrl: endpoint } = places;
   if (!endpoint) return () => null;
   const aheadMs = () => sandboxTime?.clock.aheadMs ?? 0;

@@ -25,7 +25,10 @@ import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 import { MerchantGateways } from './merchant-gateways.js';
 import { askVendor, createVendorGateway, ENDPOINTS, readCredentials } from './vendors.js';
 
-const KEYS = { one: { apiLoginId: 'login-one', transactionKey: 'key-of-one-0001' }, two: { apiLoginId: 'login-two', transactionKey: 'key-of-two-0001' } };
+const KEYS = {
+  one: { apiLoginId: 'login-one', transactionKey: 'key-of-one-0001' },
+  two: { apiLoginId: 'login-two', transactionKey: 'key-of-two-0001' },
+};
 const CREDENTIALS = JSON.stringify(KEYS.one);
 const STRIPE_CREDENTIALS = '{"secretKey":"sk_test_double_one_0001"}';
 
@@ -247,8 +250,9 @@ describe('a credentials file', () => {
     expect(readCredentials('authorize-net', 'sandbox', `\uFEFF ${CREDENTIALS}\n`)).toBe(CREDENTIALS);
     expect(readCredentials('stripe', 'production', '{"secretKey":"rk_live_abc"}')).toBe('{"secretKey":"rk_live_abc"}');
   });
-  test.each(['', 'not json', '[]', 'null', '"text"', '{}', '{"apiLoginId":"a"}', '{"apiLoginId":"a","transactionKey":"b","more":1}'])('is refused: %s', (text) =>
-    bad(text).toThrow(/^The credentials /),
+  test.each(['', 'not json', '[]', 'null', '"text"', '{}', '{"apiLoginId":"a"}', '{"apiLoginId":"a","transactionKey":"b","more":1}'])(
+    'is refused: %s',
+    (text) => bad(text).toThrow(/^The credentials /),
   );
   test.each(['""', '1', 'null', '"with space"', '"line\\nfeed"', `"${'x'.repeat(256)}"`])('has no usable field: %s', (value) =>
     bad(`{"apiLoginId":"a","transactionKey":${value}}`).toThrow(/no usable transactionKey/),
@@ -260,7 +264,9 @@ describe('a credentials file', () => {
   });
   test('its content is in no message', () => {
     for (const text of ['key-SECRET', '{"apiLoginId":"SECRET"}', '{"apiLoginId":"a","transactionKey":"SEC RET"}'])
-      expect(() => readCredentials('authorize-net', 'sandbox', text)).toThrow(expect.objectContaining({ message: expect.not.stringMatching(/SEC ?RET/) }));
+      expect(() => readCredentials('authorize-net', 'sandbox', text)).toThrow(
+        expect.objectContaining({ message: expect.not.stringMatching(/SEC ?RET/) }),
+      );
   });
 });
 

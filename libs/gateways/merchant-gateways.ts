@@ -44,7 +44,8 @@ export class MerchantGateways {
   find({ gateway, merchantAccount, credentialsRef, environment }: GatewayAccount): PaymentGateway | null {
     const known = this.known.get(merchantAccount);
     if (!known || known.account.status === 'disabled' || environment !== this.options.environment) return null;
-    const isSame = known.account.gateway === gateway && known.account.environment === environment && credentialsRefOf(merchantAccount) === credentialsRef;
+    const isSame =
+      known.account.gateway === gateway && known.account.environment === environment && credentialsRefOf(merchantAccount) === credentialsRef;
     return isSame ? known.gateway : null;
   }
 

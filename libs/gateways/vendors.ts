@@ -71,7 +71,8 @@ export const readCredentials = (gateway: Vendor, environment: 'sandbox' | 'produ
   }
   if (parsed === null || typeof parsed !== 'object' || Array.isArray(parsed)) return refuse('must be one JSON object');
   const given = parsed as Readonly<Record<string, unknown>>;
-  if (Object.keys(given).sort().join() !== [...names].sort().join()) return refuse(`of ${gateway} must have exactly the fields ${names.join(' and ')}`);
+  if (Object.keys(given).sort().join() !== [...names].sort().join())
+    return refuse(`of ${gateway} must have exactly the fields ${names.join(' and ')}`);
   for (const name of names) {
     const value = given[name];
     if (typeof value !== 'string' || value.length === 0 || value.length > MAX_CREDENTIAL_LENGTH || !/^[\x21-\x7e]+$/.test(value))

@@ -9,7 +9,17 @@ import { type Client, copyInto, type KeyRing, type PersonalKeys, type Queryable 
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import type { CannotTell } from './gateway/gateway.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
-import { isVisible, keysOfPayment, type Means, openAttempt, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
+import {
+  isVisible,
+  keysOfPayment,
+  type Means,
+  openAttempt,
+  openOf,
+  payment as decider,
+  type Payment,
+  PAYMENT_STATUSES,
+  statusOf,
+} from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { WAITS_FOR_STAFF } from './staff-work.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';

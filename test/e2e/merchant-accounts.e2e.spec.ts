@@ -156,7 +156,9 @@ describe('the command line', () => {
     expect(await refused(1, add('--credentials-file', join(folder, 'none.json')))).toMatch(/cannot be read \(ENOENT\)/);
     expect(await refused(1, add('--credentials-file', '-'), 'SECRET')).toMatch(/are not JSON/);
     expect(await refused(1, add('--credentials-file', '-'), '{"secretKey":"SECRET"}')).toMatch(/exactly the fields apiLoginId and transactionKey/);
-    expect(await refused(1, add('--credentials-file', '-'), '{"apiLoginId":"login-one","transactionKey":"SECRET"}')).toMatch(/^The account cannot be described\./);
+    expect(await refused(1, add('--credentials-file', '-'), '{"apiLoginId":"login-one","transactionKey":"SECRET"}')).toMatch(
+      /^The account cannot be described\./,
+    );
     expect(await refused(1, add('--credentials-file', file, '--cut-off', '25:00', '--time-zone', 'UTC'))).toMatch(/HH:MM/);
     expect(await refused(2, add('--credentials-file', file, '--cut-off', '16:00'))).toMatch(/belong together/);
     const production = ['merchant-accounts', 'add', 'water', '--gateway', 'authorize-net', '--environment', 'production', '--credentials-file', file];
@@ -187,16 +189,34 @@ describe('the command line', () => {
       lastCheck: null,
     });
     expect(await refused(1, [...ADD_NET(), '--credentials-file', file])).toBe('There is a merchant account water already.');
-    expect(await refused(1, ADD_NET().map((word) => (word === 'water' ? 'again' : word)).concat('--credentials-file', file))).toBe(
-      'Account 700001 of authorize-net is there already, as water.',
-    );
-    const stripeArgs = ['--gateway', 'stripe', '--environment', 'sandbox', '--endpoint', stripe.url, '--credentials-file', stripeFile, '--name', 'Fines'];
+    expect(
+      await refused(
+        1,
+        ADD_NET()
+          .map((word) => (word === 'water' ? 'again' : word))
+          .concat('--credentials-file', file),
+      ),
+    ).toBe('Account 700001 of authorize-net is there already, as water.');
+    const stripeArgs = [
+      '--gateway',
+      'stripe',
+      '--environment',
+      'sandbox',
+      '--endpoint',
+      stripe.url,
+      '--credentials-file',
+      stripeFile,
+      '--name',
+      'Fines',
+    ];
     expect(await json('merchant-accounts', 'add', 'fines', ...stripeArgs)).toMatchObject({ name: 'Fines', externalId: 'acct_3Doubleone' });
     expect((await json<{ merchantAccount: string }[]>('merchant-accounts', 'list')).map((row) => row.merchantAccount)).toEqual(['fines', 'water']);
   });
 
   test('points a portal at it, which then charges at once in a running service', async () => {
-    const { portalId } = (await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Water', gateway: 'none', fee: NO_FEE }))).state;
+    const { portalId } = (
+      await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Water', gateway: 'none', fee: NO_FEE }))
+    ).state;
     const set = (...args: string[]) => ['portals', 'set-gateway', portalId, ...args];
     expect(await refused(2, set('--gateway', 'authorize-net'))).toMatch(/needs --principal/);
     expect(await refused(1, set('--gateway', 'authorize-net', '--principal', 'nobody'))).toBe('There is no such merchant account.');
@@ -218,7 +238,9 @@ describe('the command line', () => {
     const closed = await running.client.create(paymentOf(portalId, { number: CARD }));
     expect([closed.status, closed.code]).toEqual([503, 'GATEWAY_NOT_CONFIGURED']);
     expect((await running.client.refund(made.id)).status).toBe(200);
-    expect(await refused(2, ['merchant-accounts', 'disable', 'water', '--everything', '--reason', 'leak', '--by', 'Dana'])).toMatch(/can no longer be refunded.*--yes/);
+    expect(await refused(2, ['merchant-accounts', 'disable', 'water', '--everything', '--reason', 'leak', '--by', 'Dana'])).toMatch(
+      /can no longer be refunded.*--yes/,
+    );
     expect(await json('merchant-accounts', 'enable', 'water', '--by', 'Dana')).toMatchObject({ status: 'active' });
     expect(await running.client.created(paymentOf(portalId, { number: CARD }))).toMatchObject({ status: 'succeeded' });
   });
@@ -238,7 +260,11 @@ describe('the command line', () => {
 
     // Even a portal that an older release had set up so takes no card number: its intake answers as switched off.
     const intake = (portal: string) =>
-      new Payer(running.url, 'https://pay.example').send(INTAKE, { method: 'POST', body: formText(intakeOf({ portalId: portal })), headers: { origin: SHOP } });
+      new Payer(running.url, 'https://pay.example').send(INTAKE, {
+        method: 'POST',
+        body: formText(intakeOf({ portalId: portal })),
+        headers: { origin: SHOP },
+      });
     const { state } = await running.inForce(running.admin.configureCheckout(portalId, { locale: 'es' }));
     expect((await intake(portalId)).text).toMatch(OFF);
     const { store, ids, clock, readModels } = running.services;
@@ -256,12 +282,17 @@ describe('the command line', () => {
 
   test('rotates credentials of the same account only, and changes settings', async () => {
     const other = '{"apiLoginId":"login-two","transactionKey":"key-of-two-0001"}';
-    expect(await refused(1, ['merchant-accounts', 'rotate', 'water', '--credentials-file', '-'], other)).toBe('The credentials belong to another account: 700002, not 700001.');
+    expect(await refused(1, ['merchant-accounts', 'rotate', 'water', '--credentials-file', '-'], other)).toBe(
+      'The credentials belong to another account: 700002, not 700001.',
+    );
     expect(await json('merchant-accounts', 'rotate', 'water', '--credentials-file', file)).toMatchObject({ externalId: '700001' });
     expect(await json('merchant-accounts', 'set', 'water', '--cut-off', '17:30')).toMatchObject({
       settings: { cutOff: { time: '17:30', timeZone: 'America/Los_Angeles' } },
     });
-    expect(await json('merchant-accounts', 'set', 'water', '--cut-off', 'none', '--name', 'Water')).toMatchObject({ name: 'Water', settings: { cutOff: null } });
+    expect(await json('merchant-accounts', 'set', 'water', '--cut-off', 'none', '--name', 'Water')).toMatchObject({
+      name: 'Water',
+      settings: { cutOff: null },
+    });
     expect(await refused(2, ['merchant-accounts', 'set', 'water'])).toMatch(/at least one setting/);
     expect(await refused(2, ['merchant-accounts', 'show', 'No_Id'])).toMatch(/lower-case/);
   });
@@ -276,7 +307,12 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
   expect([none.status, none.code]).toEqual([503, 'GATEWAY_NOT_CONFIGURED']);
 
   const credentials = readCredentials('authorize-net', 'production', '{"apiLoginId":"login-two","transactionKey":"key-of-two-0001"}');
-  const account = { merchantAccount: 'water', gateway: 'authorize-net', environment: 'production', settings: { cutOff: null, endpoint: null } } as const;
+  const account = {
+    merchantAccount: 'water',
+    gateway: 'authorize-net',
+    environment: 'production',
+    settings: { cutOff: null, endpoint: null },
+  } as const;
   const { externalId, name } = await askVendor({ ...account, repeats: null }, credentials, { clock: systemClock, endpoints });
   await admin.addMerchantAccount({ ...account, name }, externalId, credentials, await services.directory.merchantAccounts());
   await inForce(admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
