@@ -224,6 +224,7 @@ describe('two clocks', () => {
   const REAL: Readonly<Record<string, string>> = {
     'libs/kernel/clock.ts': 'defines it',
     'libs/platform/postgres/sandbox-time.ts': 'adds to it',
+    'libs/gateways/authorize-net/authorize-net.ts': 'difference from the clock of the processor',
     'libs/payments/keys/from-log.ts': 'age of an idempotency key',
     'libs/payments/reverse.ts': 'age of a repeat without a key (C18)',
     'libs/payments/velocity.ts': 'velocity windows',
