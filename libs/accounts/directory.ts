@@ -205,7 +205,7 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
 
 export const directoryModel: ReadModel = {
   name: 'directory',
-  shape: 4,
+  shape: 5,
   streamPrefixes: DIRECTORY_STREAMS,
   tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case', 'directory_merchant_account'],
   createTables: TABLES,
