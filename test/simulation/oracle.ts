@@ -112,7 +112,8 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   get: ['OK', 'PAYMENT_NOT_FOUND', 'INTERNAL_ERROR'],
   list: ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
   resolve: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
-  'open dispute': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  // The reason of a dispute needs a key of personal data. Without one, nothing is recorded.
+  'open dispute': ['OK', 'INVALID_STATE', 'IDEMPOTENCY_UNAVAILABLE', 'INTERNAL_ERROR'],
   'update dispute': ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
   'check out': ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
   look: ['OK', 'INTERNAL_ERROR'],
@@ -1078,7 +1079,10 @@ export class Oracle {
     });
     const closed = standing.filter(({ accepted }) => accepted).map(({ closedAt }) => closedAt);
     const status = standing.some(({ accepted }) => !accepted) ? 'rejected' : closed.length > 0 ? 'settled' : 'unsettled';
-    const shown = paymentView(paymentId, JSON.parse(this.world.tables.list.get(paymentId)!.state), CLOSED).settlement;
+    const row = this.world.tables.list.get(paymentId);
+    this.check(row !== undefined, `C73: the list has no row of the settled payment ${paymentId}`);
+    if (!row) return;
+    const shown = paymentView(paymentId, JSON.parse(row.state), CLOSED).settlement;
     const settledAt = closed.sort()[0] ?? null;
     this.check(
       shown?.status === status && shown.settledAt === settledAt,
