@@ -2,6 +2,7 @@
  * One run: clients use the service during faults. Then all faults end, and the oracle compares the books. If the run has a seed, the seed decides
  * everything. A scenario has only crashes at chosen points.
  */
+import { KEEP_HOURS } from '#payments';
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
 import { attend, endInIncident } from './incident.js';
@@ -78,6 +79,8 @@ const play = async (
   };
   const becomeQuiet = async () => {
     sim.faultsOn = false;
+    // The service may be down for a day.
+    await sim.run(() => processes.every(({ up }) => up), sim.elapsed + CLIENTS_WITHIN_MS);
     const until = sim.elapsed + QUIET_WITHIN_MS;
     while (!watch?.isGivenUp && !(await oracle.isQuiet())) {
       if (sim.elapsed >= until) return world.check(false, 'liveness: not quiet hours after everything was healed');
@@ -290,8 +293,12 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const epilogue = async (outside: Outside): Promise<void> => {
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
-    // Send most keys again with the same request. The answer is the stored one, or "reconciliation required". No money may move.
-    if (rng.chance(0.5)) for (const exchange of outside.oracle.firstUses()) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
+    // Send most keys again with the same request, as long as they are kept. The answer is the stored one, or "reconciliation required". No money may
+    // move.
+    const isKept = ({ sentAt }: { readonly sentAt: number }) => sim.now - sentAt < (KEEP_HOURS - 1) * HOUR_MS;
+    if (rng.chance(0.5))
+      for (const exchange of outside.oracle.firstUses())
+        if (rng.chance(0.7) && isKept(exchange)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
     if (nextDay && keys.length > 0) await tomorrow(outside);
