@@ -116,6 +116,15 @@ export class Outside {
     return exchange;
   }
 
+  private isUp(): boolean {
+    return this.world.replicas.some(({ process }) => process.up);
+  }
+
+  /** Waits until a replica is up. */
+  async untilUp(): Promise<void> {
+    while (!this.isUp()) await this.wait(LOOKS_UP_MS);
+  }
+
   private wait(ms: number): Promise<void> {
     return this.world.sim.wait(ms);
   }
@@ -229,7 +238,11 @@ export class Outside {
         : { kind: 'reverse', request: { ...common, accountId, initiatedBy: 'partner' }, key, fingerprint };
     let done = false;
     for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
-      while (wanted.waits && this.world.replicas.every(({ process }) => !process.up)) await this.wait(LOOKS_UP_MS);
+      if (wanted.waits && !this.isUp()) {
+        // After a day of downtime, the key of a return that has ended is forgotten.
+        if (done) return intention;
+        await this.untilUp();
+      }
       const { reply } = await this.send(intention, ask);
       const answer = reply && told(reply);
       const last = await this.afterReturn(answer, key !== null);

@@ -79,8 +79,6 @@ const play = async (
   };
   const becomeQuiet = async () => {
     sim.faultsOn = false;
-    // The service may be down for a day.
-    await sim.run(() => processes.every(({ up }) => up), sim.elapsed + CLIENTS_WITHIN_MS);
     const until = sim.elapsed + QUIET_WITHIN_MS;
     while (!watch?.isGivenUp && !(await oracle.isQuiet())) {
       if (sim.elapsed >= until) return world.check(false, 'liveness: not quiet hours after everything was healed');
@@ -228,11 +226,13 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       const asked = Array.from({ length: rng.int(1, 3) }, (_, index) => returns(payment, index));
       if (downForADay) {
         downForADay = false;
-        void sim.wait(banks.int(50, 2_500)).then(() => {
+        const down = sim.wait(banks.int(50, 2_500)).then(() => {
           const downMs = banks.int(24, 26) * HOUR_MS + banks.int(0, HOUR_MS);
           for (const { process } of outside.world.replicas) sim.crash(process, downMs);
         });
         await outside.giveBack(payment, { ...asked[0]!, key: `return ${payment.paymentId} and wait`, waits: true });
+        await down;
+        await outside.untilUp();
         continue;
       }
       if (rng.chance(0.4)) await Promise.all(asked.map((one) => outside.giveBack(payment, one)));
