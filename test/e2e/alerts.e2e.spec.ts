@@ -2,7 +2,7 @@
  * `payfold alerts` against real processes: each alert is caused, shown by the command, the audit API and the metrics alike, and gone after it is
  * mended. `sandbox advance` makes the days pass.
  */
-import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { type Alert, ALERT_NAMES } from '#audit';
@@ -62,7 +62,7 @@ beforeAll(async () => {
   dataDir = await DataDir.create();
   await mkdir(dataDir.data);
   database = await freshDatabase();
-  sql = createPool(database.url, { name: 'spec', max: 2, searchPath: searchPathOf(READ_MODELS) });
+  sql = createPool(database.url, { name: 'spec', max: 3, searchPath: searchPathOf(READ_MODELS) });
   const [auditPort, metricsPort] = [await freePort(), await freePort()];
   const simulator = await start('simulator', dataDir);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
@@ -266,18 +266,25 @@ describe('payfold alerts', () => {
     await ends();
   }, 300_000);
 
-  test('erasure_pending: the erasure files cannot be written, until they can', async () => {
+  test('erasure_pending: keys that cannot be deleted, until they can', async () => {
     const id = await pay();
-    const folder = join(dataDir.data, 'erasures');
-    await worker.stop();
-    await rm(folder, { recursive: true, force: true });
-    await writeFile(folder, 'no folder');
-    const { code, stderr } = await ran(['payments', 'erase', id, '--reason-code', 'request', ...BY, '--apply']);
-    expect([code, stderr]).toEqual([1, expect.stringContaining('cannot be written')]);
-    await sql.query(`update es.events set stored_at = stored_at - interval '2 minutes' where stream_id like 'erasure-%'`);
-    worker = await start('worker', dataDir, env);
-    expect(await fires('erasure_pending')).toMatchObject({ severity: 'ticket', threshold: '60 s', items: [{ kind: 'erasure' }] });
-    await rm(folder);
+    const holder = await sql.connect();
+    try {
+      await holder.query('begin');
+      await holder.query('lock table personal_key in exclusive mode');
+      const erased = ran(['payments', 'erase', id, '--reason-code', 'request', ...BY, '--apply']);
+      await eventually(async () => {
+        const { rowCount } = await sql.query(
+          `update es.events set stored_at = stored_at - interval '2 minutes' where stream_id like 'erasure-%' and stored_at > clock_timestamp() - interval '1 minute'`,
+        );
+        return rowCount === 1;
+      });
+      expect(await fires('erasure_pending')).toMatchObject({ severity: 'ticket', threshold: '60 s', items: [{ kind: 'erasure' }] });
+      await holder.query('rollback');
+      await erased;
+    } finally {
+      holder.release();
+    }
     await ends();
     const payment = await fetch(`${api.url}${PARTNER}/payments/${id}`, { headers: { authorization: `ApiKey ${apiKey}` } });
     expect(await payment.json()).toMatchObject({ data: { payer: null, personalDataErasedAt: expect.any(String) } });
