@@ -21,9 +21,9 @@ import { type Answer, anyText, fields, orNone, personName, table, type Terminal,
 
 interface SettingOptions {
   readonly name?: string;
-  readonly cutOff?: string | 'none';
+  readonly cutOff?: string;
   readonly timeZone?: string;
-  readonly endpoint?: string | 'none';
+  readonly endpoint?: string;
 }
 
 interface AddOptions extends SettingOptions {

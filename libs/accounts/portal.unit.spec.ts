@@ -91,9 +91,7 @@ describe('a gateway whose tokens work once, and which takes no card numbers', ()
     given(created, combinedFee, open)
       .when({ type: 'SetGateway', gateway: stripe })
       .thenRefused('VALIDATION_ERROR', /^Hosted checkout takes card numbers/);
-    given(created, combinedFee, open)
-      .when({ type: 'SetGateway', gateway: stripe, disableCheckout: true })
-      .then(closed as PortalEvent, atStripe);
+    given(created, combinedFee, open).when({ type: 'SetGateway', gateway: stripe, disableCheckout: true }).then(closed, atStripe);
   });
   test('keeps hosted checkout from being turned on, and lets its other settings change', () => {
     given(created, combinedFee, atStripe)

@@ -473,10 +473,10 @@ export const gatewayContract = (name: string, capabilities: GatewayCapabilities,
         ];
         const all = await shown(before);
         expect(all).toHaveLength(4);
-        expect(all.slice(0, 2)).toEqual(expect.arrayContaining(early!));
-        expect(all.slice(2)).toEqual(expect.arrayContaining(late!));
+        expect(all.slice(0, 2)).toEqual(expect.arrayContaining(early));
+        expect(all.slice(2)).toEqual(expect.arrayContaining(late));
         // A gateway may list the batches of the last days again.
-        expect(await shown(between)).toEqual(expect.arrayContaining(late!));
+        expect(await shown(between)).toEqual(expect.arrayContaining(late));
         for (const record of await records(before)) {
           expect(record.netCents).toBe(record.grossCents - record.feeCents);
           expect(record.closedAt).toMatch(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/);

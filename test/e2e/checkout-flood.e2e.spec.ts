@@ -139,9 +139,7 @@ describe('the content of a checkout lies beside the log', () => {
     expect((await eventsOf(id)).map(({ type }) => type)).toEqual(['CheckoutStarted']);
 
     const changed = await begun();
-    await service.services.pool.query(`update checkout_intake set content = left(content, -8) || 'AAAAAAA=' where checkout_id = $1`, [
-      changed.id,
-    ]);
+    await service.services.pool.query(`update checkout_intake set content = left(content, -8) || 'AAAAAAA=' where checkout_id = $1`, [changed.id]);
     await expectExpired(changed.one, changed.id);
     expect(service.logLines()).toContainEqual(
       expect.objectContaining({ level: 50, checkoutId: changed.id, msg: 'the content of a checkout was changed; it takes no card' }),
