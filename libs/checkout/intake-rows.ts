@@ -7,7 +7,7 @@
  */
 import { createHash } from 'node:crypto';
 import { ServiceError, timestamp } from '#kernel';
-import { type Migration, purge, type Queryable } from '#platform';
+import { batched, type Migration, purge, type Queryable } from '#platform';
 import { type CheckoutContent, SESSION_LIFE_MS } from './checkout.js';
 
 /** Maximum size of one content as JSON, in bytes. */
@@ -73,17 +73,30 @@ const hashOf = (text: string): string => createHash('sha256').update(text).diges
 export const contentOf = (text: string, hash: string): CheckoutContent | null =>
   hashOf(text) === hash ? (JSON.parse(text) as { readonly content: CheckoutContent }).content : null;
 
-export const postgresIntakeRows = (db: Queryable): IntakeRows => ({
-  write: async ({ checkoutId, hash, text, purgeAt }) => {
-    await db.query('insert into checkout_intake (checkout_id, hash, content, purge_at) values ($1, $2, $3, $4)', [checkoutId, hash, text, purgeAt]);
-  },
+/** Payers who come at the same time share statements and commits. */
+const SHARED = { maxItems: 100, inFlight: 2 } as const;
 
-  read: async (checkoutId) => {
-    const { rows } = await db.query<{ hash: string; content: string }>('select hash, content from checkout_intake where checkout_id = $1', [
-      checkoutId,
-    ]);
-    return new Map(rows.map(({ hash, content }) => [hash, content]));
-  },
+export const postgresIntakeRows = (db: Queryable): IntakeRows => ({
+  write: batched(async (rows: readonly IntakeRow[]) => {
+    await db.query({
+      name: 'intake-write',
+      text: `insert into checkout_intake (checkout_id, hash, content, purge_at)
+             select * from unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[])`,
+      values: [rows.map((row) => row.checkoutId), rows.map((row) => row.hash), rows.map((row) => row.text), rows.map((row) => row.purgeAt)],
+    });
+    return rows.map(() => undefined);
+  }, SHARED),
+
+  read: batched(async (checkoutIds: readonly string[]) => {
+    const { rows } = await db.query<{ checkout_id: string; hash: string; content: string }>({
+      name: 'intake-read',
+      text: 'select checkout_id, hash, content from checkout_intake where checkout_id = any ($1)',
+      values: [checkoutIds],
+    });
+    const texts = new Map(checkoutIds.map((id) => [id, new Map<string, string>()]));
+    for (const { checkout_id: id, hash, content } of rows) texts.get(id)!.set(hash, content);
+    return checkoutIds.map((id) => texts.get(id)!);
+  }, SHARED),
 
   purge: async (now, limit) => {
     const { rowCount } = await db.query(
