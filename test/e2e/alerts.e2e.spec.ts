@@ -42,15 +42,15 @@ const payfold = async <T>(...args: string[]): Promise<T> => {
   expect([code, stderr]).toEqual([0, '']);
   return JSON.parse(stdout) as T;
 };
-const post = async (number?: string): Promise<{ data?: { id: string }; details?: { id: string } }> => {
+const post = async (overrides: { number?: string; payer?: object } = {}): Promise<{ data?: { id: string }; details?: { id: string } }> => {
   const answer = await fetch(`${api.url}${PARTNER}/payments`, {
     method: 'POST',
     headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
-    body: JSON.stringify(paymentOf(portalId, number ? { number } : {})),
+    body: JSON.stringify(paymentOf(portalId, overrides)),
   });
   return (await answer.json()) as Awaited<ReturnType<typeof post>>;
 };
-const pay = async (number?: string): Promise<string> => (await post(number)).data!.id;
+const pay = async (overrides?: Parameters<typeof post>[0]): Promise<string> => (await post(overrides)).data!.id;
 /** Business time, `ms` from now. */
 const inMs = async (ms: number) => {
   const { rows } = await sql.query<{ ahead_ms: string }>('select ahead_ms from sandbox_time');
@@ -143,7 +143,7 @@ describe('payfold alerts', () => {
 
   test('unknown_outcome: a charge without an outcome, until recovery has resolved it', async () => {
     await worker.stop();
-    const id = (await post(CARD.unreadable)).details!.id;
+    const id = (await post({ number: CARD.unreadable })).details!.id;
     expect(named((await byCommand()).alerts, 'unknown_outcome').count).toBe(0);
     await advanceTo(Date.parse(await inMs(16 * MINUTE_MS)));
     expect(await fires('unknown_outcome')).toMatchObject({
@@ -158,7 +158,7 @@ describe('payfold alerts', () => {
   }, 300_000);
 
   test('staff_task: a sale that the processor rejected, until a person acknowledges it', async () => {
-    const id = await pay(CARD.settlementRejected);
+    const id = await pay({ number: CARD.settlementRejected });
     // The alarm on stderr is correct here.
     expect((await ran(['settlement', 'close'])).code).toBe(0);
     expect(await fires('staff_task')).toMatchObject({
@@ -267,7 +267,7 @@ describe('payfold alerts', () => {
   }, 300_000);
 
   test('erasure_pending: keys that cannot be deleted, until they can', async () => {
-    const id = await pay();
+    const id = await pay({ payer: { firstName: 'Ada', email: 'ada@example.org' } });
     const holder = await sql.connect();
     try {
       await holder.query('begin');
