@@ -35,8 +35,7 @@ const RESOLUTION_MS = 40_000;
 /** Payments that a round works on at the same time. */
 const AT_ONCE = 8;
 /**
- * After a round has resolved a payment, all other open payments become due, since the gateway probably answers again. This happens at most once in
- * this time.
+ * After a payment is resolved, all other open payments become due, since the gateway probably answers again. This happens at most once in this time.
  */
 const HURRY_EVERY_MS = MINUTE;
 /** Reads of one open payment start at most one try in this time. */
@@ -142,7 +141,9 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
       if (looks.size >= REMEMBERED_LOOKS) looks.clear();
       looks.set(paymentId, clock.monotonic());
       if (ports.ownLog.incident) return;
-      void attempt(paymentId).catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
+      void attempt(paymentId)
+        .then(({ outcome }) => (outcome === 'resolved' ? hurry() : undefined))
+        .catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
     },
     round: async (stop) => {
       const now = clock.now();

@@ -2,7 +2,7 @@
  * One run: clients use the service during faults. Then all faults end, and the oracle compares the books. If the run has a seed, the seed decides
  * everything. A scenario has only crashes at chosen points.
  */
-import { KEEP_HOURS } from '#payments';
+import { KEEP_HOURS, RECOVERY_SCHEDULE_MS } from '#payments';
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
 import { attend, endInIncident } from './incident.js';
@@ -14,10 +14,10 @@ import { ACCOUNTS, PORTALS, type PortalTerms, type Seams, USUAL_PORTALS, World }
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
-/** How long a run may take to become quiet after its faults. Within this time recovery must try each open payment again. */
-const QUIET_WITHIN_MS = 3 * 3_600_000;
-const LOOK_EVERY_MS = 30_000;
 const HOUR_MS = 3_600_000;
+/** How long a run may take to become quiet after its faults. Within this time recovery must try each open payment again. */
+const QUIET_WITHIN_MS = RECOVERY_SCHEDULE_MS.at(-1)! + HOUR_MS;
+const LOOK_EVERY_MS = 30_000;
 /** If a client is still busy after this time, the service has stopped answering. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
