@@ -254,11 +254,11 @@ const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void
   });
 };
 
-const addAlertMetrics = (shared: Registry, { store, pool, clock }: Services): void => {
+const addAlertMetrics = (shared: Registry, { store, pool, clock, config }: Services): void => {
   const registers = [shared];
   // Both gauges of one scrape share one look.
   let look: ReturnType<typeof findAlerts> | null = null;
-  const alerts = () => (look ??= findAlerts({ store, db: pool, nowMs: clock.now() }).finally(() => (look = null)));
+  const alerts = () => (look ??= findAlerts({ store, db: pool, nowMs: clock.now(), thresholds: config.alerts }).finally(() => (look = null)));
   new client.Gauge({
     name: 'payfold_alert',
     help: 'Number of things for which an alert of payfold alerts fires; 0: it does not fire',

@@ -408,7 +408,7 @@ export class AuditController {
     known(query);
     await this.standing(reply, exceptionModel, paymentRegisterModel, paymentListModel, journalModel, staffWorkModel);
     const { store, pool: db, clock } = this.services;
-    sendAnswer(reply, successAnswer({ alerts: await findAlerts({ store, db, nowMs: clock.now() }) }));
+    sendAnswer(reply, successAnswer({ alerts: await findAlerts({ store, db, nowMs: clock.now(), thresholds: this.services.config.alerts }) }));
   }
 
   @Get('exceptions')

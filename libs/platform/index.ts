@@ -1,7 +1,7 @@
 export { batched, Convoy, shared } from './batch.js';
 export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 export { contactInText } from './contact-text.js';
-export { type Config, ConfigError, isLoopback, type Network, readConfig, type WebhookSettings } from './config.js';
+export { type AlertThresholds, type Config, ConfigError, isLoopback, type Network, readConfig, type WebhookSettings } from './config.js';
 // Exported here and not from #platform/http, which would load the HTTP server and its validators into every process.
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';

@@ -36,7 +36,8 @@ let auditKey: string;
 let apiKey: string;
 let portalId: string;
 
-const ran = (args: readonly string[]) => launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, LOG_LEVEL: 'silent' }).exited;
+const ran = (args: readonly string[], settings: Environment = {}) =>
+  launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, ...settings, LOG_LEVEL: 'silent' }).exited;
 const payfold = async <T>(...args: string[]): Promise<T> => {
   const { code, stdout, stderr } = await ran(args);
   expect([code, stderr]).toEqual([0, '']);
@@ -83,8 +84,8 @@ afterAll(async () => {
   await database?.drop();
 });
 
-const byCommand = async () => {
-  const { code, stdout, stderr } = await ran(['alerts']);
+const byCommand = async (settings?: Environment) => {
+  const { code, stdout, stderr } = await ran(['alerts'], settings);
   expect(stderr).toBe('');
   return { code, alerts: JSON.parse(stdout) as readonly Alert[] };
 };
@@ -145,6 +146,9 @@ describe('payfold alerts', () => {
     await worker.stop();
     const id = (await post({ number: CARD.unreadable })).details!.id;
     expect(named((await byCommand()).alerts, 'unknown_outcome').count).toBe(0);
+    const earlier = await byCommand({ ALERT_UNKNOWN_OUTCOME_SECONDS: '1' });
+    expect(earlier.code).toBe(1);
+    expect(named(earlier.alerts, 'unknown_outcome')).toMatchObject({ count: 1, threshold: '1 s', items: [{ kind: 'payment', id }] });
     await advanceTo(Date.parse(await inMs(16 * MINUTE_MS)));
     expect(await fires('unknown_outcome')).toMatchObject({
       severity: 'page',
