@@ -6,7 +6,7 @@ import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { writeReport } from '../test/support/report.js';
 
-const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage', 'tenants'];
+const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage', 'tenants', 'feed'];
 /** Benchmarks whose options set their duration. They run only if they are named. */
 const LONG = ['soak', 'memory', 'year'];
 

@@ -50,7 +50,7 @@ export interface AlertPorts {
 /** The `threshold` of a rule is the unit of its setting. null: it has no setting. */
 interface Rule extends Pick<Alert, 'severity'> {
   readonly threshold: 'd' | 's' | null;
-  find(ports: AlertPorts): Promise<Found>;
+  readonly find: (ports: AlertPorts) => Promise<Found>;
 }
 type Found = Pick<Alert, 'count' | 'cents' | 'items'>;
 
