@@ -7,7 +7,7 @@ import type { Slots } from '#platform';
 import { driftFigures, findAlerts, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
-import { batchFigures, exceptionFigures } from '#settlement';
+import { batchFigures, exceptionFigures, feedsOf } from '#settlement';
 import { deliveryFigures } from '#webhooks';
 import type { MetLimit } from './audit/limits.js';
 import { checkAll } from './health.js';
@@ -250,6 +250,15 @@ const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void
     registers,
     async collect() {
       this.set((await figures()).waitingSeconds);
+    },
+  });
+  new client.Gauge({
+    name: 'payfold_gateway_feed_age_seconds',
+    help: 'Seconds since the batches or the disputes of a merchant account were last read to their end',
+    labelNames: ['account', 'feed'],
+    registers,
+    async collect() {
+      for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null)) this.set({ account: merchantAccount, feed }, ageSeconds);
     },
   });
 };

@@ -69,7 +69,7 @@ import {
 import { createRetention, erasureModel, personalUseModel, type PrivacyPorts, refuseRevivedKeys, type Retention } from '#privacy';
 import { PRIVACY_PORTS, PrivacyModule } from '#privacy/module';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
-import { exceptionModel, paymentRegisterModel, type SettlementPorts } from '#settlement';
+import { exceptionModel, gatewayFeedMigration, paymentRegisterModel, type SettlementPorts } from '#settlement';
 import { OPEN_EXCEPTIONS, type OpenExceptions, SETTLEMENT_PORTS, SettlementModule } from '#settlement/module';
 import { webhookMigrations } from '#webhooks';
 import { OUTBOX, Webhooks, WebhooksModule } from '#webhooks/module';
@@ -98,6 +98,7 @@ export const MIGRATIONS: readonly Migration[] = [
   driftFollowMigration,
   driftAgainMigration,
   verifyPassMigration,
+  gatewayFeedMigration,
   dropReadModelsOf010,
 ];
 

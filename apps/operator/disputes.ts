@@ -3,6 +3,7 @@ import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { DisputeStatus, Leg } from '#payments';
 import type { DisputeFacts } from '#settlement';
+import { syncedFeeds } from './settlement.js';
 import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface OpenOptions {
@@ -24,6 +25,9 @@ interface UpdateOptions {
   readonly stage?: string;
   readonly by?: string;
 }
+
+/** A long list of a processor is read page by page. */
+const SYNC_MS = 15 * 60_000;
 
 const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
 
@@ -73,6 +77,22 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
         const { commands } = await services();
         const change = { status: status ?? null, stage: stage ?? null };
         return answer(await commands.execute(new UpdateDispute(disputeId, change, staff(by ?? loginName(), ids.uuid()))));
+      }),
+    );
+
+  disputes
+    .command('sync')
+    .description('read the disputes that processors list now, and record what is new; the worker does this every hour. Exit 1 if one cannot be read')
+    .option('--merchant-account <account>', 'of one merchant account only')
+    .action(
+      action(async ({ services, pool }, { merchantAccount = null }: { merchantAccount?: string | null }) => {
+        const { RecordDisputes } = await import('#settlement/module');
+        const { feedsOf } = await import('#settlement');
+        const { ownLog, commands } = await services({ withGateway: true });
+        ownLog.refuse();
+        const listed = await commands.execute(new RecordDisputes(AbortSignal.timeout(SYNC_MS), { merchantAccount }));
+        const feeds = (await feedsOf(pool, merchantAccount)).filter(({ feed }) => feed === 'disputes');
+        return { json: { listed, feeds }, ...syncedFeeds(feeds) };
       }),
     );
 

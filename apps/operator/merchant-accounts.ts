@@ -16,6 +16,7 @@ import {
   VENDORS,
 } from '#accounts';
 import { ServiceError } from '#kernel';
+import type { Feed } from '#settlement';
 import type { Context } from './context.js';
 import { type Answer, anyText, fields, orNone, personName, table, type Terminal, UsageError, withoutNone } from './terminal.js';
 
@@ -76,7 +77,7 @@ export const addMerchantAccounts = (program: Command, { action }: Terminal): voi
           return administration.addMerchantAccount({ ...account, name }, described.externalId, credentials, known);
         });
         await inForce(position);
-        return shown(state, []);
+        return shown(state, [], []);
       }),
     );
 
@@ -248,9 +249,12 @@ const toRow = ({ merchantAccount, gateway, environment, name, externalId, status
   status,
 });
 
-const answer = async ({ directory }: Context, account: MerchantAccount): Promise<Answer> => shown(account, await directory.portals());
+const answer = async ({ directory, pool }: Context, account: MerchantAccount): Promise<Answer> => {
+  const { feedsOf } = await import('#settlement');
+  return shown(account, await directory.portals(), await feedsOf(pool, account.merchantAccount));
+};
 
-const shown = (account: MerchantAccount, all: readonly Portal[]): Answer => {
+const shown = (account: MerchantAccount, all: readonly Portal[], feeds: readonly Feed[]): Answer => {
   const { merchantAccount, settings, lastCheck } = account;
   const portals = all
     .filter(({ gateway }) => gateway?.merchantAccount === merchantAccount || gateway?.feeMerchantAccount === merchantAccount)
@@ -258,7 +262,7 @@ const shown = (account: MerchantAccount, all: readonly Portal[]): Answer => {
   const row = toRow(account);
   const { cutOff, endpoint } = settings;
   return {
-    json: { ...row, settings, portals, lastCheck },
+    json: { ...row, settings, portals, lastCheck, feeds },
     text: fields([
       ['account', row.merchantAccount],
       ['gateway', row.gateway],
@@ -269,6 +273,7 @@ const shown = (account: MerchantAccount, all: readonly Portal[]): Answer => {
       ['cut-off', cutOff ? `${cutOff.time} ${cutOff.timeZone}` : 'not known'],
       ...(endpoint === null ? [] : [['endpoint', endpoint] as const]),
       ...portals.map((portal) => ['portal', portal] as const),
+      ...feeds.map(({ feed, lastOkAt, error }) => [feed, `last read ${lastOkAt ?? 'never'}${error === null ? '' : `; ${error}`}`] as const),
       ['last check', lastCheck ? lastCheck.guarantees.map(({ guarantee, result }) => `${guarantee} ${result}`).join(', ') : 'none'],
     ]),
   };

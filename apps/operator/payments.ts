@@ -90,7 +90,12 @@ const MAX_REFUSALS = 1_000;
 const SHOWN_HASH_DIGITS = 12;
 
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
-const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true, refund_failed: true };
+const TASKS: Readonly<Record<AcknowledgedTask, true>> = {
+  settlement_rejected: true,
+  settled_after_rejection: true,
+  refund_failed: true,
+  gateway_dispute_unmatched: true,
+};
 
 /** How long to wait for the read models. A worker normally keeps them at the end of the log. */
 const CATCH_UP_MS = 30_000;

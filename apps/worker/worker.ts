@@ -8,13 +8,13 @@ import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger, SandboxTime } from '#platform';
-import { recordSettlements, createRefundRecovery } from '#settlement';
+import { createRefundRecovery, recordDisputes, recordSettlements } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
-/** Batches close once a day, so a round every 20 s is enough. */
+/** How often a worker looks for feeds of processors that are due. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 /** Time between two signed heads. A loss of events after the newest signed head is not visible in any head. */
@@ -85,9 +85,11 @@ export const startWorker = (services: Services): Worker => {
         // The time must not move between the batches and the exceptions of one round. Otherwise charges from before a move seem to be in no batch.
         // A large batch takes minutes. It is left for after the move.
         const signal = sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.closing]) : stop.signal;
-        await atStableTime(payments.ports, () => recordSettlements(settlement, signal).finally(() => services.openExceptions(signal)));
+        const recorded = () => recordSettlements(settlement, signal, { onlyDue: true });
+        await atStableTime(payments.ports, () => recorded().finally(() => services.openExceptions(signal)));
       },
     },
+    { name: 'disputes', everyMs: SETTLEMENT_EVERY_MS, run: () => recordDisputes(settlement, stop.signal, { onlyDue: true }) },
     { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     {

@@ -55,11 +55,18 @@ export type StaffTaskReason =
   | 'settled_after_rejection'
   /** A refund has failed after it was settled. The payer has not got the money. */
   | 'refund_failed'
+  /** The gateway lists a dispute that no payment can have. If the payment is unknown, the id is that of the dispute. */
+  | 'gateway_dispute_unmatched'
   /** The gateway should have been able to tell about an attempt a day ago, and still cannot. */
   | 'outcome_overdue';
 
-/** Tasks about money that a batch has decided. A person ends them by an acknowledgement; nothing else can. */
-export const ACKNOWLEDGED_TASKS = ['settlement_rejected', 'settled_after_rejection', 'refund_failed'] as const satisfies readonly StaffTaskReason[];
+/** Tasks about money that a batch or a bank has decided. A person ends them by an acknowledgement; nothing else can. */
+export const ACKNOWLEDGED_TASKS = [
+  'settlement_rejected',
+  'settled_after_rejection',
+  'refund_failed',
+  'gateway_dispute_unmatched',
+] as const satisfies readonly StaffTaskReason[];
 export type AcknowledgedTask = (typeof ACKNOWLEDGED_TASKS)[number];
 
 /** A person's word that a task is dealt with. */
@@ -76,8 +83,8 @@ export const isTaskOpen = (reason: StaffTaskReason, payment: Payment, acknowledg
   if (reason === 'outcome_overdue') return openOf(payment) !== null;
   const { phase } = payment;
   if (reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown') return phase === 'unknown';
-  // The refund of an undone charge fails on a payment that was never charged.
-  return acknowledged === null && (reason === 'refund_failed' || phase === 'charged');
+  // The refund of an undone charge fails on a payment that was never charged, and a dispute may be of no payment.
+  return acknowledged === null && (reason === 'refund_failed' || reason === 'gateway_dispute_unmatched' || phase === 'charged');
 };
 
 type Evidence = Readonly<Record<string, Json>>;

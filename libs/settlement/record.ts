@@ -13,15 +13,14 @@ import {
   type Leg,
   type LoadedPayment,
   type PaymentCommand,
-  type PaymentGateway,
   type PaymentPorts,
   raiseStaffTask,
   REQUEST_DEADLINE_MS,
   retryingConflicts,
   type SettlementRecord,
-  UnknownCursor,
 } from '#payments';
 import { BATCH_STREAM, EXCEPTION_STREAM } from './events.js';
+import type { FeedRows } from './feeds.js';
 import type { Register, RegisteredTransaction } from './register.js';
 import {
   type BatchName,
@@ -48,6 +47,7 @@ export interface SettlementPorts {
   readonly payments: PaymentPorts;
   readonly store: EventStore;
   readonly register: Register;
+  readonly feeds: FeedRows;
 }
 
 /** A batch as the command line shows it. `amountCents`: gross of the accepted lines, minus refunds. */
@@ -64,88 +64,14 @@ export interface BatchSummary {
 export class NotYet extends Error {}
 
 /** True for an error of our own event store. It concerns all batches. */
-const isOfStore = (error: unknown): boolean => error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof StoreIncident;
-
-/**
- * Records all closed batches that are not recorded yet, and the funding of batches whose day has come. Returns the listed batches that are complete
- * now. A fault of a processor or of one batch is logged, and the other accounts continue. Throws if our own stores fail.
- */
-export const recordSettlements = async (ports: SettlementPorts, signal: AbortSignal): Promise<BatchSummary[]> => {
-  const { register, payments } = ports;
-  await register.caughtUp();
-  const recorded: BatchSummary[] = [];
-  for (const account of await register.accounts()) {
-    const gateway = payments.gateways.find(account);
-    if (!gateway || gateway.capabilities.settlement === 'none') continue;
-    const { merchantAccount } = account;
-    try {
-      const cursor = await register.lastListed(account);
-      try {
-        await recordListed(ports, account, gateway, cursor, recorded, signal);
-      } catch (error) {
-        if (!(error instanceof UnknownCursor) || cursor === null) throw error;
-        payments.log.error(
-          { merchantAccount, batchId: cursor },
-          'the processor does not know its own last batch any more; all of its batches are read',
-        );
-        await recordListed(ports, account, gateway, null, recorded, signal);
-      }
-    } catch (error) {
-      // A fault of our stores affects all accounts. Any other fault affects only this account.
-      if (isOfStore(error) || signal.aborted) throw error;
-      if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
-      else payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
-    }
-  }
-  await recordFunding(ports);
-  return recorded;
-};
-
-/** Records the batches that the processor's interface lists after the batch `cursor`. null: all batches. */
-const recordListed = async (
-  ports: SettlementPorts,
-  account: GatewayAccount,
-  gateway: PaymentGateway,
-  cursor: string | null,
-  recorded: BatchSummary[],
-  signal: AbortSignal,
-): Promise<void> => {
-  const readable = <T>(items: AsyncIterable<T>) => readWhilePossible(items, ports.payments, account);
-  for await (const { lines, fundedOn = null, ...listed } of readable(gateway.settlements(cursor, signal))) {
-    const batch = { ...listed, fundedOn, lines: readable(lines) };
-    const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
-    recorded.push({ batchId, count, amountCents });
-    // Bring the register up to date. Otherwise a refund in two batches would match twice.
-    await ports.register.caughtUp();
-  }
-};
+export const isOfStore = (error: unknown): boolean =>
+  error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof StoreIncident;
 
 /**
  * Thrown if a batch cannot be recorded as the processor lists it. For example, it contradicts the recorded lines. Nothing more is written, and a
  * person must decide.
  */
 export class ImpossibleBatch extends Error {}
-
-/** Passes on the processor's batches or lines. A fault of the processor becomes {@link NotYet}. */
-const readWhilePossible = async function* <T>(items: AsyncIterable<T>, { log }: PaymentPorts, { merchantAccount }: GatewayAccount): AsyncIterable<T> {
-  const iterator = items[Symbol.asyncIterator]();
-  try {
-    for (;;) {
-      let next: IteratorResult<T>;
-      try {
-        next = await iterator.next();
-      } catch (error) {
-        if (error instanceof UnknownCursor) throw error;
-        log.warn({ merchantAccount, err: error }, 'the processor cannot be asked for its batches');
-        throw new NotYet('the processor cannot be asked now');
-      }
-      if (next.done) return;
-      yield next.value;
-    }
-  } finally {
-    await iterator.return?.();
-  }
-};
 
 export interface IncomingBatch {
   readonly batchId: string;

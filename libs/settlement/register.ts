@@ -651,8 +651,6 @@ export interface Register {
   accounts(): Promise<GatewayAccount[]>;
   /** Finds transactions by transaction id or by our reference, in all accounts of the gateway. A line may come from the wrong account. */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /** Id of the last batch that the processor's interface listed to its end. The next request asks for later batches. */
-  lastListed(account: GatewayAccount): Promise<string | null>;
   /** Accounts with a recorded batch of this id, complete or not. Two accounts may use the same batch id. */
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
   /** Batches that are not funded yet and whose day of funding has come. `today`: YYYY-MM-DD. */
@@ -694,14 +692,6 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         settledBatchId: row.settled_batch_id ?? null,
         exceptionId: row.exception_id ?? null,
       }));
-    },
-    lastListed: async ({ gateway, merchantAccount }) => {
-      const { rows } = await pool.query<{ batch_id: string }>(
-        `select batch_id from settlement_batch where gateway = $1 and merchant_account = $2 and listed_position is not null
-         order by listed_position desc limit 1`,
-        [gateway, merchantAccount],
-      );
-      return rows[0]?.batch_id ?? null;
     },
     accountsOfBatch: async (batchId) => {
       const { rows } = await pool.query<Record<string, string>>(

@@ -25,7 +25,9 @@ import {
   type ImportOptions,
   openExceptions,
 } from './matching.js';
-import { type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
+import { postgresFeedRows } from './feeds.js';
+import type { BatchSummary, SettlementPorts } from './record.js';
+import { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 import { sendRefund, type SendRequest, type SentRefund } from './send.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
 
@@ -83,7 +85,20 @@ export class SendRefund extends Command<SentRefund> {
 
 /** Records all batches that processors have closed. */
 export class RecordSettlements extends Command<BatchSummary[]> {
-  constructor(readonly signal: AbortSignal) {
+  constructor(
+    readonly signal: AbortSignal,
+    readonly options: RoundOptions = {},
+  ) {
+    super();
+  }
+}
+
+/** Opens and moves the disputes that processors list. The answer is their number. */
+export class RecordDisputes extends Command<number> {
+  constructor(
+    readonly signal: AbortSignal,
+    readonly options: RoundOptions = {},
+  ) {
     super();
   }
 }
@@ -121,7 +136,8 @@ const HANDLERS = [
   commandHandler(UpdateDispute, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { disputeId, change, origin }) =>
     updateDispute(payments, register, disputeId, change, origin),
   ),
-  commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal }) => recordSettlements(ports, signal)),
+  commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordSettlements(ports, signal, options)),
+  commandHandler(RecordDisputes, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordDisputes(ports, signal, options)),
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),
   ),
@@ -143,6 +159,7 @@ const HANDLERS = [
         payments,
         store,
         register: postgresRegister(pool, async () => void (await readModels.caughtUp(paymentRegisterModel, CAUGHT_UP_MS))),
+        feeds: postgresFeedRows(pool),
       }),
     },
     {

@@ -9,12 +9,13 @@ import { askVendor, readCredentials } from '#gateways';
 import { load } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
 import { createLogger, readConfig, readKeyRing } from '#platform';
-import { recordSettlements } from '#settlement';
+import { recordDisputes, recordSettlements } from '#settlement';
 import { createApi } from '../../apps/api/api.js';
 import { Health } from '../../apps/health.js';
 import { openServices, type Services } from '../../apps/services.js';
 import { startWorker } from '../../apps/worker/worker.js';
 import { type AuthorizeNetDouble, startAuthorizeNetDouble } from '../doubles/authorize-net/server.js';
+import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
 import { eventually } from '../support/eventually.js';
 import { createOpenApiJudge } from '../support/openapi.js';
@@ -187,6 +188,7 @@ describe('the command line', () => {
       settings: { cutOff: { time: '16:00', timeZone: 'America/Los_Angeles' }, endpoint: net.endpoint },
       portals: [],
       lastCheck: null,
+      feeds: [],
     });
     expect(await refused(1, [...ADD_NET(), '--credentials-file', file])).toBe('There is a merchant account water already.');
     expect(
@@ -328,4 +330,130 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
   const refund = await client.refund(paid.id, { amountCents: 4_000 });
   expect([refund.status, refund.data]).toEqual([200, expect.objectContaining({ amountCents: 4_000 })]);
   expect(log.join('')).not.toMatch(/key-of-two|4111/);
+});
+
+describe('the feeds of Stripe', () => {
+  const SECRET = 'sk_test_double_one_0001';
+  let running: Running;
+  let portalId: string;
+  let vendor: StripeControl;
+  /** A sale that somebody made at Stripe without us. */
+  const foreignSale = async (): Promise<string> => {
+    const post = async (path: string, body: Record<string, string>) => {
+      const headers = { authorization: `Bearer ${SECRET}` };
+      const answer = await fetch(`${stripe.url}/v1/payment_intents${path}`, { method: 'POST', headers, body: new URLSearchParams(body) });
+      return (await answer.json()) as { id: string; status: string };
+    };
+    const { id } = await post('', { amount: '3000', currency: 'usd', 'allowed_payment_method_types[0]': 'card' });
+    expect(await post(`/${id}/confirm`, { payment_method: 'pm_card_visa' })).toMatchObject({ status: 'succeeded' });
+    return id;
+  };
+  const payfold = (...args: string[]) =>
+    new Promise<{ code: number; stdout: string }>((resolve) => {
+      const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATABASE_URL: running.databaseUrl, DATA_DIR: running.dataDir, MASTER_KEY_FILE: join(running.dataDir, 'master.key'), LOG_LEVEL: 'silent' }; // prettier-ignore
+      execFile(process.execPath, [LAUNCHER, ...args, '--json', '--yes'], { env }, (error, stdout) =>
+        resolve({ code: typeof error?.code === 'number' ? error.code : 0, stdout }),
+      );
+    });
+  beforeAll(async () => {
+    running = await startIn('sandbox', { stripe: stripe.url });
+    vendor = controlOf(stripe.url);
+    const { admin, inForce, accountId, services } = running;
+    const account = {
+      merchantAccount: 'cards',
+      gateway: 'stripe',
+      environment: 'sandbox',
+      settings: { cutOff: null, endpoint: stripe.url },
+    } as const;
+    const credentials = readCredentials('stripe', 'sandbox', JSON.stringify({ secretKey: SECRET }));
+    const { externalId, name } = await askVendor({ ...account, repeats: null }, credentials, {
+      clock: systemClock,
+      endpoints: { stripe: stripe.url },
+    });
+    await admin.addMerchantAccount({ ...account, name }, externalId, credentials, await services.directory.merchantAccounts());
+    ({ portalId } = (await inForce(admin.createPortal({ accountIds: [accountId], name: 'Cards', gateway: 'none', fee: combined }))).state);
+    await inForce(admin.setGateway(portalId, { gateway: 'stripe', principal: 'cards', fee: 'cards' }));
+  });
+  const paid = () => running.client.created(paymentOf(portalId, { paymentMethod: { type: 'card_token', token: 'pm_card_visa' } }));
+  const disputesOf = async (paymentId: string) => {
+    const { payment } = await running.services.payments.ports.streams.load(paymentId);
+    return payment.phase === 'charged' ? payment.disputes : [];
+  };
+  const intentOf = async (paymentId: string): Promise<string> => {
+    const { payment } = await running.services.payments.ports.streams.load(paymentId);
+    if (payment.phase !== 'charged') throw new Error(`the payment is ${payment.phase}`);
+    return payment.legs[0]!.transactionId;
+  };
+
+  test('a dispute opens at its payment and moves with the processor; read again, it changes nothing', async () => {
+    const { id } = await paid();
+    const dispute = await vendor.dispute(await intentOf(id));
+    const sync = () => recordDisputes(running.services.settlement, AbortSignal.timeout(20_000));
+    expect(await sync()).toBe(1);
+    expect(await disputesOf(id)).toMatchObject([{ status: 'debited', stage: 'needs_response', disputedAmountCents: 10_050, leg: 'combined' }]);
+    await vendor.changeDispute(dispute.id, { status: 'under_review' });
+    await sync();
+    await sync();
+    expect(await disputesOf(id)).toMatchObject([{ status: 'in_dispute', stage: 'under_review' }]);
+    await vendor.changeDispute(dispute.id, { status: 'won' });
+    await sync();
+    expect(await disputesOf(id)).toMatchObject([{ status: 'recovered', stage: 'won' }]);
+    expect(await running.services.settlement.feeds.openDisputes({ gateway: 'stripe', merchantAccount: 'cards', credentialsRef: '', environment: 'sandbox' })).toEqual([]); // prettier-ignore
+    const events = [];
+    for await (const event of running.services.store.read(`payment-${id}`)) if (event.type === 'PaymentDisputed') events.push(event);
+    expect(events).toHaveLength(3);
+  });
+
+  test('a dispute of a sale that is not ours becomes a task, and a person ends it', async () => {
+    const dispute = await vendor.dispute(await foreignSale());
+    const { code, stdout } = await payfold('disputes', 'sync', '--merchant-account', 'cards');
+    expect([code, JSON.parse(stdout)]).toEqual([0, { listed: 1, feeds: [expect.objectContaining({ feed: 'disputes', error: null })] }]);
+    const tasks = async () => JSON.parse((await payfold('payments', 'tasks')).stdout) as { paymentId: string; reason: string; status: string; evidence: object }[]; // prettier-ignore
+    const [task, ...others] = await tasks();
+    expect(others).toEqual([]);
+    expect(task).toMatchObject({ reason: 'gateway_dispute_unmatched', status: 'none', evidence: { dispute: dispute.id, amountCents: 3_000 } });
+    await payfold('disputes', 'sync');
+    expect(await tasks()).toHaveLength(1);
+    const done = await payfold(
+      'payments',
+      'acknowledge',
+      task!.paymentId,
+      '--task',
+      'gateway_dispute_unmatched',
+      '--reason',
+      'not ours',
+      '--by',
+      'Dana',
+    );
+    expect(done.code).toBe(0);
+    await payfold('disputes', 'sync');
+    expect(await tasks()).toEqual([]);
+  });
+
+  test('a payout settles its payments; a place that cannot be read loses nothing and records nothing twice', async () => {
+    const { id } = await paid();
+    await vendor.payOut();
+    const { code, stdout } = await payfold('settlement', 'sync');
+    expect(code).toBe(0);
+    const { batches, feeds } = JSON.parse(stdout) as { batches: { batchId: string }[]; feeds: { feed: string; error: string | null }[] };
+    expect([batches.length, feeds.map(({ feed, error }) => [feed, error])]).toEqual([1, [['settlement', null]]]);
+    expect((await running.client.find(id)).data.settlement).toMatchObject({ status: 'settled' });
+    const head = await running.services.store.head();
+    await running.services.pool.query(`update gateway_feed set cursor = 'no place' where feed = 'settlement'`);
+    expect((await payfold('settlement', 'sync')).code).toBe(0);
+    expect(await running.services.store.head()).toBe(head);
+    const shown = JSON.parse((await payfold('merchant-accounts', 'show', 'cards')).stdout) as { feeds: { feed: string; lastOkAt: string }[] };
+    expect(shown.feeds.map(({ feed, lastOkAt }) => [feed, typeof lastOkAt])).toEqual([
+      ['disputes', 'string'],
+      ['settlement', 'string'],
+    ]);
+  });
+
+  test('a processor that cannot be asked is named, and the feed is read later', async () => {
+    await vendor.fault('http_503', { op: 'payouts', times: null });
+    const { code, stdout } = await payfold('settlement', 'sync');
+    expect([code, JSON.parse(stdout)]).toMatchObject([1, { feeds: [{ error: 'the processor cannot be asked now' }] }]);
+    await vendor.heal();
+    expect((await payfold('settlement', 'sync')).code).toBe(0);
+  });
 });

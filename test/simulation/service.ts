@@ -97,6 +97,7 @@ import {
   simulatedStatement,
   type Statement,
   VelocityCounts,
+  FeedNotes,
 } from './stores.js';
 import {
   Database,
@@ -282,6 +283,7 @@ export class World {
   readonly tables: Tables;
   readonly marks: Marks;
   readonly velocity = new VelocityCounts();
+  readonly feeds = new FeedNotes();
   readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
   readonly replicas: readonly Replica[];
   /** The rules that were broken. */
@@ -523,7 +525,7 @@ export class Replica {
       recovery,
       log: logged,
     };
-    this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate) };
+    this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate), feeds: world.feeds.port(statement) };
     const bareIntakes = simulatedIntakeRows(world.tables, database.run);
     this.intakes = seams.intakes?.(bareIntakes, world) ?? bareIntakes;
     const sessions = new CheckoutSessions({ store: log, ownLog: gate, rows: this.intakes, personal, clock, ids, log: logged });

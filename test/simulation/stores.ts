@@ -16,6 +16,7 @@ import {
 import type { Ids } from '#kernel';
 import {
   type BatchName,
+  type FeedRows,
   isSettledLine,
   isSettlementStream,
   type RecordedLine,
@@ -499,16 +500,16 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
+const accountName = ({ gateway, merchantAccount }: { gateway: string; merchantAccount: string }) => `${gateway} ${merchantAccount}`;
+
 /** The look-ups of settlement and disputes. `caughtUp` applies the new events of the log, as the projection of the real register does. */
 export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifiedRead'>): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();
   const disputes = new Map<string, RegisteredDispute>();
   const batches: (Extract<SettlementEvent, { type: 'SettlementBatchRecorded' }>['data'] & { funded: boolean })[] = [];
-  const listed: BatchName[] = [];
   const begun = new Map<string, BatchName>();
   let seen: Position | null = null;
-  const accountName = ({ gateway, merchantAccount }: { gateway: string; merchantAccount: string }) => `${gateway} ${merchantAccount}`;
   const gatewayOf = new Map<string, string>();
   const register = (paymentId: string, account: GatewayAccount, op: 'charge' | 'refund', ref: string, leg: LegTerms['leg'], attemptId: string) => {
     transactions.set(ref, {
@@ -563,10 +564,8 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         return;
       case 'SettlementBatchRecorded':
         batches.push({ ...event.data, funded: false });
-        if (event.data.listed) listed.push(event.data);
         return;
       case 'SettlementBatchListed':
-        listed.push(event.data);
         batches[batches.indexOf(batch!)] = { ...batch!, fundedOn: batch!.fundedOn ?? event.data.fundedOn };
         return;
       case 'SettlementLinesCorrected': {
@@ -625,7 +624,6 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         ({ ref, transactionId }) =>
           gatewayOf.get(ref) === gateway && (refs.includes(ref) || (transactionId !== null && transactionIds.includes(transactionId))),
       ),
-    lastListed: async (account) => listed.filter((batch) => accountName(batch) === accountName(account)).at(-1)?.batchId ?? null,
     accountsOfBatch: async (batchId) =>
       [...begun.values()].filter((batch) => batch.batchId === batchId).map((batch) => accounts.get(accountName(batch))!),
     fundable: async (today) =>
@@ -658,6 +656,30 @@ export class VelocityCounts {
     };
   }
 }
+
+/** The rows of the processors' feeds. Every feed is due at once. */
+export class FeedNotes {
+  private readonly cursors = new Map<string, string | null>();
+  private readonly open = new Map<string, Set<string>>();
+
+  port(statement: Statement): FeedRows {
+    const nameOf = (account: GatewayAccount, feed: string) => `${accountName(account)} ${feed}`;
+    const openOf = (account: GatewayAccount) => getOrMake(this.open, accountName(account), () => new Set<string>());
+    return {
+      claim: (account, feed) => statement('feed.claim', () => ({ cursor: this.cursors.get(nameOf(account, feed)) ?? null, failures: 0 })),
+      passed: (account, feed, cursor) => statement('feed.passed', () => void this.cursors.set(nameOf(account, feed), cursor)),
+      ended: (account, feed) => statement('feed.ended', () => void nameOf(account, feed)),
+      openDisputes: (account) => statement('feed.openDisputes', () => [...openOf(account)]),
+      disputeSeen: (account, id, isOpen) => statement('feed.disputeSeen', () => void (isOpen ? openOf(account).add(id) : openOf(account).delete(id))),
+    };
+  }
+}
+
+const getOrMake = <K, V>(map: Map<K, V>, key: K, make: () => V): V => {
+  const found = map.get(key) ?? make();
+  map.set(key, found);
+  return found;
+};
 
 /** Changes that an operator makes to the fixed directory during a run. */
 export interface DirectoryChanges {
