@@ -16,7 +16,8 @@ import {
   rebuild,
   searchPathOf,
 } from '#eventstore';
-import { copyInto, createPool, migrate, OpenedKeys, type Pool, type Queryable, transaction } from '#platform';
+import { copyInto, createPool, migrate, newKeyRing, OpenedKeys, type Pool, type Queryable, transaction } from '#platform';
+import { personalUseModel } from '#privacy';
 import { webhookOutbox } from '#webhooks';
 import { Partner } from '../apps/demo/partner.js';
 import { type Plan, Random, requestFor } from '../apps/demo/city.js';
@@ -134,16 +135,18 @@ export const makeStore = async (databaseUrl: string, base: readonly StoredEvent[
   const store = createPostgresEventStore(databaseUrl);
   // The keys of the history that is copied are not here, so the texts of the copies stay closed.
   const personal = { open: async () => new OpenedKeys(new Map()) };
+  const use = personalUseModel(newKeyRing());
+  const models = READ_MODELS.map((model) => (model.name === use.name ? use : model));
   try {
     await migrate(pool, MIGRATIONS);
-    await prepareReadModels(pool, READ_MODELS, store);
+    await prepareReadModels(pool, models, store);
     await pool.query('create table if not exists bench_copy (one bool primary key default true, copies int not null)');
     await multiply(pool, base, copyTimes(base, size), onProgress);
     await pool.query('analyze es.events');
     await pool.query(`insert into installation (id, state) values ($1, 'confirmed') on conflict do nothing`, [await installationIn(store)]);
     const head = (await store.head())!;
     const total = Number(head);
-    for (const model of READ_MODELS) {
+    for (const model of models) {
       if ((await postgresCheckpoint(pool, checkpointOf(model)).position()) === head) continue;
       await rebuild(model, { store, pool, now: () => Date.now(), onProgress: ({ position }) => onProgress(model.name, Number(position), total) });
     }
