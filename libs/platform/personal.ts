@@ -26,6 +26,8 @@ export const personalKeyMigration: Migration = {
   `,
 };
 
+/** Keys that a log line names at most. */
+const NAMED_KEYS = 10;
 const ENCRYPTION_BYTES = 32;
 /** An AES-256 key and a key for HMAC-SHA256. */
 const KEY_BYTES = 64;
@@ -307,7 +309,10 @@ class DurableKeys implements PersonalKeys {
       else missing.push(keyId);
     }
     if (missing.length > 0) {
-      this.options.log.error({ keyIds: missing }, 'keys of personal data are missing; their texts cannot be shown');
+      this.options.log.error(
+        { keyIds: missing.slice(0, NAMED_KEYS), missing: missing.length },
+        'keys of personal data are missing; their texts cannot be shown',
+      );
       this.options.onMissing?.(missing.length);
     }
     return new OpenedKeys(opened, erased);
