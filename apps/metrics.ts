@@ -183,12 +183,12 @@ export const createMetrics = (services: Services): Metrics => {
 const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
   const seconds = new client.Histogram({
     name: 'payfold_gateway_call_duration_seconds',
-    help: 'Duration of calls to card processors, by operation and kind of outcome',
-    labelNames: ['operation', 'outcome'],
+    help: 'Duration of calls to card processors, by processor, operation and kind of outcome',
+    labelNames: ['gateway', 'operation', 'outcome'],
     buckets: LATENCY_BUCKETS_SECONDS,
     registers: [own],
   });
-  gatewayCalls.watch(({ operation, outcome, seconds: took }) => seconds.observe({ operation, outcome }, took));
+  gatewayCalls.watch(({ seconds: took, ...call }) => seconds.observe(call, took));
 };
 
 /** The metrics of slots. `queue`: `service`, `gateway`, or `gateway-house` for the share of recovery and staff. */

@@ -47,8 +47,14 @@ const decrypt = (key: Uint8Array, bytes: Buffer, context: string): Buffer => {
   return Buffer.concat([decipher.update(bytes.subarray(NONCE_BYTES, bytes.length - TAG_BYTES)), decipher.final()]);
 };
 
-/** A key that is held in memory for one request. `context`: `<stream>/<field>`. A box that is copied to another place cannot be opened there. */
+/** Texts that a key keeps after it has opened them, in characters. */
+const KEPT_CHARACTERS = 4_096;
+
+/** A key in memory. It keeps short texts that it has opened, since opening costs more than all else of a page. `context`: `<stream>/<field>`. A box that is copied to another place cannot be opened there. */
 export class PersonalKey {
+  private readonly texts = new Map<string, string>();
+  private kept = 0;
+
   constructor(
     readonly id: string,
     private readonly bytes: Buffer,
@@ -80,7 +86,15 @@ export class PersonalKey {
 
   openText({ key, box }: Box, context: string): string {
     if (key !== this.id) throw new Error(`a box of key ${key} cannot be opened with key ${this.id}`);
-    return decrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), Buffer.from(box, 'base64'), context).toString('utf8');
+    const name = `${context} ${box}`;
+    const known = this.texts.get(name);
+    if (known !== undefined) return known;
+    const text = decrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), Buffer.from(box, 'base64'), context).toString('utf8');
+    if (this.kept + text.length <= KEPT_CHARACTERS) {
+      this.kept += text.length;
+      this.texts.set(name, text);
+    }
+    return text;
   }
 
   /** The key as the database holds it: encrypted under the ring. */
@@ -231,6 +245,46 @@ export interface PersonalKeysOptions {
   readonly random?: RandomBytes;
 }
 
+/** Keys that a process keeps after it has opened them: twice as many, for twice as long at most while it works. */
+const KEPT_KEYS = 2_000;
+const KEPT_MS = 30_000;
+
+/** Keys that were opened lately. Whether a key may still be used, the database says each time. */
+class LatelyOpened {
+  private newer = new Map<string, { readonly wrapped: Buffer; readonly key: PersonalKey }>();
+  private older: typeof this.newer = new Map();
+  private turnedAt: number;
+
+  constructor(
+    private readonly keys: KeyRing,
+    private readonly clock: Pick<Clock, 'monotonic'>,
+  ) {
+    this.turnedAt = clock.monotonic();
+  }
+
+  open(found: WrappedKey): PersonalKey {
+    const { keyId, wrapped } = found;
+    this.turn();
+    let one = this.newer.get(keyId) ?? this.older.get(keyId);
+    if (!one?.wrapped.equals(wrapped)) one = { wrapped, key: PersonalKey.unwrap(this.keys, found) };
+    this.newer.set(keyId, one);
+    return one.key;
+  }
+
+  forget(keyId: string): void {
+    this.newer.delete(keyId);
+    this.older.delete(keyId);
+  }
+
+  private turn(): void {
+    const age = this.clock.monotonic() - this.turnedAt;
+    if (this.newer.size < KEPT_KEYS && age < KEPT_MS) return;
+    this.older = age < 2 * KEPT_MS ? this.newer : new Map();
+    this.newer = new Map();
+    this.turnedAt = this.clock.monotonic();
+  }
+}
+
 const BLOCK_KEYS = 512;
 /** After a failed write, the next block is begun early only after this time. A request without any key tries again at once. */
 const RETRY_MS = 500;
@@ -246,6 +300,7 @@ class DurableKeys implements PersonalKeys {
   private writing: Promise<void> | null = null;
   private failedAt = Number.NEGATIVE_INFINITY;
   private readonly size: number;
+  private readonly lately: LatelyOpened;
   private readonly find: (keyIds: readonly string[]) => Promise<readonly FoundKey[]>;
 
   constructor(
@@ -253,6 +308,7 @@ class DurableKeys implements PersonalKeys {
     private readonly options: PersonalKeysOptions,
   ) {
     this.size = options.block ?? BLOCK_KEYS;
+    this.lately = new LatelyOpened(options.keys, options.clock);
     this.find = batched(async (asked: readonly (readonly string[])[]) => {
       const found = new Map((await rows.find([...new Set(asked.flat())])).map((one) => [one.keyId, one]));
       return asked.map((keyIds) => keyIds.map((keyId) => found.get(keyId)!));
@@ -305,8 +361,9 @@ class DurableKeys implements PersonalKeys {
     for (const { keyId, key, erasedAt } of await this.find(keyIds)) {
       // A database that was restored may hold an erased key until the erasure is repeated.
       if (erasedAt !== null) erased.set(keyId, erasedAt);
-      else if (key) opened.set(keyId, PersonalKey.unwrap(this.options.keys, key));
+      else if (key) opened.set(keyId, this.lately.open(key));
       else missing.push(keyId);
+      if (erasedAt !== null || !key) this.lately.forget(keyId);
     }
     if (missing.length > 0) {
       this.options.log.error(
