@@ -52,8 +52,8 @@ const KEPT_CHARACTERS = 4_096;
 
 /** A key in memory. It keeps short texts that it has opened, since opening costs more than all else of a page. `context`: `<stream>/<field>`. A box that is copied to another place cannot be opened there. */
 export class PersonalKey {
-  private readonly texts = new Map<string, string>();
-  private kept = 0;
+  private readonly kept = new Map<string, OpenedBox>();
+  private keptCharacters = 0;
 
   constructor(
     readonly id: string,
@@ -67,9 +67,10 @@ export class PersonalKey {
     return this.sealText(canonicalJson(content), context);
   }
 
-  /** Opens the content of a box. Throws if the box was changed, or belongs to another key or context. */
+  /** Opens the content of a box. It is frozen. Throws if the box was changed, or belongs to another key or context. */
   open(box: Box, context: string): unknown {
-    return JSON.parse(this.openText(box, context));
+    const opened = this.opened(box, context);
+    return (opened.content ??= frozen(JSON.parse(opened.text)));
   }
 
   sealText(text: string, context: string): Box {
@@ -84,17 +85,21 @@ export class PersonalKey {
     return { key: this.id, box: encrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), nonce, plaintext, context).toString('base64') };
   }
 
-  openText({ key, box }: Box, context: string): string {
+  openText(box: Box, context: string): string {
+    return this.opened(box, context).text;
+  }
+
+  private opened({ key, box }: Box, context: string): OpenedBox {
     if (key !== this.id) throw new Error(`a box of key ${key} cannot be opened with key ${this.id}`);
-    const name = `${context} ${box}`;
-    const known = this.texts.get(name);
-    if (known !== undefined) return known;
+    const known = this.kept.get(box);
+    if (known?.context === context) return known;
     const text = decrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), Buffer.from(box, 'base64'), context).toString('utf8');
-    if (this.kept + text.length <= KEPT_CHARACTERS) {
-      this.kept += text.length;
-      this.texts.set(name, text);
+    const opened: OpenedBox = { context, text, content: undefined };
+    if (this.keptCharacters + text.length <= KEPT_CHARACTERS) {
+      this.keptCharacters += text.length;
+      this.kept.set(box, opened);
     }
-    return text;
+    return opened;
   }
 
   /** The key as the database holds it: encrypted under the ring. */
@@ -109,6 +114,19 @@ export class PersonalKey {
   }
 }
 const ZERO = Buffer.from([0]);
+
+interface OpenedBox {
+  readonly context: string;
+  readonly text: string;
+  /** undefined: nobody has read it yet. */
+  content: unknown;
+}
+
+/** Several readers share a content. */
+const frozen = <T>(value: T): T => {
+  if (typeof value === 'object' && value !== null) Object.values(Object.freeze(value)).forEach(frozen);
+  return value;
+};
 
 type RandomBytes = (count: number) => Buffer;
 
@@ -249,10 +267,15 @@ export interface PersonalKeysOptions {
 const KEPT_KEYS = 2_000;
 const KEPT_MS = 30_000;
 
+interface KeptKey {
+  readonly wrapped: Buffer;
+  readonly key: PersonalKey;
+}
+
 /** Keys that were opened lately. Whether a key may still be used, the database says each time. */
 class LatelyOpened {
-  private newer = new Map<string, { readonly wrapped: Buffer; readonly key: PersonalKey }>();
-  private older: typeof this.newer = new Map();
+  private newer = new Map<string, KeptKey>();
+  private older = new Map<string, KeptKey>();
   private turnedAt: number;
 
   constructor(
@@ -279,7 +302,7 @@ class LatelyOpened {
   private turn(): void {
     const age = this.clock.monotonic() - this.turnedAt;
     if (this.newer.size < KEPT_KEYS && age < KEPT_MS) return;
-    this.older = age < 2 * KEPT_MS ? this.newer : new Map();
+    this.older = age < 2 * KEPT_MS ? this.newer : new Map<string, KeptKey>();
     this.newer = new Map();
     this.turnedAt = this.clock.monotonic();
   }

@@ -249,8 +249,7 @@ describe('opening', () => {
     expect(key.open(box, 'payment-1/terms')).toEqual({ name: 'Ada' });
     expect(() => key.open(box, 'payment-2/terms')).toThrow();
     const read = key.open(box, 'payment-1/terms') as { name: string };
-    read.name = 'changed by a reader';
-    expect(key.open(box, 'payment-1/terms')).toEqual({ name: 'Ada' });
+    expect(() => (read.name = 'changed by a reader')).toThrow();
   });
   test('fails while the database is away', async () => {
     const { rows, personal } = open();
