@@ -218,7 +218,7 @@ const addSlotMetrics = (own: Registry, { slots, payments }: Services): void => {
   payments.ports.slots.watch((watched, share) => watch(share === 'house' ? 'gateway-house' : 'gateway', watched));
 };
 
-const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void => {
+const addSettlementMetrics = (shared: Registry, { pool, clock, directory }: Services): void => {
   const registers = [shared];
   new client.Gauge({
     name: 'payfold_settlement_exceptions',
@@ -258,7 +258,12 @@ const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void
     labelNames: ['account', 'feed'],
     registers,
     async collect() {
-      for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null)) this.set({ account: merchantAccount, feed }, ageSeconds);
+      const disabled = (await directory.merchantAccounts())
+        .filter(({ status }) => status === 'disabled')
+        .map(({ merchantAccount }) => merchantAccount);
+      this.reset();
+      for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null))
+        if (!disabled.includes(merchantAccount)) this.set({ account: merchantAccount, feed }, ageSeconds);
     },
   });
 };
