@@ -71,13 +71,15 @@ test('the place is kept; failures lengthen the pause, and a reading to the end s
 describe('the pause', () => {
   const simulator = account('simulator', 'fake');
   const none = { cursor: null, failures: 0 };
+  const often = { cursor: null, failures: 9 };
   test.each<[string, GatewayAccount, 'settlement' | 'disputes', FeedEnd, number]>([
     ['batches of a processor', WATER, 'settlement', { kind: 'read' }, 15 * MINUTE_MS],
     ['disputes', WATER, 'disputes', { kind: 'read' }, 60 * MINUTE_MS],
     ['batches of the simulator', simulator, 'settlement', { kind: 'read' }, 20_000],
     ['a batch that waits for a payment', WATER, 'settlement', { kind: 'waiting', why: 'w' }, MINUTE_MS],
     ['the same at the simulator', simulator, 'settlement', { kind: 'waiting', why: 'w' }, 20_000],
-  ])('%s', (_, of, feed, end, ms) => expect(pauseAfter(of, feed, none, end)).toBe(ms));
+    ['a simulator that was away', simulator, 'settlement', { kind: 'failed', why: 'w' }, 20_000],
+  ])('%s', (_, of, feed, end, ms) => expect(pauseAfter(of, feed, of === simulator ? often : none, end)).toBe(ms));
 });
 
 test('disputes that are open are remembered until they are decided', async () => {
