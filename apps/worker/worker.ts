@@ -72,8 +72,12 @@ export const startWorker = (services: Services): Worker => {
     setMaxListeners(0, wake.signal);
   };
   wakeLoops();
-  // After a move of the time, every loop looks at once for what is due now.
-  sandboxTime?.watch(wakeLoops);
+  // After a move of the time, every loop looks at once for what is due now. Processors have closed batches meanwhile.
+  let hasMoved = false;
+  sandboxTime?.watch(() => {
+    hasMoved = true;
+    wakeLoops();
+  });
   const refunds = createRefundRecovery(settlement, pool);
   const loops: readonly Loop[] = [
     { name: 'recovery', everyMs: RECOVERY_EVERY_MS, run: () => payments.recovery.round(stop.signal) },
@@ -85,7 +89,9 @@ export const startWorker = (services: Services): Worker => {
         // The time must not move between the batches and the exceptions of one round. Otherwise charges from before a move seem to be in no batch.
         // A large batch takes minutes. It is left for after the move.
         const signal = sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.closing]) : stop.signal;
-        const recorded = () => recordSettlements(settlement, signal, { onlyDue: true });
+        const onlyDue = !hasMoved;
+        hasMoved = false;
+        const recorded = () => recordSettlements(settlement, signal, { onlyDue });
         await atStableTime(payments.ports, () => recorded().finally(() => services.openExceptions(signal)));
       },
     },

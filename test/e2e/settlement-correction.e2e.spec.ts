@@ -37,7 +37,12 @@ const sale = async () => {
 };
 /** Up to where the processor's batches are recorded. The simulator's places are batch ids. */
 const cursor = async (): Promise<string | null> =>
-  (await service.services.pool.query<{ cursor: string | null }>(`select cursor from gateway_feed where feed = 'settlement'`)).rows[0]!.cursor;
+  (
+    await service.services.pool.query<{ cursor: string | null }>(
+      `select cursor from gateway_feed where feed = 'settlement' and merchant_account = $1`,
+      [merchantAccount],
+    )
+  ).rows[0]!.cursor;
 const record = (through: SettlementPorts = ports) => recordSettlements(through, AbortSignal.timeout(20_000));
 const settledIn = async (id: string): Promise<string | null> => {
   const { payment } = await ports.payments.streams.load(id);
