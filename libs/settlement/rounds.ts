@@ -18,7 +18,7 @@ import { openDispute, updateDispute } from './dispute.js';
 import type { FeedEnd, FeedName } from './feeds.js';
 import { type BatchSummary, isOfStore, NotYet, recordBatch, recordFunding, type SettlementPorts } from './record.js';
 
-/** Accounts whose feeds are read at the same time. */
+/** Accounts of real processors whose feeds are read at the same time. */
 const AT_ONCE = 2;
 
 /** The processor cannot be asked now. */
@@ -90,14 +90,17 @@ const eachFeed = async (
   const { merchantAccount = null } = options;
   await register.caughtUp();
   const accounts = (await register.accounts()).filter((account) => merchantAccount === null || account.merchantAccount === merchantAccount);
-  const queue = accounts.values();
-  const readNext = async () => {
+  const isSimulated = ({ gateway }: GatewayAccount) => gateway === 'simulator';
+  // The accounts of the simulator are read in their order, so that a sandbox does the same each time.
+  const simulated = accounts.filter(isSimulated).values();
+  const others = accounts.filter((account) => !isSimulated(account)).values();
+  const readEach = async (queue: Iterable<GatewayAccount>) => {
     for (const account of queue) {
       const gateway = payments.gateways.find(account);
       if (gateway && has(gateway)) await readFeed(ports, feed, account, gateway, signal, options, read);
     }
   };
-  const ends = await Promise.allSettled(Array.from({ length: AT_ONCE }, readNext));
+  const ends = await Promise.allSettled([readEach(simulated), ...Array.from({ length: AT_ONCE }, () => readEach(others))]);
   for (const end of ends) if (end.status === 'rejected') throw end.reason;
 };
 
