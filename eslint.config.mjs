@@ -89,6 +89,7 @@ export default tseslint.config(
         process: 'readonly',
         console: 'readonly',
         globalThis: 'readonly',
+        AbortSignal: 'readonly',
         URL: 'readonly',
         URLSearchParams: 'readonly',
         fetch: 'readonly',

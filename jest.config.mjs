@@ -8,7 +8,7 @@ export default {
     '^.+\\.tsx?$': ['@swc/jest', { swcrc: true }],
   },
   moduleNameMapper: {
-    '^#(kernel|platform|eventstore|accounts|payments|settlement|ledger|audit|gateways|webhooks|checkout)$': '<rootDir>/libs/$1/index.ts',
+    '^#(kernel|platform|eventstore|accounts|payments|settlement|ledger|audit|gateways|webhooks|checkout|privacy)$': '<rootDir>/libs/$1/index.ts',
     '^#(\\w+)/module$': '<rootDir>/libs/$1/$1.module.ts',
     '^#platform/http$': '<rootDir>/libs/platform/http/index.ts',
     '^(\\.{1,2}/.*)\\.js$': '$1',

@@ -1,13 +1,13 @@
 /** Prometheus metrics of a role. Labels are routes and codes, but never ids or a caller's text. */
 import { unfinishedSessions } from '#checkout';
-import { ACKNOWLEDGED_TASKS, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
+import { ACKNOWLEDGED_TASKS, OPEN_STATES, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
 import client, { type Registry } from 'prom-client';
 import { LANES } from '#kernel';
 import type { Slots } from '#platform';
 import { driftFigures, findAlerts, passFigures, unsignedEvents } from '#audit';
 import { suspenseCents } from '#ledger';
 import type { Answered } from '#platform/http';
-import { batchFigures, exceptionFigures } from '#settlement';
+import { batchFigures, exceptionFigures, feedsOf } from '#settlement';
 import { deliveryFigures } from '#webhooks';
 import type { MetLimit } from './audit/limits.js';
 import { checkAll } from './health.js';
@@ -32,7 +32,7 @@ interface Limits {
 /** Time between two samples of the event loop. At prom-client's default of 10 ms, the samples cost an idle process half a percent of a core. */
 const LOOP_SAMPLE_MS = 50;
 /** Tasks that a decision or an acknowledgement ends. */
-const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', ...ACKNOWLEDGED_TASKS];
+const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', 'outcome_overdue', ...ACKNOWLEDGED_TASKS];
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
 export const createMetrics = (services: Services): Metrics => {
@@ -51,6 +51,15 @@ export const createMetrics = (services: Services): Metrics => {
     help: 'Error envelopes that were answered, by code; none: a failed authentication',
     labelNames: ['code', 'status'],
     registers: [own],
+  });
+  new client.Counter({
+    name: 'payfold_personal_keys_missing_total',
+    help: 'Keys of personal data that were looked up, and that are neither kept nor erased',
+    registers: [own],
+    collect() {
+      this.reset();
+      this.inc(services.personal.missing);
+    },
   });
   new client.Gauge({
     name: 'payfold_ready',
@@ -77,13 +86,15 @@ export const createMetrics = (services: Services): Metrics => {
   });
   new client.Gauge({
     name: 'payfold_open_attempts',
-    help: 'Charges and reversals without an outcome, and the age of the oldest in seconds',
-    labelNames: ['figure'],
+    help: 'Charges and reversals without an outcome, by state, and the age of the oldest in seconds',
+    labelNames: ['state', 'figure'],
     registers: [shared],
     async collect() {
-      const { count, oldestSeconds } = await openAttempts(services.pool, services.clock.now());
-      this.set({ figure: 'count' }, count);
-      this.set({ figure: 'oldest_seconds' }, oldestSeconds);
+      const open = await openAttempts(services.pool, services.clock.now());
+      for (const state of OPEN_STATES) {
+        this.set({ state, figure: 'count' }, open[state].count);
+        this.set({ state, figure: 'oldest_seconds' }, open[state].oldestSeconds);
+      }
     },
   });
   new client.Gauge({
@@ -241,13 +252,22 @@ const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void
       this.set((await figures()).waitingSeconds);
     },
   });
+  new client.Gauge({
+    name: 'payfold_gateway_feed_age_seconds',
+    help: 'Seconds since the batches or the disputes of a merchant account were last read to their end',
+    labelNames: ['account', 'feed'],
+    registers,
+    async collect() {
+      for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null)) this.set({ account: merchantAccount, feed }, ageSeconds);
+    },
+  });
 };
 
-const addAlertMetrics = (shared: Registry, { store, pool, clock }: Services): void => {
+const addAlertMetrics = (shared: Registry, { store, pool, clock, config }: Services): void => {
   const registers = [shared];
   // Both gauges of one scrape share one look.
   let look: ReturnType<typeof findAlerts> | null = null;
-  const alerts = () => (look ??= findAlerts({ store, db: pool, nowMs: clock.now() }).finally(() => (look = null)));
+  const alerts = () => (look ??= findAlerts({ store, db: pool, nowMs: clock.now(), thresholds: config.alerts }).finally(() => (look = null)));
   new client.Gauge({
     name: 'payfold_alert',
     help: 'Number of things for which an alert of payfold alerts fires; 0: it does not fire',

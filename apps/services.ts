@@ -31,7 +31,7 @@ import {
   type Subscriber,
   withAddress,
 } from '#eventstore';
-import { Appends, EVENT_STORE, EventStoreModule, LOG_GATE, POOL } from '#eventstore/module';
+import { Appends, type CountedPersonalKeys, EVENT_STORE, EventStoreModule, LOG_GATE, PERSONAL_KEYS, POOL } from '#eventstore/module';
 import { GatewaysModule } from '#gateways/module';
 import { type Clock, type Ids, orStopped, within } from '#kernel';
 import { journalModel, lineRegisterModel, type PeriodPorts } from '#ledger';
@@ -45,6 +45,7 @@ import {
   paymentListModel,
   type PaymentServices,
   recoveryMigration,
+  recoveryWhyMigration,
   refusalMigration,
   staffWorkModel,
   velocityMigration,
@@ -60,10 +61,15 @@ import {
   processMigration,
   type SandboxTime,
   sandboxTimeMigration,
+  type Openings,
+  personalKeyMigration,
+  postgresOpenings,
   Slots,
 } from '#platform';
+import { createRetention, erasureModel, personalUseModel, type PrivacyPorts, refuseRevivedKeys, type Retention } from '#privacy';
+import { PRIVACY_PORTS, PrivacyModule } from '#privacy/module';
 import { type Places, PlatformModule, ProcessContext, type ProcessOptions } from '#platform/module';
-import { exceptionModel, paymentRegisterModel, type SettlementPorts } from '#settlement';
+import { exceptionModel, gatewayFeedMigration, paymentRegisterModel, type SettlementPorts } from '#settlement';
 import { OPEN_EXCEPTIONS, type OpenExceptions, SETTLEMENT_PORTS, SettlementModule } from '#settlement/module';
 import { webhookMigrations } from '#webhooks';
 import { OUTBOX, Webhooks, WebhooksModule } from '#webhooks/module';
@@ -82,7 +88,9 @@ export const MIGRATIONS: readonly Migration[] = [
   velocityMigration,
   refusalMigration,
   recoveryMigration,
+  recoveryWhyMigration,
   checkoutIntakeMigration,
+  personalKeyMigration,
   ...webhookMigrations,
   logSealMigration,
   driftMigration,
@@ -90,10 +98,11 @@ export const MIGRATIONS: readonly Migration[] = [
   driftFollowMigration,
   driftAgainMigration,
   verifyPassMigration,
+  gatewayFeedMigration,
   dropReadModelsOf010,
 ];
 
-/** Every read model of the service. A worker builds them in this order. */
+/** Every read model of the service. A worker builds them in this order. Two of them need settings to apply events ({@link readModelsWith}). */
 export const READ_MODELS: readonly ReadModel[] = [
   directoryModel,
   auditKeyModel,
@@ -105,7 +114,15 @@ export const READ_MODELS: readonly ReadModel[] = [
   journalModel,
   lineRegisterModel,
   paymentFindModel,
+  personalUseModel(null),
+  erasureModel(null),
 ];
+
+/** The read models with the settings of a process, for code that applies events. */
+export const readModelsWith = (keys: KeyRing, { erasuresDir }: Pick<Config, 'erasuresDir'>): readonly ReadModel[] => {
+  const models = [personalUseModel(keys), erasureModel(erasuresDir)];
+  return READ_MODELS.map((model) => models.find(({ name }) => name === model.name) ?? model);
+};
 
 /** The root module of a process, with all modules of the service. Each HTTP listener is a separate Nest application. */
 @Module({})
@@ -124,6 +141,10 @@ export interface Services {
   readonly commands: CommandBus;
   readonly queries: QueryBus;
   readonly pool: Pool;
+  /** The keys of personal data. */
+  readonly personal: CountedPersonalKeys;
+  /** Notes the readings of personal data. */
+  readonly openings: Openings;
   /** The connections of the audit listener. */
   readonly auditPool: Pool;
   readonly store: EventStore;
@@ -145,6 +166,8 @@ export interface Services {
   /** Reactors: subscribers that are never rebuilt. */
   readonly reactors: { readonly webhookOutbox: Subscriber; readonly logSeal: Subscriber; readonly keys: Subscriber };
   readonly webhooks: Webhooks;
+  readonly privacy: PrivacyPorts;
+  readonly retention: Retention;
   readonly seal: ProvePorts & { readonly db: Pool };
   /** Readiness checks by name. A check throws if payments cannot use the part that it checks. */
   readonly readiness: Readonly<Record<string, () => Promise<void>>>;
@@ -160,15 +183,26 @@ const APPEND_FAILURE_WINDOW_MS = 10_000;
 /** A stopped start waits at most this long for its resources to close. */
 const STOPPED_CLOSE_MS = 5_000;
 
+export interface ServicesOptions extends ProcessOptions {
+  /** True: opens a restored database that still has erased keys, for a command that erases them again. */
+  readonly mends?: boolean;
+}
+
 /**
- * Starts the modules. If a store cannot be opened, throws an error with a one-line message. If `stop` aborts, throws its reason immediately. In both
- * cases, everything that was opened is closed.
+ * Starts the modules. If a store cannot be opened, throws an error with a one-line message. If `stop` aborts, throws its reason immediately. If
+ * the database has erased keys again, as after a restore, throws an error of one line. In all cases, everything that was opened is closed.
  */
-export const openServices = async (config: Config, places: Places, keys: KeyRing, log: Logger, options: ProcessOptions = {}): Promise<Services> => {
+export const openServices = async (
+  config: Config,
+  places: Places,
+  keys: KeyRing,
+  log: Logger,
+  { mends = false, ...options }: ServicesOptions = {},
+): Promise<Services> => {
   const context = new ProcessContext(config, places, keys, log, options);
   const imports = [
     PlatformModule.of(context),
-    EventStoreModule.of({ migrations: MIGRATIONS, readModels: READ_MODELS, sealedEnd, signedEnd: signedEndOf }),
+    EventStoreModule.of({ migrations: MIGRATIONS, readModels: readModelsWith(keys, config), sealedEnd, signedEnd: signedEndOf }),
     AccountsModule,
     GatewaysModule,
     PaymentsModule.of(answerEncoder),
@@ -177,6 +211,7 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
     AuditModule,
     CheckoutModule,
     WebhooksModule,
+    PrivacyModule,
     CqrsModule.forRoot(),
   ];
   try {
@@ -188,6 +223,8 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
     const [store, ownLog] = [app.get<EventStore>(EVENT_STORE), app.get<OwnLog>(LOG_GATE)];
     const [pool, readModels, appends] = [app.get<Pool>(POOL), app.get(ReadModels), app.get(Appends)];
     const payments = app.get<PaymentServices>(PAYMENT_SERVICES);
+    const privacy = app.get<PrivacyPorts>(PRIVACY_PORTS);
+    if (!mends) await orStopped(refuseRevivedKeys(privacy, ownLog), options.stop);
     return {
       config,
       log,
@@ -198,6 +235,8 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       commands: app.get(CommandBus),
       queries: app.get(QueryBus),
       pool,
+      personal: app.get(PERSONAL_KEYS),
+      openings: postgresOpenings(pool, { ids, log }),
       auditPool: context.pool({ name: 'audit', max: AUDIT_POOL_CONNECTIONS, searchPath: searchPathOf(READ_MODELS) }),
       store,
       ownLog,
@@ -214,6 +253,8 @@ export const openServices = async (config: Config, places: Places, keys: KeyRing
       readModels,
       reactors: { webhookOutbox: app.get(OUTBOX), logSeal: app.get(SEALER), keys: app.get(KEYS) },
       webhooks: app.get(Webhooks),
+      privacy,
+      retention: createRetention(privacy, log),
       seal: app.get(SEAL),
       readiness: {
         idempotency: async () => {

@@ -21,9 +21,20 @@ import { cpus, loadavg, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { eventStoreMigrations } from '#eventstore';
+import { createPostgresEventStore, eventStoreMigrations } from '#eventstore';
 import { systemClock } from '#kernel';
-import { createLogger, createPool, migrate, type Pool, readConfig, readOrCreateKeyRing, startEmbeddedPostgres, systemIds } from '#platform';
+import {
+  createLogger,
+  createPersonalKeys,
+  createPool,
+  migrate,
+  type Pool,
+  postgresPersonalKeyRows,
+  readConfig,
+  readOrCreateKeyRing,
+  startEmbeddedPostgres,
+  systemIds,
+} from '#platform';
 import { createDispatcher, createResolve, createSender, postgresDeliveries, postgresDueSignal, webhookMigrations } from '#webhooks';
 import { startNameServer } from '../test/support/name-server.js';
 import { createAuthority } from '../test/support/receiver.js';
@@ -66,13 +77,19 @@ const work = (databaseUrl: string): void => {
   const config = readConfig();
   const clock = systemClock;
   const pool = createPool(databaseUrl, { name: 'webhooks', max: 5 });
+  const keys = readOrCreateKeyRing(config.masterKeyFile);
+  const log = createLogger('error', 'bench');
+  const ids = systemIds(() => clock.now());
+  const personal = createPersonalKeys(postgresPersonalKeyRows(pool), { keys, ids, clock, log });
+  const payloads = { store: createPostgresEventStore(databaseUrl), personal };
   const dispatcher = createDispatcher({
-    deliveries: postgresDeliveries(pool, systemIds(() => clock.now()).uuid()),
+    deliveries: postgresDeliveries(pool, ids.uuid()),
     sender: createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock }),
     due: postgresDueSignal(pool),
-    keys: readOrCreateKeyRing(config.masterKeyFile),
+    payloads,
+    keys,
     clock,
-    log: createLogger('error', 'bench'),
+    log,
     watch: { attempted: () => undefined, leaseLost: () => undefined },
     retrySeconds: config.webhooks.retrySeconds,
   });

@@ -42,7 +42,7 @@ const expectDeclared = (expr: string) => {
 
 test('the declared metrics are found in the code', () => {
   expect(Object.keys(code).length).toBeGreaterThan(25);
-  expect(code.payfold_open_attempts).toEqual({ type: 'Gauge', labels: ['figure'] });
+  expect(code.payfold_open_attempts).toEqual({ type: 'Gauge', labels: ['state', 'figure'] });
   expect(selectors('sum by (job) (rate(payfold_x_count{a=~"1|2",b="3"}[5m])) > 0.1')).toEqual([{ name: 'payfold_x_count', labels: ['a', 'b'] }]);
 });
 
@@ -83,8 +83,8 @@ describe('the evaluation of alert rules', () => {
     expect(firesAfter('PayfoldNotReady', 300, () => null)).toBe(120);
     expect(firesAfter('PayfoldNotReady', 300, () => 'payfold_ready{check="a"} 1\npayfold_ready{check="b"} 0\n')).toBe(120);
     expect(firesAfter('PayfoldNotReady', 300, (second) => `payfold_ready{check="a"} ${second % 100 === 0 ? 1 : 0}\n`)).toBeNull();
-    expect(firesAfter('PayfoldOpenAttemptOld', 600, () => 'payfold_open_attempts{figure="count"} 9999\n')).toBeNull();
-    expect(firesAfter('PayfoldOpenAttemptOld', 600, () => 'payfold_open_attempts{figure="oldest_seconds"} 901\n')).toBe(300);
+    expect(firesAfter('PayfoldOpenAttemptOld', 600, () => 'payfold_open_attempts{state="running",figure="count"} 9999\n')).toBeNull();
+    expect(firesAfter('PayfoldOpenAttemptOld', 600, () => 'payfold_open_attempts{state="running",figure="oldest_seconds"} 901\n')).toBe(300);
   });
   test('a counter: its increase counts, also after a restart, and not its height', () => {
     expect(firesAfter('PayfoldChildRestarts', 600, () => 'payfold_child_restarts_total{child="api"} 3\n')).toBeNull();

@@ -34,10 +34,11 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   payments: BELOW_PAYMENTS,
   settlement: [...BELOW_PAYMENTS, 'payments'],
   ledger: [...BELOW_PAYMENTS, 'payments', 'settlement'],
-  audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger'],
-  gateways: ['kernel', 'platform', 'payments'],
+  audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger', 'checkout', 'webhooks', 'privacy'],
+  gateways: ['kernel', 'platform', 'accounts', 'payments'],
   checkout: [...BELOW_PAYMENTS, 'payments'],
   webhooks: [...BELOW_PAYMENTS, 'payments'],
+  privacy: [...BELOW_PAYMENTS, 'payments', 'checkout', 'webhooks'],
 };
 
 describe('arrows between libs', () => {
@@ -124,11 +125,17 @@ describe('imports from outside', () => {
     ['pg', /^pg(-copy-streams)?$/, ['libs/platform/']],
     ['pino', /^pino$/, ['libs/platform/']],
     ['commander', /^commander$/, ['apps/operator/']],
+    ['stripe', /^stripe(\/|$)/, ['libs/gateways/stripe/']],
   ];
   test.each(ONLY)('%s', (_name, pattern, places) => {
     const wrong = [...filesBelow('libs'), ...filesBelow('apps')].filter(
       (file) => importsOf(file).some((specifier) => pattern.test(specifier)) && !places.some((place) => file.startsWith(place)),
     );
+    expect(wrong).toEqual([]);
+  });
+
+  test('the package of Stripe is loaded only when an adapter is made: it takes longer to load than the rest of the gateways', () => {
+    const wrong = filesBelow('libs/gateways').filter((file) => /^(?:import|export) (?!type )[^;]*? from 'stripe/m.test(codeOf(file)));
     expect(wrong).toEqual([]);
   });
 
@@ -217,6 +224,7 @@ describe('two clocks', () => {
   const REAL: Readonly<Record<string, string>> = {
     'libs/kernel/clock.ts': 'defines it',
     'libs/platform/postgres/sandbox-time.ts': 'adds to it',
+    'libs/gateways/authorize-net/authorize-net.ts': 'difference from the clock of the processor',
     'libs/payments/keys/from-log.ts': 'age of an idempotency key',
     'libs/payments/reverse.ts': 'age of a repeat without a key (C18)',
     'libs/payments/velocity.ts': 'velocity windows',
@@ -249,6 +257,8 @@ describe('two clocks', () => {
     'apps/worker/worker.ts',
     'libs/checkout/intake.ts',
     'libs/checkout/sessions.ts',
+    // The time at which the vendor's batch is cut off.
+    'libs/gateways/authorize-net/authorize-net.ts',
     'libs/kernel/clock.ts',
     'libs/payments/reverse.ts',
     'libs/platform/postgres/sandbox-time.ts',
@@ -293,6 +303,8 @@ describe('two clocks', () => {
       'libs/payments/keys/claims.ts',
       'libs/payments/keys/postgres.ts',
       'libs/payments/velocity.ts',
+      // When keys of personal data were made, and who has read them when.
+      'libs/platform/personal.ts',
       // Heartbeats of processes, and applied migrations.
       'libs/platform/postgres/processes.ts',
       'libs/platform/postgres/schema.ts',

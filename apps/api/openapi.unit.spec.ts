@@ -205,33 +205,41 @@ test('the webhooks of the document are those that the service sends, without ref
   const AT = '2026-11-20T10:00:00.000Z';
   const paymentId = '7b0c2f5e-6f0a-4a86-9a56-0d7c9a1f2b11';
   const sent = [
-    notificationOf(paymentId, {
-      type: 'ReversalEnded',
-      at: AT,
-      data: {
-        attemptId: 'a',
-        operation: 'refund',
-        outcome: 'completed',
-        reversalType: 'refund',
-        amountCents: 12_500,
-        reason: 'duplicate',
-        initiatedBy: 'staff',
+    notificationOf(
+      paymentId,
+      {
+        type: 'ReversalEnded',
+        at: AT,
+        data: {
+          attemptId: 'a',
+          operation: 'refund',
+          outcome: 'completed',
+          reversalType: 'refund',
+          amountCents: 12_500,
+          personal: null,
+          initiatedBy: 'staff',
+        },
       },
-    }),
-    notificationOf(paymentId, {
-      type: 'PaymentDisputed',
-      at: AT,
-      data: {
-        disputeId: 'd0a3b1de-2c1a-4b6e-8f58-b0c3c9f1a111',
-        status: 'in_dispute',
-        stage: 'representment',
-        reasonCode: '10.4',
-        reason: 'fraud',
-        disputedAmountCents: 500,
-        openedOn: '2026-11-01',
-        dueDate: '2026-11-21',
+      'duplicate',
+    ),
+    notificationOf(
+      paymentId,
+      {
+        type: 'PaymentDisputed',
+        at: AT,
+        data: {
+          disputeId: 'd0a3b1de-2c1a-4b6e-8f58-b0c3c9f1a111',
+          status: 'in_dispute',
+          stage: 'representment',
+          reasonCode: '10.4',
+          personal: null,
+          disputedAmountCents: 500,
+          openedOn: '2026-11-01',
+          dueDate: '2026-11-21',
+        },
       },
-    }),
+      'fraud',
+    ),
   ];
   expect(Object.keys(document.webhooks!)).toEqual(sent.map((one) => one!.type));
   expect(JSON.stringify(document.webhooks)).not.toContain('$ref');

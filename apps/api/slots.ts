@@ -27,9 +27,9 @@ export const SLOTS = Symbol('slots of this process');
 /** A request waits at most this long. The rest of its 28 s is for its work (C42). */
 const MAX_WAIT_MS = 20_000;
 /**
- * A list takes this many slots. It holds one of the 20 connections of the main pool, so one account alone must not hold them all: 19 slots are four lists.
+ * A list takes this many slots. It holds one of the 20 connections of the main pool, so one account alone must not hold them all: 19 slots are nine lists.
  */
-export const LIST_SLOTS = 4;
+export const LIST_SLOTS = 2;
 /** A body takes one slot more for each full 32 KiB. */
 const BYTES_PER_SLOT = 32 * 1_024;
 

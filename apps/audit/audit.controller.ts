@@ -44,6 +44,8 @@ import {
   outOfScope,
   paymentAsOf,
   paymentFindModel,
+  type Reader,
+  readerOf,
   refuseReport,
   REPORTS,
   reportOf,
@@ -167,6 +169,15 @@ const waitOf = (value: string | undefined): number => {
   if (!/^\d{1,2}$/.test(value) || Number(value) > MAX_WAIT_SECONDS) throw fault('wait', `must be 0 to ${MAX_WAIT_SECONDS} seconds`);
   return Number(value);
 };
+/** True if the caller asks for personal data and may read it. Throws 403 if its key was not issued for that. */
+const opens = (caller: AuditCaller, value: string | undefined): boolean => {
+  if (value === undefined) return false;
+  if (value !== 'true') throw fault('personal', 'must be true');
+  if (!caller.personal) throw new AuthenticationError(403, 'This key may not read personal data.');
+  return true;
+};
+const Personal = () => Text('personal', 'true: personal data too, for a key that was issued with --personal');
+
 const paymentIdOf = (id: string): string => {
   if (!isUuid(id)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   return id.toLowerCase();
@@ -201,14 +212,20 @@ export class AuditController {
   @AsOf()
   @Text('revision', 'After its event of this number, from 0')
   @Text('position', 'At this place of the log')
+  @Personal()
   @Answers({ payment: OBJECT, revision: { type: 'integer' }, position: TEXT })
-  async payment(@AuditorOf() { scope }: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
-    const { asOf, revision, position } = known(query, 'asOf', 'revision', 'position');
+  async payment(@AuditorOf() caller: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { asOf, revision, position, personal } = known(query, 'asOf', 'revision', 'position', 'personal');
+    const open = opens(caller, personal);
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
     // The payment is folded from its own stream, so the answer has no lag.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };
-    sendAnswer(reply, successAnswer(await this.orMayBeLost(paymentAsOf(this.services.store, scope, paymentIdOf(id), until))));
+    const paymentId = paymentIdOf(id);
+    const found = await this.reading(caller, open, `payments/${paymentId}`, (reader) =>
+      this.orMayBeLost(paymentAsOf(this.services.store, caller.scope, paymentId, until, reader)),
+    );
+    sendAnswer(reply, successAnswer(found));
   }
 
   @Get('payments/:id/timeline')
@@ -216,12 +233,17 @@ export class AuditController {
   @ApiOperation({ summary: 'Every event of a payment: who, when, under which rules, with the gateway’s evidence', operationId: 'auditTimeline' })
   @ApiParam({ name: 'id', schema: { type: 'string', format: 'uuid' } })
   @AsOf()
+  @Personal()
   @Answers({ events: LIST })
   async timeline(@AuditorOf() caller: AuditCaller, @Param('id') id: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
-    const { asOf } = known(query, 'asOf');
+    const { asOf, personal } = known(query, 'asOf', 'personal');
+    const open = opens(caller, personal);
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined };
-    const events = await this.orMayBeLost(timeline(this.services.store, caller.scope, paymentIdOf(id), until));
+    const paymentId = paymentIdOf(id);
+    const events = await this.reading(caller, open, `payments/${paymentId}/timeline`, (reader) =>
+      this.orMayBeLost(timeline(this.services.store, caller.scope, paymentId, until, { reader })),
+    );
     sendAnswer(reply, successAnswer({ events: caller.role === 'auditor' ? events : events.map(withoutStaffNames) }));
   }
 
@@ -248,9 +270,11 @@ export class AuditController {
   @Text('status')
   @Text('cursor')
   @Text('limit')
+  @Personal()
   @Answers({ payments: LIST, nextCursor: { type: ['string', 'null'] } })
-  async payments(@AuditorOf() { keyId, scope }: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
-    const { asOf, accountId, portalId, from, to, status, cursor, limit, ...by } = known(
+  async payments(@AuditorOf() caller: AuditCaller, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
+    const { keyId, scope } = caller;
+    const { asOf, accountId, portalId, from, to, status, cursor, limit, personal, ...by } = known(
       query,
       'asOf',
       'accountId',
@@ -260,8 +284,10 @@ export class AuditController {
       'status',
       'cursor',
       'limit',
+      'personal',
       ...FIND_PARAMETERS,
     );
+    const open = opens(caller, personal);
     if (status !== undefined && !PAYMENT_STATUSES.includes(status as PaymentStatus))
       throw fault('status', `must be one of ${PAYMENT_STATUSES.join(', ')}`);
     const faults = findFaults(by);
@@ -282,7 +308,9 @@ export class AuditController {
       const after = cursor === undefined ? null : timedPlace(places.open(cursor));
       await refuseForeignPortal(db, scope, filters.portalId);
       await this.standing(reply, paymentListModel);
-      const { payments, next } = await listAsOf({ store, db }, scope, { ...filters, after });
+      const { payments, next } = await this.reading(caller, open, 'payments', (reader) =>
+        listAsOf({ store, db }, scope, { ...filters, after }, reader),
+      );
       return sendAnswer(reply, successAnswer({ payments, nextCursor: next && places.seal(`${next.createdAt} ${next.id}`) }));
     }
     // The place of a find is the id of the last payment of the page before.
@@ -290,7 +318,9 @@ export class AuditController {
     const after = cursor === undefined ? null : places.open(cursor);
     await refuseForeignPortal(db, scope, filters.portalId);
     await this.standing(reply, paymentFindModel, ...modelsOf(scope));
-    const { payments, next } = await findPayments({ store, db }, scope, { ...filters, nameHash, after });
+    const { payments, next } = await this.reading(caller, open, 'payments', (reader) =>
+      findPayments({ store, db }, scope, { ...filters, nameHash, after }, reader),
+    );
     // In an incident of the event store, a payment that is not found may be lost (C76).
     if (payments.length === 0 && ownLog.incident !== null) throw storeIncident();
     sendAnswer(reply, successAnswer({ payments, nextCursor: next && places.seal(next) }));
@@ -378,7 +408,7 @@ export class AuditController {
     known(query);
     await this.standing(reply, exceptionModel, paymentRegisterModel, paymentListModel, journalModel, staffWorkModel);
     const { store, pool: db, clock } = this.services;
-    sendAnswer(reply, successAnswer({ alerts: await findAlerts({ store, db, nowMs: clock.now() }) }));
+    sendAnswer(reply, successAnswer({ alerts: await findAlerts({ store, db, nowMs: clock.now(), thresholds: this.services.config.alerts }) }));
   }
 
   @Get('exceptions')
@@ -544,6 +574,7 @@ export class AuditController {
   @Text('to')
   @AsOf()
   @Text('after', 'Go on after a place, as the trailer Export-After named it. Of line-items: a place of the log, for what came since')
+  @Personal()
   @ApiResponse({
     status: 200,
     description:
@@ -556,9 +587,10 @@ export class AuditController {
   @ApiResponse({ status: 403, type: ErrorEnvelope })
   @ApiResponse({ status: 503, type: ErrorEnvelope })
   async export(@AuditorOf() caller: AuditCaller, @Param('report') report: string, @Query() query: Values, @Res() reply: FastifyReply): Promise<void> {
-    const { format = 'csv', from, to, asOf, after } = known(query, 'format', 'from', 'to', 'asOf', 'after');
+    const { format = 'csv', from, to, asOf, after, personal } = known(query, 'format', 'from', 'to', 'asOf', 'after', 'personal');
     if (!isReport(report)) throw fault('report', `must be one of ${Object.keys(REPORTS).join(', ')}`);
     if (format !== 'csv' && format !== 'ndjson') throw fault('format', 'must be csv or ndjson');
+    const open = opens(caller, personal);
     const { auditorsOnly, byPosition = false, projection, comparedWith } = reportOf(report);
     refuseReport(report, caller.scope);
     if (auditorsOnly && caller.role !== 'auditor') throw new AuthenticationError(403, 'This report needs a key of an auditor.');
@@ -568,7 +600,9 @@ export class AuditController {
     const position = await this.standing(reply, projection, ...(comparedWith ? [comparedWith] : []), ...modelsOf(caller.scope));
     const { store, pool, clock, log } = this.services;
     const download = new Download(reply.raw, clock);
-    const { pieces, manifest } = exportReport({ store, db: pool }, caller.scope, report, format, asked, position);
+    const ports = { store, db: pool, ...(open && { personal: this.services.personal }) };
+    const { pieces, manifest, rows } = exportReport(ports, caller.scope, report, format, asked, position);
+    const opening = open ? await this.services.openings.begin({ actor: `audit key ${caller.keyId}`, report: `exports/${report}` }) : null;
     // Read the first piece before the status is sent. If the query fails here, the status can still report the fault.
     const next = () => this.pace.step(() => pieces.next());
     const first = await next();
@@ -601,9 +635,20 @@ export class AuditController {
       // End the connection without the last chunk and the trailer. The client then knows that the file is incomplete.
       raw.destroy();
     } finally {
+      // An export that broke off has shown rows, too.
+      await opening?.shown(rows()).catch((error: unknown) => log.error({ err: error, report }, 'an opening of personal data was not counted'));
       // Also waits for the page that is being read, so the export counts until its last statement has ended.
       await pieces.return();
     }
+  }
+
+  /** Reads with or without personal data. If it is opened, notes who read what before it is sent. */
+  private async reading<T extends object>({ keyId }: AuditCaller, open: boolean, report: string, read: (reader: Reader) => Promise<T>): Promise<T> {
+    const { personal, openings } = this.services;
+    const opening = open ? await openings.begin({ actor: `audit key ${keyId}`, report }) : null;
+    const found = await read(readerOf(personal, open));
+    await opening?.shown(Array.isArray(found) ? found.length : 'payments' in found ? (found.payments as readonly unknown[]).length : 1);
+    return found;
   }
 
   /** Sets the headers of an answer that is read from event streams and has no lag. */

@@ -13,7 +13,7 @@ export const addAlerts = (program: Command, { action }: Terminal): void => {
         const all = await services();
         const { findAlerts } = await import('#audit');
         await allCaughtUp(all);
-        const alerts = await findAlerts({ store: all.store, db: all.pool, nowMs: all.clock.now() });
+        const alerts = await findAlerts({ store: all.store, db: all.pool, nowMs: all.clock.now(), thresholds: all.config.alerts });
         const fired = alerts.filter(({ count }) => count > 0);
         const rows = fired.map(({ name, severity, count, cents, oldestAt, threshold, items: [oldest] }) => [
           name,

@@ -23,6 +23,7 @@ import {
   uuid,
   wholeNumber,
   personName,
+  withPersonal,
 } from './terminal.js';
 
 /** How long to wait for the seal and the read models. At their first run they read the whole log. */
@@ -232,9 +233,10 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .option('--as-of <time>', 'as it was known at a time (reports over the journal)', moment)
     .option('--after <place>', 'go on after a place, as the manifest on stderr names it; of line-items: what came since a place of the log')
     .option('--digest', 'compare the read models with their replay first, and put the digest of both into the manifest')
+    .addOption(withPersonal())
     .action(
       action(async ({ services }, name: ReportName | undefined, options: ExportOptions) => {
-        const { columns, format, from = null, to = null, asOf = null, after = null, digest = false } = options;
+        const { columns, format, from = null, to = null, asOf = null, after = null, digest = false, withPersonal: opens = false } = options;
         if ((name === undefined) === (columns === undefined)) throw new UsageError('name one report, or one with --columns');
         if (columns !== undefined) {
           const { columnsOf } = await import('#audit');
@@ -253,9 +255,14 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         if (digest) await allCaughtUp(all);
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
-        const ports = { store: all.store, db: all.pool };
-        const { pieces, manifest } = exportReport(ports, EVERYTHING, name!, format, { from, to, asOf, after }, position, projected);
-        for await (const piece of pieces) await print(piece);
+        const ports = { store: all.store, db: all.pool, ...(opens && { personal: all.personal }) };
+        const { pieces, manifest, rows } = exportReport(ports, EVERYTHING, name!, format, { from, to, asOf, after }, position, projected);
+        const opening = opens ? await all.openings.begin({ actor: `staff ${loginName()}`, report: `audit export ${name}` }) : null;
+        try {
+          for await (const piece of pieces) await print(piece);
+        } finally {
+          await opening?.shown(rows());
+        }
         process.stderr.write(`${JSON.stringify(await manifest())}\n`);
         return { json: null, text: '', printed: true };
       }),
@@ -397,6 +404,7 @@ interface ExportOptions {
   readonly asOf?: string | null;
   readonly after?: string | null;
   readonly digest?: boolean;
+  readonly withPersonal?: boolean;
 }
 
 const reportModels = async (): Promise<readonly ReadModel[]> => {

@@ -33,8 +33,8 @@ export const addCases = (program: Command, { action }: Terminal): void => {
           // The actor is `staff`: an agency decides here about payments. An `operator` decides about the installation.
           const { state, position } = await administration.as({ type: 'staff', id: loginName() }).restrictCase(change);
           await inForce(position);
-          const { kind: restriction = 'none', until: end = null, reason: why = null } = state.restriction ?? {};
-          const row = { portalId, referenceId, restriction, until: end, reason: why };
+          const { kind: restriction = 'none', until: end = null } = state.restriction ?? {};
+          const row = { portalId, referenceId, restriction, until: end, reason: state.restriction ? change.reason : null };
           return {
             json: row,
             text: fields([

@@ -23,13 +23,17 @@ import { type Clock, type Ids, orStopped, systemClock } from '#kernel';
 import {
   type Config,
   createLogger,
+  createPersonalKeys,
   createPool,
   type KeyRing,
   type Logger,
   migrate,
   type Migration,
   missingMigrations,
+  type PersonalKeys,
+  personalKeyMigration,
   type Pool,
+  postgresPersonalKeyRows,
   processMigration,
   readConfig,
   refuseMovedTime,
@@ -68,6 +72,7 @@ export interface Context {
   /** The service that runs on the same `DATA_DIR`. null: none runs, or `DATABASE_URL` was given. */
   readonly runtime: Runtime | null;
   readonly directory: Directory;
+  readonly personal: PersonalKeys;
   /** Applies all migrations of the release if the database lacks one of these. */
   readonly prepare: (migrations: readonly Migration[]) => Promise<void>;
   readonly administration: Administration;
@@ -77,9 +82,9 @@ export interface Context {
   readonly caughtUp: () => Promise<void>;
   /**
    * Opens the modules of the whole service. Loading them takes most of a second. `withGateway`: opens the sandbox processor too. If no processor
-   * runs, one is started until the command ends.
+   * runs, one is started until the command ends. `mends`: also opens a restored database that still has erased keys.
    */
-  readonly services: (options?: { withGateway?: boolean }) => Promise<Services>;
+  readonly services: (options?: { withGateway?: boolean; mends?: boolean }) => Promise<Services>;
   /** For a command that runs until it is stopped. From this call on, Ctrl-C and SIGTERM only abort the signal, and the command must end by itself. */
   readonly untilInterrupted: () => AbortSignal;
   /** Throws the error of an open incident of the event store. */
@@ -152,7 +157,7 @@ const openStores = async (
     reportsIncident: false,
     // Only a log of release 0.1.0 needs the audit's code, so load it only here.
     sealedEnd: async (db) => (await import('#audit')).sealedEnd(db),
-    prepare: () => prepare([...eventStoreMigrations, processMigration, sandboxTimeMigration, apiKeyUseMigration]),
+    prepare: () => prepare([...eventStoreMigrations, processMigration, sandboxTimeMigration, apiKeyUseMigration, personalKeyMigration]),
     stop,
   });
   const store = await orStopped(opening, stop);
@@ -169,6 +174,8 @@ const openStores = async (
   await orStopped(requireRightKeyRing(config, keys, directory), stop);
 
   const models = new ReadModels([directoryModel], { store, pool, clock, ownLog: store });
+  // Few commands need a key, so each is written when it is needed.
+  const personal = createPersonalKeys(postgresPersonalKeyRows(pool), { keys, ids, clock, log: logger, block: 1 });
   const inForce = async (recorded: Position | null) => {
     const position = recorded ?? (await store.head());
     if (position !== null) await models.inForce(directoryModel, position, PROJECT_TIMEOUT_MS);
@@ -189,17 +196,18 @@ const openStores = async (
     directory,
     prepare,
     refuse: () => store.refuse(),
-    administration: new Administration({ store, clock, ids, keys, environment, cardInTextCheck, actor }),
+    personal,
+    administration: new Administration({ store, clock, ids, keys, personal, environment, cardInTextCheck, actor }),
     inForce,
     caughtUp: async () => {
       const head = await store.head();
       if (head !== null) await models.of(directoryModel).runUntil(head, { timeoutMs: PROJECT_TIMEOUT_MS });
     },
-    services: async ({ withGateway = false } = {}) => {
+    services: async ({ withGateway = false, mends = false } = {}) => {
       const { openServices } = await import('../services.js');
       const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
       const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers, stop) : null);
-      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, ...(sandboxTime && { sandboxTime }) });
+      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, mends, ...(sandboxTime && { sandboxTime }) });
       closers.push(() => services.close());
       return services;
     },

@@ -1,7 +1,9 @@
 /** `payfold disputes`: disputes of cardholders, recorded by staff. Each change of status or stage is one event and one webhook. */
 import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
-import type { Dispute, DisputeStatus, Leg } from '#payments';
+import type { DisputeStatus, Leg } from '#payments';
+import type { DisputeFacts } from '#settlement';
+import { syncedFeeds } from './settlement.js';
 import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface OpenOptions {
@@ -23,6 +25,9 @@ interface UpdateOptions {
   readonly stage?: string;
   readonly by?: string;
 }
+
+/** A long list of a processor is read page by page. */
+const SYNC_MS = 15 * 60_000;
 
 const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
 
@@ -76,6 +81,22 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     );
 
   disputes
+    .command('sync')
+    .description('read the disputes that processors list now, and record what is new; the worker does this every hour. Exit 1 if one cannot be read')
+    .option('--merchant-account <account>', 'of one merchant account only')
+    .action(
+      action(async ({ services, pool }, { merchantAccount = null }: { merchantAccount?: string | null }) => {
+        const { RecordDisputes } = await import('#settlement/module');
+        const { feedsOf } = await import('#settlement');
+        const { ownLog, commands } = await services({ withGateway: true });
+        ownLog.refuse();
+        const listed = await commands.execute(new RecordDisputes(AbortSignal.timeout(SYNC_MS), { merchantAccount }));
+        const feeds = (await feedsOf(pool, merchantAccount)).filter(({ feed }) => feed === 'disputes');
+        return { json: { listed, feeds }, ...syncedFeeds(feeds) };
+      }),
+    );
+
+  disputes
     .command('list')
     .description('all disputes, those that are open and the next due date first')
     .action(
@@ -94,7 +115,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     );
 };
 
-const answer = (dispute: Dispute & { readonly paymentId: string }): Answer => ({
+const answer = (dispute: DisputeFacts & { readonly paymentId: string }): Answer => ({
   json: dispute,
   text: fields([
     ['dispute', dispute.disputeId],

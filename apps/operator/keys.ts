@@ -101,9 +101,9 @@ export const addKeys = (program: Command, { action }: Terminal): void => {
     .action(
       action(async (context, { hours }: { readonly hours: number }) => {
         const [{ rebuildKeys }, { answerEncoder }] = await Promise.all([import('#payments'), import('../answers.js')]);
-        const { store, clock, pool, ownLog } = await context.services();
+        const { store, clock, pool, ownLog, personal } = await context.services({ mends: true });
         ownLog.refuse();
-        const found = await rebuildKeys({ store, clock, answers: answerEncoder }, pool, hours);
+        const found = await rebuildKeys({ store, clock, personal, answers: answerEncoder }, pool, hours);
         return {
           json: found,
           text: fields([

@@ -90,17 +90,19 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const { config, databaseUrl, pool, store } = context;
         const { incident } = await (await bookOf({ config, pool })).read();
         if (!incident) throw new ServiceError('INVALID_STATE', 'No incident of the event store is open.');
-        const { payments, ownLog, ...services } = await context.services({ withGateway: true });
+        const { payments, ownLog, ...services } = await context.services({ withGateway: true, mends: true });
         const checked = await check({ config, databaseUrl, pool: services.pool, store });
         const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was changed.\n${inWords(checked)}`);
         if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');
+        const { forgetFeeds } = await import('#settlement');
         const { abandon, emptyCreates, endedCreates, gatewayAccountsOf } = await import('#payments');
         const accounts = (await gatewaysOfAllTime(store)).flatMap(gatewayAccountsOf);
         const empty = await emptyCreates({ ...payments.ports, ownLog: foundWhole }, await endedCreates(services.pool), accounts);
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
-        if (charged.length > 0)
-          throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(({ paymentId }) => paymentId).join(', ')})`);
+        if (charged.length > 0) throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(inDoubt).join(', ')})`);
         const forgotten = unheldMarks(checked.places);
+        // A forgotten event may have been that of a batch or a dispute, so all of them are read again.
+        if (forgotten.length > 0) await forgetFeeds(services.pool);
         await closeIncident(services.pool, forgotten, { by, reason });
         await ownLog.begin();
         ownLog.refuse();
@@ -112,6 +114,10 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
       }),
     );
 };
+
+/** A payment that the gateway may have charged. A gateway that tells late says when. */
+const inDoubt = ({ paymentId, until }: { readonly paymentId: string; readonly until: string | null }): string =>
+  until === null ? paymentId : `${paymentId}: it can tell from ${until}`;
 
 type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
 

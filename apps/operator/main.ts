@@ -10,6 +10,7 @@ import { addKeyfile } from './keyfile.js';
 import { addKeys } from './keys.js';
 import { addLedger } from './ledger.js';
 import { addLog } from './log.js';
+import { addMerchantAccounts } from './merchant-accounts.js';
 import { addPayments } from './payments.js';
 import { addPortals } from './portals.js';
 import { addProjections } from './projections.js';
@@ -37,6 +38,7 @@ const terminal = new Terminal(async (command) => (await import('./context.js')).
 addAccounts(program, terminal);
 addKeys(program, terminal);
 addPortals(program, terminal);
+addMerchantAccounts(program, terminal);
 addCases(program, terminal);
 addPayments(program, terminal);
 addDisputes(program, terminal);

@@ -1,15 +1,34 @@
 /** `payfold payments`: a payment in the ledger, now or at an earlier time, and the actions of staff. */
+import { resolve } from 'node:path';
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal, ServiceError } from '#kernel';
+import type { Recorded } from '#eventstore';
+import { decimal, type Json, type Reveal, ServiceError } from '#kernel';
 import type { FindBy, FindParameter } from '#audit';
 import type { AcknowledgedTask, Leg, ResolveRequest, StaffReverseRequest } from '#payments';
+import type { Chosen, ErasureAnswer, ErasurePlan, MailQuery, ReasonCode } from '#privacy';
+import type { Services } from '../services.js';
 import type { Context } from './context.js';
-import { type Answer, fields, moment, rowLimit, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import {
+  type Answer,
+  each,
+  fields,
+  loginName,
+  moment,
+  personName,
+  rowLimit,
+  table,
+  type Terminal,
+  UsageError,
+  uuid,
+  wholeNumber,
+  withPersonal,
+} from './terminal.js';
 
 interface ShowOptions {
   readonly asOf?: string;
   readonly revision?: string;
   readonly events?: boolean;
+  readonly withPersonal?: boolean;
 }
 
 interface ReverseOptions {
@@ -41,6 +60,16 @@ interface FindOptions extends FindBy {
   readonly to?: string | null;
   readonly limit: number;
   readonly cursor?: string | null;
+  readonly email?: string;
+}
+
+interface EraseOptions {
+  readonly email?: string;
+  readonly retention?: boolean;
+  readonly replay?: string;
+  readonly reasonCode?: ReasonCode;
+  readonly by: string;
+  readonly apply?: boolean;
 }
 
 /** Default and maximum of payments in an answer of `find`. */
@@ -61,10 +90,20 @@ const MAX_REFUSALS = 1_000;
 const SHOWN_HASH_DIGITS = 12;
 
 /** The names of `ACKNOWLEDGED_TASKS`. A second list lets help and wrong usage answer without loading the lib. The type compares both lists. */
-const TASKS: Readonly<Record<AcknowledgedTask, true>> = { settlement_rejected: true, settled_after_rejection: true };
+const TASKS: Readonly<Record<AcknowledgedTask, true>> = {
+  settlement_rejected: true,
+  settled_after_rejection: true,
+  refund_failed: true,
+  gateway_dispute_unmatched: true,
+};
 
 /** How long to wait for the read models. A worker normally keeps them at the end of the log. */
 const CATCH_UP_MS = 30_000;
+
+/** The names of `REASON_CODES` of the lib, which help and wrong usage need without loading it. */
+const ERASURE_REASONS: Readonly<Record<ReasonCode, true>> = { request: true, retention: true, order: true };
+/** Skipped payments that are shown as text. JSON has all of them. */
+const SKIPPED_SHOWN = 100;
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
@@ -159,6 +198,34 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     );
 
   payments
+    .command('waiting')
+    .description('charges, refunds and voids without an outcome, which the gateway cannot tell about; with the time when it can')
+    .action(
+      action(async ({ services, clock }) => {
+        const { paymentListModel, waitingPayments } = await import('#payments');
+        const { pool, readModels } = await services();
+        await readModels.caughtUp(paymentListModel, CATCH_UP_MS);
+        const waiting = await waitingPayments(pool, clock.now());
+        return {
+          json: { payments: waiting },
+          text: table(
+            ['PAYMENT', 'PORTAL', 'AMOUNT', 'OPERATION', 'SINCE', 'STATE', 'WHY', 'DECIDED BY'],
+            waiting.map(({ paymentId, portalId, amountCents, operation, since, state, why, decidedBy }) => [
+              paymentId,
+              portalId,
+              decimal(amountCents),
+              operation,
+              since,
+              state,
+              why ?? '',
+              decidedBy ?? '',
+            ]),
+          ),
+        };
+      }),
+    );
+
+  payments
     .command('acknowledge')
     .description('end a task about a rejected settlement, once it is dealt with; it moves no money')
     .argument('<payment>', 'payment id', uuid)
@@ -218,6 +285,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--reference-id <text>', 'reference of the payment')
     .option('--confirmation-number <number>', 'confirmation number')
     .option('--transaction-id <id>', 'the processor’s id of a charge, void, refund or settlement line')
+    .option('--email <address>', 'e-mail address of the payer; - reads it from standard input')
     .option('--last4 <digits>', 'last four digits of the card, with --amount-cents')
     .option('--amount-cents <cents>', 'with --last4: the principal, or the total charged')
     .option('--account <account>', 'of this account only', uuid)
@@ -227,36 +295,76 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--limit <rows>', `at most this many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
     .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
     .action(
-      action(async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, ...by }: FindOptions) => {
-        const { EVERYTHING } = await import('#accounts');
-        const { FIND_PARAMETERS, findFaults, findPayments, nameHashOf, paymentFindModel } = await import('#audit');
-        const faults = findFaults(by);
-        if (faults.length > 0) throw new UsageError(faults.map(({ field, message }) => `${optionOf(field)} ${message}`).join('; '));
-        const nameHash = nameHashOf(by);
-        if (nameHash === null) throw new UsageError(`name what to find by: ${FIND_PARAMETERS.map(optionOf).join(', ')}`);
-        const { store, pool: db, readModels } = await services();
-        const position = await readModels.caughtUp(paymentFindModel, CATCH_UP_MS);
-        const filters = { asOf: null, accountId: account, portalId: portal, from, to, status: null };
-        const { payments: found, next } = await findPayments({ store, db }, EVERYTHING, { ...filters, nameHash, after: cursor, limit });
-        // In an incident of the event store, a payment that is not found may be lost (C76).
-        if (found.length === 0) refuse();
-        const rows = table(
-          ['PAYMENT', 'CREATED', 'STATUS', 'CHARGED', 'CARD', 'REFERENCE', 'CONFIRMATION', 'PORTAL'],
-          found.map((one) => [
-            one.id,
-            one.createdAt,
-            one.status,
-            decimal(one.totalChargedCents),
-            `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
-            one.referenceId ?? '',
-            one.confirmationNumber ?? '',
-            one.portalId,
-          ]),
-        );
-        return {
-          json: { payments: found, nextCursor: next, position },
-          text: next === null ? rows : `${rows}\n\nThere may be more: --cursor ${next}`,
-        };
+      action(
+        async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, email, ...by }: FindOptions) => {
+          if (email !== undefined) {
+            if (Object.keys(by).length > 0) throw new UsageError('--email stands alone: find by one at a time');
+            const query = { email: await addressIn(email), accountId: account, portalId: portal, from, to, after: cursor, limit };
+            return foundByMail(await services(), query, refuse);
+          }
+          const { EVERYTHING } = await import('#accounts');
+          const { FIND_PARAMETERS, findFaults, findPayments, nameHashOf, paymentFindModel } = await import('#audit');
+          const faults = findFaults(by);
+          if (faults.length > 0) throw new UsageError(faults.map(({ field, message }) => `${optionOf(field)} ${message}`).join('; '));
+          const nameHash = nameHashOf(by);
+          if (nameHash === null) throw new UsageError(`name what to find by: ${FIND_PARAMETERS.map(optionOf).join(', ')}`);
+          const { store, pool: db, readModels } = await services();
+          const position = await readModels.caughtUp(paymentFindModel, CATCH_UP_MS);
+          const filters = { asOf: null, accountId: account, portalId: portal, from, to, status: null };
+          const { payments: found, next } = await findPayments({ store, db }, EVERYTHING, { ...filters, nameHash, after: cursor, limit });
+          // In an incident of the event store, a payment that is not found may be lost (C76).
+          if (found.length === 0) refuse();
+          const rows = table(
+            ['PAYMENT', 'CREATED', 'STATUS', 'CHARGED', 'CARD', 'REFERENCE', 'CONFIRMATION', 'PORTAL'],
+            found.map((one) => [
+              one.id,
+              one.createdAt,
+              one.status,
+              decimal(one.totalChargedCents),
+              `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
+              one.referenceId ?? '',
+              one.confirmationNumber ?? '',
+              one.portalId,
+            ]),
+          );
+          return {
+            json: { payments: found, nextCursor: next, position },
+            text: next === null ? rows : `${rows}\n\nThere may be more: --cursor ${next}`,
+          };
+        },
+      ),
+    );
+
+  payments
+    .command('erase')
+    .description('erase personal data of payments for ever; without --apply only the plan')
+    .argument('[payments...]', 'payment ids', each(uuid))
+    .option('--email <address>', 'all payments of a payer with this e-mail address; - reads it from standard input')
+    .option('--retention', 'all payments whose retention is over')
+    .option('--replay <file>', 'after a restore: erase again what an erasure file names')
+    .addOption(new Option('--reason-code <code>', 'why').choices(Object.keys(ERASURE_REASONS)))
+    .requiredOption('--by <name>', 'name of the person who decides; recorded', personName)
+    .option('--apply', 'erase; it cannot be taken back')
+    .action(
+      action(async ({ services }, named: readonly string[], options: EraseOptions) => {
+        refuseUnclearErasure(named, options);
+        const { by, apply = false, replay, reasonCode } = options;
+        const { ErasePersonalData, ReplayErasures } = await import('#privacy/module');
+        if (replay !== undefined) {
+          const { commands } = await services({ mends: true });
+          const done = await commands.execute(new ReplayErasures({ file: resolve(replay), by, apply }));
+          const text = fields([
+            ['file', done.file],
+            ['erasures', String(done.events)],
+            [apply ? 'recorded again' : 'to record again', String(done.recorded)],
+            [apply ? 'keys destroyed' : 'keys to destroy', apply ? String(done.keys) : `${done.keys}; nothing was changed: add --apply`],
+          ]);
+          return { json: done, text };
+        }
+        const chosen = await chosenIn(named, options);
+        const { commands } = await services();
+        const done = await commands.execute(new ErasePersonalData({ chosen, reasonCode: reasonCode!, by, apply }));
+        return { json: done, text: erasureText(done) };
       }),
     );
 
@@ -267,11 +375,22 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--as-of <time>', 'as it was known at a time: RFC 3339, or a day', moment)
     .option('--revision <number>', 'as it was after its event of that number, from 0')
     .option('--events', 'its events too')
+    .addOption(withPersonal())
     .action(
-      action(async ({ store }, id: string, { asOf, revision, events: withEvents = false }: ShowOptions) => {
+      action(async (context, id: string, { asOf, revision, events: withEvents = false, withPersonal: opens = false }: ShowOptions) => {
+        const { store } = context;
         if (asOf !== undefined && revision !== undefined) throw new UsageError('--as-of and --revision exclude each other');
         if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw new UsageError('--revision must be a whole number');
-        const { isVisible, payment: decider, paymentStream, paymentView, paymentEvents, shownEvent } = await import('#payments');
+        const {
+          isVisible,
+          keysOfPayment,
+          payment: decider,
+          paymentStream,
+          paymentView,
+          paymentEvents,
+          shownEvent,
+          textOf,
+        } = await import('#payments');
         const events = [];
         for await (const event of store.read(paymentStream(id))) {
           if (revision !== undefined && event.revision > BigInt(revision)) break;
@@ -280,14 +399,23 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         }
         const payment = events.map(paymentEvents.read).reduce(decider.evolve, decider.initial);
         if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
-        const view = { ...paymentView(id, payment), accountId: payment.terms.accountId };
+        const keyIds = keysOfPayment(payment);
+        const reveal = opens ? await openedBy(context, `payments show ${id}`, keyIds) : await context.personal.erasures(keyIds);
+        const view = { ...paymentView(id, payment, reveal), accountId: payment.terms.accountId };
+        const dataOf = (event: Recorded): object => {
+          const known = paymentEvents.read(event);
+          const { personal: _, ...data } = shownEvent(known).data as unknown as Record<string, Json>;
+          const text = textOf(id, known);
+          const content = text && reveal.content(text.personal, text.context);
+          return text === null || content === null ? data : { ...data, personal: content };
+        };
         const history = events.map((event) => ({
           revision: Number(event.revision),
           position: event.position,
           type: event.type,
           version: event.v,
           ...event.meta,
-          data: shownEvent(event).data,
+          data: dataOf(event),
         }));
         const text = fields([
           ['payment', id],
@@ -311,6 +439,90 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         return { json: withEvents ? { ...view, events: history } : view, text: withEvents ? `${text}\n\n${timeline}` : text };
       }),
     );
+};
+
+/** Opens keys for the person who is logged in, and notes it. */
+const openedBy = async ({ services }: Context, report: string, keyIds: readonly string[]): Promise<Reveal> => {
+  const { personal, openings } = await services();
+  const opening = await openings.begin({ actor: `staff ${loginName()}`, report });
+  const reveal = await personal.open(keyIds);
+  await opening.shown(1);
+  return reveal;
+};
+
+/** The address of an option. `-`: the one line of standard input, so that the address is in no list of processes and no history. */
+const addressIn = async (option: string): Promise<string> => {
+  if (option !== '-') return option;
+  let text = '';
+  for await (const piece of process.stdin) {
+    text += String(piece);
+    if (text.length > MAX_ADDRESS_INPUT) break;
+  }
+  const address = text.trim();
+  if (address === '' || /[\r\n]/.test(address)) throw new UsageError('standard input must have one line with one e-mail address');
+  return address;
+};
+const MAX_ADDRESS_INPUT = 1_000;
+
+const foundByMail = async ({ queries }: Services, query: MailQuery, refuse: () => void): Promise<Answer> => {
+  const [{ FindByMail }, { statusOf }] = await Promise.all([import('#privacy/module'), import('#payments')]);
+  const { payments: found, next } = await queries.execute(new FindByMail(query));
+  if (found.length === 0) refuse();
+  const rows = found.map(({ id, payment }) => ({
+    id,
+    createdAt: payment.createdAt,
+    status: statusOf(payment),
+    accountId: payment.terms.accountId,
+    portalId: payment.terms.portalId,
+    referenceId: payment.terms.referenceId,
+    amountCents: payment.terms.amountCents,
+    serviceFeeCents: payment.terms.serviceFeeCents,
+    paymentMethod: payment.terms.paymentMethod,
+  }));
+  const text = table(
+    ['PAYMENT', 'CREATED', 'STATUS', 'AMOUNT', 'CARD', 'REFERENCE', 'PORTAL'],
+    rows.map((one) => [
+      one.id,
+      one.createdAt,
+      one.status,
+      decimal(one.amountCents),
+      `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
+      one.referenceId ?? '',
+      one.portalId,
+    ]),
+  );
+  return { json: { payments: rows, nextCursor: next }, text: next === null ? text : `${text}\n\nThere may be more: --cursor ${next}` };
+};
+
+const chosenIn = async (payments: readonly string[], { email, retention = false }: EraseOptions): Promise<Chosen> => {
+  if (email !== undefined) return { email: await addressIn(email) };
+  return retention ? 'retention' : { payments };
+};
+
+/** Throws unless exactly one of the four ways to name payments is used. */
+const refuseUnclearErasure = (payments: readonly string[], { email, retention, replay, reasonCode }: EraseOptions): void => {
+  const ways = [payments.length > 0, email !== undefined, retention === true, replay !== undefined].filter(Boolean).length;
+  if (ways !== 1) throw new UsageError('name payments, or one of --email, --retention, --replay');
+  if (replay === undefined && reasonCode === undefined) throw new UsageError('--reason-code is missing: request, retention or order');
+  if (replay !== undefined && reasonCode !== undefined) throw new UsageError('--replay takes the reason code of its file');
+};
+
+const erasureText = (answer: ErasureAnswer | ErasurePlan): string => {
+  const { skipped } = answer;
+  const said = fields([
+    ...('wouldErase' in answer
+      ? ([['would erase', `${answer.wouldErase} payments; nothing was changed: add --apply`]] as const)
+      : ([
+          ['erasure', answer.erasureId ?? 'none'],
+          ['erased', `${answer.erased} payments`],
+        ] as const)),
+    ['skipped', String(skipped.length)],
+    ['complete on', answer.completeOn],
+  ]);
+  if (skipped.length === 0) return said;
+  const rows = skipped.slice(0, SKIPPED_SHOWN).map(({ paymentId, why }) => [paymentId, why]);
+  const more = skipped.length > SKIPPED_SHOWN ? `\n${skipped.length - SKIPPED_SHOWN} more: --json shows all` : '';
+  return `${said}\n\n${table(['SKIPPED', 'WHY'], rows)}${more}`;
 };
 
 /** The option of a parameter: `--last4` of `last4`, `--reference-id` of `referenceId`. */

@@ -7,6 +7,7 @@ import {
   type CheckoutLocale,
   type Done,
   type FeeConfig,
+  type GatewayChoice,
   LIMIT_SCOPES,
   type LimitScope,
   MAX_CODING_KEYS,
@@ -16,10 +17,17 @@ import {
   RULE_BRANDS,
   type RuleBrand,
   type VelocityLimits,
+  VENDORS,
 } from '#accounts';
+import type { Context } from './context.js';
+import { merchantAccountId, requireVendor } from './merchant-accounts.js';
 import { type Answer, anyText, each, fields, orNone, table, type Terminal, UsageError, uuid, wholeNumber, withoutNone } from './terminal.js';
 
-type GatewayName = 'simulator' | 'none';
+interface GatewayOptions {
+  readonly gateway: 'simulator' | 'none' | (typeof VENDORS)[number];
+  readonly principal?: string;
+  readonly fee?: string;
+}
 
 interface FeeOptions {
   readonly feeFlatCents?: number;
@@ -29,10 +37,9 @@ interface FeeOptions {
   readonly chargeMode?: ChargeMode;
 }
 
-interface CreateOptions extends FeeOptions {
+interface CreateOptions extends FeeOptions, GatewayOptions {
   readonly account: readonly string[];
   readonly name: string;
-  readonly gateway: GatewayName;
 }
 
 interface LimitOptions {
@@ -72,10 +79,14 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
       .description('create a portal; it belongs to the first account, further ones get access')
       .requiredOption('--account <account>', 'account id; may be repeated', each(uuid))
       .requiredOption('--name <name>', 'what to call it')
-      .addOption(gatewayOption().default('simulator')),
+      .addOption(gatewayOption().default('simulator'))
+      .addOption(principalOption())
+      .addOption(feeAccountOption()),
   ).action(
-    action(async ({ administration, inForce }, options: CreateOptions) => {
-      const { account: accountIds, name, gateway } = options;
+    action(async (context, options: CreateOptions) => {
+      const { administration, inForce } = context;
+      const { account: accountIds, name } = options;
+      const gateway = await gatewayChoice(context, options);
       const { state, position, signingSecret } = await administration.createPortal({
         accountIds,
         name,
@@ -131,9 +142,15 @@ export const addPortals = (program: Command, { action }: Terminal): void => {
     .description('set the gateway of a portal, or take it away (503 GATEWAY_NOT_CONFIGURED)')
     .argument('<portal>', 'portal id', uuid)
     .addOption(gatewayOption().makeOptionMandatory())
+    .addOption(principalOption())
+    .addOption(feeAccountOption())
+    .option('--disable-checkout', 'turn hosted checkout off too: it takes card numbers, which not every gateway takes')
     .action(
-      action(async ({ administration, inForce }, portalId: string, { gateway }: { gateway: GatewayName }) => {
-        const { state, position } = await administration.setGateway(portalId, gateway);
+      action(async (context, portalId: string, options: GatewayOptions & { disableCheckout?: boolean }) => {
+        const { administration, inForce } = context;
+        await administration.portal(portalId);
+        const gateway = await gatewayChoice(context, options);
+        const { state, position } = await administration.setGateway(portalId, gateway, options.disableCheckout);
         await inForce(position);
         return answer(state);
       }),
@@ -282,7 +299,23 @@ const addressAnswer = async ({ portalId, checkout }: Portal, addresses: readonly
   };
 };
 
-const gatewayOption = () => new Option('--gateway <gateway>', 'where charges go').choices(['simulator', 'none']);
+const gatewayOption = () => new Option('--gateway <gateway>', 'where charges go').choices([...VENDORS, 'simulator', 'none']);
+const principalOption = () => new Option('--principal <account>', 'merchant account of the principal, at a processor').argParser(merchantAccountId);
+const feeAccountOption = () =>
+  new Option('--fee <account>', 'merchant account of the service fee; default: --principal').argParser(merchantAccountId);
+
+/** The gateway that the options name. The processor is asked about each merchant account. */
+const gatewayChoice = async (context: Context, { gateway, principal, fee = principal }: GatewayOptions): Promise<GatewayChoice> => {
+  if (gateway === 'simulator' || gateway === 'none') {
+    if (principal !== undefined || fee !== undefined) throw new UsageError(`--principal and --fee belong to ${VENDORS.join(' and ')}`);
+    return gateway;
+  }
+  if (principal === undefined) throw new UsageError(`--gateway ${gateway} needs --principal`);
+  const choice = { gateway, principal, fee: fee! };
+  await context.administration.refuseGateway(choice);
+  for (const id of new Set([principal, choice.fee])) await requireVendor(context, await context.administration.merchantAccount(id));
+  return choice;
+};
 
 const withFeeOptions = (command: Command): Command =>
   command
@@ -313,7 +346,12 @@ const toRow = (portal: Portal) => {
   const { portalId, name, ownerAccountId, access, fee, feeVersion, limits, rules, coding, checkout } = portal;
   const accounts = Object.entries(access).map(([accountId, state]) => ({ accountId, access: state }));
   const secretStaged = portal.stagedSecret !== null;
-  return { portalId, name, ownerAccountId, accounts, gateway: gatewayName(portal), fee, feeVersion, limits, rules, coding, checkout, secretStaged };
+  const gateway = gatewayName(portal);
+  // At the simulator, each portal has accounts of its own.
+  const merchantAccounts =
+    portal.gateway && gateway !== 'simulator' ? { principal: portal.gateway.merchantAccount, fee: portal.gateway.feeMerchantAccount } : null;
+  const charges = { gateway, ...(merchantAccounts && { merchantAccounts }) };
+  return { portalId, name, ownerAccountId, accounts, ...charges, fee, feeVersion, limits, rules, coding, checkout, secretStaged };
 };
 
 const gatewayName = ({ gateway }: Portal): string => gateway?.gateway ?? 'none';
@@ -331,6 +369,12 @@ const answer = (portal: Portal): Answer => {
         access === 'granted' ? accountId : `${accountId} (revoked: may only read)`,
       ]),
       ['gateway', row.gateway],
+      ...(row.merchantAccounts
+        ? ([
+            ['merchant account', row.merchantAccounts.principal],
+            ['fee account', row.merchantAccounts.fee],
+          ] as const)
+        : []),
       ['fee', `${feeText(row.fee)} (version ${row.feeVersion})`],
       ...LIMIT_SCOPES.map((scope): [string, string] => [`limits per ${scope}`, limitText(limits[scope])]),
       ['rules', ruleText(rules)],

@@ -15,7 +15,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
     .description('position, lag and failure of each read model')
     .action(
       action(async (context) => {
-        const services = await context.services();
+        const services = await context.services({ mends: true });
         const rows = await Promise.all(
           [...services.readModels.all(), ...Object.values(services.reactors)].map(async (projection) => {
             const { name, position, head, lagEvents, lagMs, leased, failure } = await projection.status();
@@ -42,7 +42,7 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
     .action(
       action(async (context, name: string | undefined, { all = false }: { all?: boolean }) => {
         const stop = context.untilInterrupted();
-        const { readModels, store, ownLog, clock } = await context.services();
+        const { readModels, store, ownLog, clock } = await context.services({ mends: true });
         const names = readModels.models.map((model) => model.name);
         if (all === (name !== undefined) || (name !== undefined && !names.includes(name)))
           throw new UsageError(`name one of ${names.join(', ')}, or --all`);

@@ -1,8 +1,8 @@
 /** `payfold settlement`: batches of the processor, and exceptions of their lines. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal } from '#kernel';
+import { decimal, ServiceError } from '#kernel';
 import { collect } from '#platform';
-import type { BatchSummary, ExceptionChange, Resolution, SendRequest } from '#settlement';
+import type { BatchSummary, ExceptionChange, Feed, Resolution, SendRequest } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
 import { anyText, fields, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
@@ -22,15 +22,34 @@ const lastFour = (text: string): string => {
   return text;
 };
 
+/** The only gateway that closes batches on request. */
+const SIMULATOR = 'simulator';
+
 /** Matching the lines of a large batch takes minutes. */
 const CLOSE_MS = 15 * 60_000;
+
+/** The batches of an answer, as a table. */
+const batchTable = (batches: readonly BatchSummary[]): string =>
+  table(
+    ['BATCH', 'LINES', 'GROSS'],
+    batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
+  );
+
+/** The feeds of a `sync`. Its exit code is 1 if one of them could not be read to its end. */
+export const syncedFeeds = (feeds: readonly Feed[]): { readonly text: string; readonly exitCode: 0 | 1 } => ({
+  text: table(
+    ['ACCOUNT', 'FEED', 'LAST READ', 'NEXT', 'ERROR'],
+    feeds.map(({ merchantAccount, feed, lastOkAt, nextAt, error }) => [merchantAccount, feed, lastOkAt ?? 'never', nextAt, error ?? '']),
+  ),
+  exitCode: feeds.some(({ error }) => error !== null) ? 1 : 0,
+});
 
 export const addSettlement = (program: Command, { action }: Terminal): void => {
   const settlement = program.command('settlement').description('settlement batches');
 
   settlement
     .command('close')
-    .description('close the open batches (sandbox), then record every closed batch that is not recorded yet; safe to repeat')
+    .description('close the open batches of the simulator (sandbox), then record every closed batch that is not recorded yet; safe to repeat')
     .option('--portal <portal>', 'close those of one portal only', uuid)
     .action(
       action(async ({ config, directory, caughtUp, services }, { portal: portalId }: { portal?: string }) => {
@@ -45,25 +64,46 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         await register.caughtUp();
         const portal = portalId === undefined ? null : (await directory.portals()).find((one) => one.portalId === portalId);
         if (portal === undefined) throw new UsageError('there is no such portal');
+        if (portal?.gateway && portal.gateway.gateway !== SIMULATOR)
+          throw new ServiceError(
+            'INVALID_STATE',
+            `Only the simulator closes batches on request; ${portal.gateway.gateway} closes its batches by itself.`,
+          );
         const mine = portal && [portal.gateway?.merchantAccount, portal.gateway?.feeMerchantAccount];
 
         const signal = AbortSignal.timeout(CLOSE_MS);
         const batches = new Map<string, BatchSummary>();
         for (const account of await register.accounts()) {
-          if (mine && !mine.includes(account.merchantAccount)) continue;
+          if (account.gateway !== SIMULATOR || (mine && !mine.includes(account.merchantAccount))) continue;
           const gateway = all.payments.ports.gateways.find(account) as SimulatorGateway | null;
-          const closed = await gateway?.closeBatch(account, signal);
+          const closed = await gateway?.closeBatch(signal);
           if (closed) batches.set(closed.batchId, closed);
         }
         for (const batch of await all.commands.execute(new RecordSettlements(signal))) batches.set(batch.batchId, batch);
         const rows = [...batches.values()];
         return {
           json: { batches: rows },
-          text: table(
-            ['BATCH', 'LINES', 'GROSS'],
-            rows.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
-          ),
+          text: batchTable(rows),
         };
+      }),
+    );
+
+  settlement
+    .command('sync')
+    .description(
+      'read the batches that processors have closed now, and record what is new; the worker does this every 15 minutes. Exit 1 if one cannot be read',
+    )
+    .option('--merchant-account <account>', 'of one merchant account only')
+    .action(
+      action(async ({ services, pool }, { merchantAccount = null }: { merchantAccount?: string | null }) => {
+        const { RecordSettlements } = await import('#settlement/module');
+        const { feedsOf } = await import('#settlement');
+        const all = await services({ withGateway: true });
+        all.ownLog.refuse();
+        const batches = await all.commands.execute(new RecordSettlements(AbortSignal.timeout(CLOSE_MS), { merchantAccount }));
+        const feeds = (await feedsOf(pool, merchantAccount)).filter(({ feed }) => feed === 'settlement');
+        const { text, exitCode } = syncedFeeds(feeds);
+        return { json: { batches, feeds }, text: `${batchTable(batches)}\n\n${text}`, exitCode };
       }),
     );
 

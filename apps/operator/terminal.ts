@@ -5,7 +5,7 @@
 import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
-import { type Command, CommanderError, InvalidArgumentError } from 'commander';
+import { type Command, CommanderError, InvalidArgumentError, Option } from 'commander';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
 import { cardInText, ConfigError } from '#platform';
 import { Unavailable } from '#eventstore';
@@ -48,18 +48,24 @@ export class Terminal<Of extends Opened = Context> {
 
   /**
    * Makes an action for commander from `work`, which gets the context and then commander's arguments and options. `asks` returns a sentence that
-   * names what will be lost. Without `--yes`, the operator must first agree to it.
+   * names what will be lost. Without `--yes`, the operator must first agree to it. null: nothing is lost. `counts` does the same with the stores open.
    */
   readonly action =
-    <Args extends unknown[]>(work: (context: Of, ...args: Args) => Promise<Answer>, { asks }: { asks?: (...args: Args) => string } = {}) =>
+    <Args extends unknown[]>(
+      work: (context: Of, ...args: Args) => Promise<Answer>,
+      { asks, counts }: { asks?: (...args: Args) => string | null; counts?: (context: Of, ...args: Args) => Promise<string | null> } = {},
+    ) =>
     async (...given: unknown[]): Promise<void> => {
       const command = given.at(-1) as Command;
       const { json, yes } = command.optsWithGlobals<GlobalOptions>();
       const args = given.slice(0, -1) as Args;
       try {
-        if (asks && !yes) await confirm(asks(...args));
+        const question = asks?.(...args) ?? null;
+        if (question !== null && !yes) await confirm(question);
         const context = await this.openContext(nameOf(command));
         try {
+          const lost = counts && !yes ? await counts(context, ...args) : null;
+          if (lost !== null) await confirm(lost);
           await say(await work(context, ...args), json ?? false);
         } catch (error) {
           // In an incident, a payment that is not found may be lost (C76).
@@ -202,6 +208,9 @@ export const moment = (text: string): string => {
   if (!real || Number.isNaN(epochMs)) throw new InvalidArgumentError('It must be a time like 2026-01-31T12:00:00Z, or a day like 2026-01-31.');
   return new Date(epochMs).toISOString();
 };
+
+/** Shows personal data. The reading is noted under the name of the person who is logged in. */
+export const withPersonal = (): Option => new Option('--with-personal', 'personal data too; the reading is noted');
 
 /** The user's login name, under which actions are recorded. In a container without a name for the user, the user's number. */
 export const loginName = (): string => {

@@ -1,10 +1,11 @@
 /** The stores of `payfold upgrade`: the database and the event store, as any release may have left them. Opening them changes nothing. */
+import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { sealedEnd } from '#audit';
 import { type EventStore, guardLog, openEventStore, type OwnLog, ReadModels, searchPathOf, storeAddress, withAddress } from '#eventstore';
 import { orStopped, systemClock } from '#kernel';
-import { type Config, createLogger, createPool, type Pool, readConfig, systemIds } from '#platform';
-import { READ_MODELS } from '../services.js';
+import { type Config, createLogger, createPool, openKeys, type Pool, readConfig, systemIds } from '#platform';
+import { READ_MODELS, readModelsWith } from '../services.js';
 import { findDatabase } from './context.js';
 import { onInterrupt } from './interrupt.js';
 import type { Opened } from './terminal.js';
@@ -52,8 +53,10 @@ export const openUpgrade = async (command: string): Promise<UpgradeContext> => {
     closers.push(() => pool.end());
     const store = await orStopped(openEventStore(config.kurrentdbUrl, url, logger), stop);
     closers.push(() => store.close());
+    // An upgrade may come before the first key file. Then there is no personal data either.
+    const models = existsSync(config.masterKeyFile) ? readModelsWith(openKeys(config), config) : READ_MODELS;
     const readModelsOver = (over: EventStore, guard?: OwnLog) =>
-      new ReadModels(READ_MODELS, {
+      new ReadModels(models, {
         store: over,
         pool,
         clock: systemClock,

@@ -203,11 +203,11 @@ const whole = (path) => {
 
 /** Every event that may change the books, and its newest version that this file knows. */
 export const EVENTS = {
-  PaymentInitiated: 3, PaymentCreated: 1, PaymentDeclined: 2, PaymentFailed: 1, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
-  ReconciliationStarted: 1, VoidRequested: 2, RefundRequested: 2, PaymentVoided: 1, PaymentRefunded: 1, FeeRefunded: 1, ReversalEnded: 1,
-  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 1, PaymentResolved: 1, ReturnRequested: 1,
-  SettlementLinesRecorded: 1, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 1, BatchFunded: 1,
-  SettlementFileImported: 1, ExceptionOpened: 1, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
+  PaymentInitiated: 4, PaymentCreated: 2, PaymentDeclined: 3, PaymentFailed: 2, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
+  ReconciliationStarted: 1, VoidRequested: 3, RefundRequested: 3, PaymentVoided: 2, PaymentRefunded: 1, FeeRefunded: 1, ReversalEnded: 2,
+  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 2, PaymentResolved: 1, ReturnRequested: 1,
+  SettlementLinesRecorded: 2, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 2, BatchFunded: 1,
+  SettlementFileImported: 1, ExceptionOpened: 2, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
   ExceptionRefundRequested: 1, ExceptionRefundEnded: 1,
   ManualAdjustment: 1, PeriodClosed: 1, TrialBalanceRecorded: 1, PostingRuleChanged: 1,
   AgencyRemitted: 1, AgencyRemittanceReversed: 1,
@@ -259,6 +259,7 @@ export const RULES = {
   ]],
   R17: ['adjustment by hand', ({ postings }) => [postings.map(({ account, cents }) => [account, cents]), []]],
   R20: ['agency paid', ({ portal, cents }) => [[[payable(portal), cents]], [[BANK, cents]]]],
+  R21: ['undone charge settled', settled],
 }; // prettier-ignore
 
 /** Postings of debits and credits: one for each account, in order, without zeros. */
@@ -484,10 +485,12 @@ const sharesOf = ({ legs, disputes }, { leg: named, disputedAmountCents }) => {
 };
 
 /** The rules with postings of a settlement line. If a sale or a dispute fits a payment, the events of the payment post its amount. */
-const postLine = (mid, { type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, expectedCents }, sides) => {
+const postLine = (mid, { type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, expectedCents, undone }, sides) => {
   const ones = (...pairs) => pairs.map(([rule, cents]) => [rule, postingsOf(sides(rule, { mid, cents }))]).filter(([, made]) => made.length > 0);
   if (!accepted) return [];
   if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return ones(['R15', gross], ['R5', fee]);
+  // Nothing of such a payment was posted, so its charge and its refund are posted here.
+  if (undone && (type === 'sale' || type === 'refund')) return ones(['R21', gross], ['R5', fee]);
   switch (type) {
     case 'sale':
       return [];

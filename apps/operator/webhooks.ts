@@ -241,7 +241,7 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
         await administration.account(account);
         const signal = untilInterrupted();
         // If no worker runs, this outbox writes the notifications. If a worker runs, this outbox is on standby.
-        const { reactors } = await services();
+        const { reactors, store, personal } = await services();
         reactors.webhookOutbox.start();
         // With `--json`, stdout gets only one JSON value at the end. The lines before it are for people, so they go to stderr.
         const output = wantsJson(process.argv) ? process.stderr : process.stdout;
@@ -250,6 +250,7 @@ const addListen = (webhooks: Command, { action }: Terminal): void => {
           await listenTo(
             {
               pool,
+              payloads: { store, personal },
               keys,
               clock,
               accountId: account,

@@ -4,10 +4,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { passesLuhn } from '#platform';
-import { Secret, type GatewayAccount, type Leg, type PaymentInstrument, type SettlementRecord } from '#payments';
-import { createSimulatorGateway, type SimulatorGateway } from '#gateways';
+import { Secret, type GatewayAccount, type Leg, type PaymentInstrument, type ReferenceCall } from '#payments';
+import { createSimulatorGateway, type SimulatorGateway, type SimulatorGatewayOptions } from '#gateways';
+import { systemClock } from '#kernel';
+import { drawRef, gatewayContract } from '../../test/contract/gateway.js';
 import { eventually } from '../../test/support/eventually.js';
-import { drawRef, gatewayContract } from '../../test/support/gateway.contract.js';
+import { listedLines } from '../../test/support/listed-lines.js';
 import { createSimulatorControl, type SimulatorControl } from './control.js';
 import { CARDS } from './fixtures.js';
 import { startSimulator, type Simulator, type SimulatorOptions } from './server.js';
@@ -36,13 +38,26 @@ interface Running {
   readonly stop: () => Promise<void>;
 }
 
+const gatewayAt = ({ url: endpoint }: Pick<Simulator, 'url'>, account: GatewayAccount, options: Partial<SimulatorGatewayOptions> = {}) =>
+  createSimulatorGateway({ endpoint, account, clock: systemClock, ...options });
+const begunAt = () => new Date().toISOString();
+const about = (ref: string, account: GatewayAccount): ReferenceCall => ({
+  ref,
+  op: 'charge',
+  leg: 'principal',
+  account,
+  begunAt: begunAt(),
+  amountCents: 10_000,
+  chargeTransactionId: null,
+  last4: null,
+});
+
 const run = async (options: Partial<SimulatorOptions> = {}): Promise<Running> => {
   const directory = await mkdtemp(join(tmpdir(), 'payfold-simulator-'));
   const logged: string[] = [];
   const simulator = await startSimulator({ directory, onLog: (line) => logged.push(line), ...options });
   const { partialVoid, refundUnsettled } = options;
-  const gateway = createSimulatorGateway({
-    url: simulator.url,
+  const gateway = gatewayAt(simulator, accountOf('contract'), {
     ...(partialVoid !== undefined && { partialVoid }),
     ...(refundUnsettled !== undefined && { refundUnsettled }),
   });
@@ -54,20 +69,28 @@ const run = async (options: Partial<SimulatorOptions> = {}): Promise<Running> =>
   return { simulator, gateway, control: createSimulatorControl(simulator.url, simulator.controlKey), directory, logged, stop };
 };
 
-const contractAgainst = (name: string, options: Partial<SimulatorOptions>) =>
-  gatewayContract(name, async () => {
-    const { gateway, stop } = await run(options);
+const contractAgainst = (name: string, options: { readonly partialVoid?: boolean; readonly refundUnsettled?: boolean }) => {
+  const { capabilities } = gatewayAt({ url: 'http://127.0.0.1' }, accountOf('contract'), options);
+  gatewayContract(name, capabilities, async () => {
+    const { gateway, simulator, stop } = await run(options);
     const account = accountOf('contract');
+    const another = gatewayAt(simulator, accountOf('another'));
     return {
       gateway,
       account,
-      approved: card('4242424242424242'),
-      declined: card('4000000000000002'),
-      namesTransactions: true,
-      closeBatch: () => gateway.closeBatch(account, soon()),
-      close: stop,
+      another,
+      approved: () => card('4242424242424242'),
+      declined: () => card('4000000000000002'),
+      last4: '4242',
+      now: Date.now,
+      passBatch: () => gateway.closeBatch(soon()),
+      close: () => {
+        another.close();
+        return stop();
+      },
     };
   });
+};
 
 contractAgainst('simulator', {});
 contractAgainst('simulator, voids whole only, refunds before settlement', { partialVoid: false, refundUnsettled: true });
@@ -82,7 +105,7 @@ describe('the fixture cards', () => {
   afterAll(() => running.stop());
 
   const chargeWith = (instrument: PaymentInstrument, account: GatewayAccount, leg: Leg = 'principal', ref = drawRef(), amountCents = 10_000) =>
-    gateway.charge({ ref, leg, account, amountCents, instrument }, soon());
+    gateway.charge({ ref, leg, account, begunAt: begunAt(), amountCents, instrument }, soon());
   const approvedWith = async (number: string, account: GatewayAccount, leg: Leg = 'principal', ref = drawRef()) => {
     const outcome = await chargeWith(card(number), account, leg, ref);
     if (outcome.kind !== 'approved') throw new Error(`not approved: ${JSON.stringify(outcome)}`);
@@ -90,16 +113,12 @@ describe('the fixture cards', () => {
   };
   type Charged = Awaited<ReturnType<typeof approvedWith>>;
   const voidOf = ({ leg, account, chargeTransactionId }: Charged, askedBy: 'void' | 'refund' | 'reversal' = 'void') =>
-    gateway.void({ ref: drawRef(), leg, account, chargeTransactionId, askedBy }, soon());
+    gateway.void({ ref: drawRef(), leg, account, begunAt: begunAt(), chargeTransactionId, askedBy }, soon());
   const refundOf = ({ leg, account, chargeTransactionId }: Charged, amountCents = 10_000) =>
-    gateway.refund({ ref: drawRef(), leg, account, chargeTransactionId, amountCents }, soon());
-  const linesOf = async (account: GatewayAccount): Promise<SettlementRecord[]> => {
-    const lines: SettlementRecord[] = [];
-    for await (const line of gateway.settlements(account, null, soon())) lines.push(line);
-    return lines;
-  };
-  const lookupOf = ({ ref, account }: { ref: string; account: GatewayAccount }) => gateway.lookup({ ref, account, op: 'charge' }, soon());
-  const finalizeOf = ({ ref, account }: { ref: string; account: GatewayAccount }) => gateway.finalize({ ref, account, op: 'charge' }, soon());
+    gateway.refund({ ref: drawRef(), leg, account, begunAt: begunAt(), chargeTransactionId, amountCents, last4: '4242' }, soon());
+  const linesOf = (account: GatewayAccount) => listedLines(gatewayAt(running.simulator, account), null, soon());
+  const lookupOf = ({ ref, account }: { ref: string; account: GatewayAccount }) => gateway.lookup(about(ref, account), soon());
+  const finalizeOf = ({ ref, account }: { ref: string; account: GatewayAccount }) => gateway.finalize(about(ref, account), soon());
 
   let accounts = 0;
   const freshAccount = () => accountOf(`fixtures-${++accounts}`);
@@ -176,7 +195,7 @@ describe('the fixture cards', () => {
     expect(second).toEqual(first);
     await chargeWith(card('4000 0077 7000 2050'), account, 'fee');
     expect(performance.now() - start).toBeLessThan(9_000);
-    expect((await gateway.closeBatch(account, soon()))!.count).toBe(2);
+    expect((await gatewayAt(running.simulator, account).closeBatch(soon()))!.count).toBe(2);
   });
 
   test('unreadable, reversal works: unknown, then finalize knows the charge and a void takes it back', async () => {
@@ -196,13 +215,13 @@ describe('the fixture cards', () => {
     const charge = () => chargeWith(card('4000 0077 7000 5145'), account, 'principal', ref);
     expect(await charge()).toMatchObject({ kind: 'unknown', cause: 'unreadable' });
     for (let round = 0; round < 3; round++) {
-      expect(await finalizeOf({ ref, account })).toEqual({ kind: 'cannot_tell' });
+      expect(await finalizeOf({ ref, account })).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
       expect(await lookupOf({ ref, account })).toEqual({ found: 'cannot_tell' });
       expect(await charge()).toMatchObject({ kind: 'unknown', cause: 'unreadable' });
     }
-    await gateway.closeBatch(account, soon());
+    await gatewayAt(running.simulator, account).closeBatch(soon());
     expect(await linesOf(account)).toMatchObject([{ ref, type: 'sale', grossCents: 10_000, accepted: true }]);
-    expect(await finalizeOf({ ref, account })).toEqual({ kind: 'cannot_tell' });
+    expect(await finalizeOf({ ref, account })).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
   });
 
   test('unreadable, never reached the processor: unknown, then never', async () => {
@@ -213,7 +232,7 @@ describe('the fixture cards', () => {
     expect(await lookupOf({ ref, account })).toEqual({ found: false });
     expect(await finalizeOf({ ref, account })).toEqual({ kind: 'never' });
     expect(await charge()).toMatchObject({ kind: 'rejected', why: 'finalised' });
-    expect(await gateway.closeBatch(account, soon())).toBeNull();
+    expect(await gatewayAt(running.simulator, account).closeBatch(soon())).toBeNull();
   });
 
   test('void rejected: being captured, so a void is refused as settled and a refund works (C24)', async () => {
@@ -223,7 +242,7 @@ describe('the fixture cards', () => {
     expect(await voidOf(charged)).toMatchObject({ kind: 'rejected', why: 'already_settled' });
     expect(await voidOf(charged, 'reversal')).toMatchObject({ kind: 'rejected', why: 'already_settled' });
     expect((await refundOf(charged, 4_000)).kind).toBe('approved');
-    await gateway.closeBatch(account, soon());
+    await gatewayAt(running.simulator, account).closeBatch(soon());
     expect((await linesOf(account)).map(({ grossCents }) => grossCents)).toEqual([10_000, -4_000]);
     expect((await refundOf(charged, 6_000)).kind).toBe('approved');
   });
@@ -257,7 +276,7 @@ describe('the fixture cards', () => {
 
     const settled = await approvedWith('4000 0077 7000 7026', account, 'fee');
     const principal = await approvedWith('4000 0077 7000 7026', account, 'principal');
-    await gateway.closeBatch(account, soon());
+    await gatewayAt(running.simulator, account).closeBatch(soon());
     expect((await refundOf(principal)).kind).toBe('approved');
     expect(await refundOf(settled)).toMatchObject({ kind: 'not_processed', answered: true });
     expect((await refundOf(settled)).kind).toBe('approved');
@@ -272,7 +291,7 @@ describe('the fixture cards', () => {
     expect(await voidOf(charged)).toMatchObject({ kind: 'rejected', why: 'already_settled' });
     expect((await refundOf(charged)).kind).toBe('approved');
     expect(await linesOf(account)).toMatchObject([{ ref: charged.ref, type: 'sale', grossCents: 10_000 }]);
-    await gateway.closeBatch(account, soon());
+    await gatewayAt(running.simulator, account).closeBatch(soon());
     const [sale, refund] = await linesOf(account);
     expect(refund).toMatchObject({ type: 'refund', grossCents: -10_000 });
     expect(refund!.batchId).not.toBe(sale!.batchId);
@@ -282,7 +301,7 @@ describe('the fixture cards', () => {
     const account = freshAccount();
     const rejected = await approvedWith('4000 0077 7000 4304', account);
     const other = await approvedWith('4242 4242 4242 4242', account);
-    const closed = await gateway.closeBatch(account, soon());
+    const closed = await gatewayAt(running.simulator, account).closeBatch(soon());
     expect(closed).toMatchObject({ count: 2, amountCents: 10_000 });
     expect(await linesOf(account)).toMatchObject([
       { ref: rejected.ref, accepted: false, grossCents: 10_000, feeCents: 0, netCents: 0 },
@@ -299,7 +318,7 @@ describe('the fixture cards', () => {
     await approvedWith('4000 0077 7000 9006', account, 'fee');
     const own = async () => (await running.control.disputes()).filter(({ merchantAccount }) => merchantAccount === account.merchantAccount);
     expect(await own()).toEqual([]);
-    await gateway.closeBatch(account, soon());
+    await gatewayAt(running.simulator, account).closeBatch(soon());
     const [dispute, ...more] = await own();
     expect(more).toEqual([]);
     expect(dispute).toMatchObject({ ref: principal.ref, amountCents: 10_000, status: 'debited', stage: 'chargeback' });
@@ -330,7 +349,7 @@ describe('the fixture cards', () => {
 
   test('a finalize for another operation than the reference was used for cannot tell', async () => {
     const { ref, account } = await approvedWith('4242 4242 4242 4242', freshAccount());
-    expect(await gateway.finalize({ ref, account, op: 'refund' }, soon())).toEqual({ kind: 'cannot_tell' });
+    expect(await gateway.finalize({ ...about(ref, account), op: 'refund' }, soon())).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
     expect(await finalizeOf({ ref, account })).toMatchObject({ kind: 'executed' });
   });
 
@@ -339,7 +358,7 @@ describe('the fixture cards', () => {
     const refs = Array.from({ length: 450 }, drawRef);
     await Promise.all(refs.map((ref) => chargeWith(card('4242424242424242'), account, 'combined', ref)));
     for (let single = 0; single < 120; single++) await chargeWith(card('4000007770002001'), account, 'combined');
-    await gateway.closeBatch(account, soon());
+    await gatewayAt(running.simulator, account).closeBatch(soon());
     const lines = await linesOf(account);
     expect(lines).toHaveLength(570);
     expect(new Set(lines.slice(120).map(({ ref }) => ref))).toEqual(new Set(refs));
@@ -369,8 +388,8 @@ describe('faults on demand', () => {
   afterAll(() => running.stop());
 
   const charge = (ref = drawRef(), signal = soon(), leg: Leg = 'principal') =>
-    gateway.charge({ ref, leg, account, amountCents: 500, instrument: card('4242424242424242') }, signal);
-  const finalize = (ref: string) => gateway.finalize({ ref, account, op: 'charge' }, soon());
+    gateway.charge({ ref, leg, account, begunAt: begunAt(), amountCents: 500, instrument: card('4242424242424242') }, signal);
+  const finalize = (ref: string) => gateway.finalize(about(ref, account), soon());
 
   test.each([
     ['cut', 'disconnected'],
@@ -417,8 +436,8 @@ describe('faults on demand', () => {
     await control.setProcessing(false);
     const ref = drawRef();
     expect(await charge(ref)).toMatchObject({ kind: 'not_processed', answered: false });
-    expect(await finalize(ref)).toEqual({ kind: 'cannot_tell' });
-    await expect(gateway.lookup({ ref, account, op: 'charge' }, soon())).rejects.toThrow('did not answer');
+    expect(await finalize(ref)).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
+    await expect(gateway.lookup(about(ref, account), soon())).rejects.toThrow('did not answer');
     await control.setProcessing(true);
     expect((await charge(ref)).kind).toBe('approved');
   });
@@ -437,7 +456,10 @@ describe('faults on demand', () => {
     const outcome = await charge();
     if (outcome.kind !== 'approved') throw new Error(outcome.kind);
     const voidAs = (askedBy: 'void' | 'reversal') =>
-      gateway.void({ ref: drawRef(), leg: 'principal', account, chargeTransactionId: outcome.txn.transactionId, amountCents: 1, askedBy }, soon());
+      gateway.void(
+        { ref: drawRef(), leg: 'principal', account, begunAt: begunAt(), chargeTransactionId: outcome.txn.transactionId, amountCents: 1, askedBy },
+        soon(),
+      );
     expect((await voidAs('reversal')).kind).toBe('unknown');
     expect((await voidAs('reversal')).kind).toBe('unknown');
     expect((await voidAs('void')).kind).toBe('approved');
@@ -454,7 +476,10 @@ describe('faults on demand', () => {
     if (outcome.kind !== 'approved') throw new Error(outcome.kind);
     const chargeTransactionId = outcome.txn.transactionId;
     const voidRef = drawRef();
-    await gateway.void({ ref: voidRef, leg: 'principal', account, chargeTransactionId, amountCents: 200, askedBy: 'refund' }, soon());
+    await gateway.void(
+      { ref: voidRef, leg: 'principal', account, begunAt: begunAt(), chargeTransactionId, amountCents: 200, askedBy: 'refund' },
+      soon(),
+    );
     const never = drawRef();
     await finalize(never);
     expect(await control.truth(from)).toMatchObject([
@@ -514,7 +539,8 @@ test('without controls (production) the operator is not served', async () => {
 test('closing drops calls that wait, without an effect, and a start on the same directory knows everything else', async () => {
   const { simulator, gateway, control, directory, stop } = await run();
   const account = accountOf('restart');
-  const charge = (ref: string) => gateway.charge({ ref, leg: 'principal', account, amountCents: 700, instrument: card('4242424242424242') }, soon());
+  const charge = (ref: string, through: SimulatorGateway = gateway) =>
+    through.charge({ ref, leg: 'principal', account, begunAt: begunAt(), amountCents: 700, instrument: card('4242424242424242') }, soon());
   const [waiting, done] = [drawRef(), drawRef()];
   const outcome = await charge(done);
   await control.arm({ match: { ref: waiting }, delayBeforeMs: 60_000 });
@@ -525,11 +551,9 @@ test('closing drops calls that wait, without an effect, and a start on the same 
   expect(await dropped).toMatchObject({ kind: 'unknown', cause: 'disconnected' });
 
   const again = await startSimulator({ directory });
-  const after = createSimulatorGateway({ url: again.url });
-  expect(await after.charge({ ref: done, leg: 'principal', account, amountCents: 700, instrument: card('4242424242424242') }, soon())).toEqual(
-    outcome,
-  );
-  expect(await after.finalize({ ref: waiting, account, op: 'charge' }, soon())).toEqual({ kind: 'never' });
+  const after = gatewayAt(again, account);
+  expect(await charge(done, after)).toEqual(outcome);
+  expect(await after.finalize(about(waiting, account), soon())).toEqual({ kind: 'never' });
   after.close();
   await again.close();
   await stop();

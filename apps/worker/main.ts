@@ -11,12 +11,13 @@ import { startWorker } from './worker.js';
 const FIRST_ACCOUNT_MS = 10_000;
 
 /** Makes the first account if there is none. Resolves when requests can use it. */
-const firstAccount = async ({ store, clock, ids, keys, config, readModels }: Services): Promise<FirstAccount | null> => {
+const firstAccount = async ({ store, clock, ids, keys, personal, config, readModels }: Services): Promise<FirstAccount | null> => {
   const administration = new Administration({
     store,
     clock,
     ids,
     keys,
+    personal,
     environment: config.environment,
     cardInTextCheck: config.cardInTextCheck,
     actor: { type: 'system', id: 'first-start' },

@@ -3,18 +3,18 @@
  * same time.
  */
 import { setMaxListeners } from 'node:events';
-import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
+import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
 import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
 import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger, SandboxTime } from '#platform';
-import { recordSettlements, createRefundRecovery } from '#settlement';
+import { createRefundRecovery, recordDisputes, recordSettlements } from '#settlement';
 import { purgeAttempts, purgeDelivered } from '#webhooks';
 import type { Services } from '../services.js';
 
 const RECOVERY_EVERY_MS = 5_000;
 const SWEEP_EVERY_MS = 5_000;
-/** Batches close once a day, so a round every 20 s is enough. */
+/** How often a worker looks for feeds of processors that are due. */
 const SETTLEMENT_EVERY_MS = 20_000;
 const FINISH_CHECKOUTS_EVERY_MS = 5_000;
 /** Time between two signed heads. A loss of events after the newest signed head is not visible in any head. */
@@ -25,6 +25,8 @@ const VERIFY_EVERY_MS = 60_000;
 /** Pause of the sweep and of the passes after every 40 payments. So each compares at most 160 payments a second. */
 const COMPARE_PAUSE_MS = 250;
 const PURGE_EVERY_MS = 10 * 60_000;
+/** How often a worker looks whether a new day has begun, whose retention it must apply. */
+const RETENTION_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
 
 interface Round {
@@ -83,9 +85,11 @@ export const startWorker = (services: Services): Worker => {
         // The time must not move between the batches and the exceptions of one round. Otherwise charges from before a move seem to be in no batch.
         // A large batch takes minutes. It is left for after the move.
         const signal = sandboxTime ? AbortSignal.any([stop.signal, sandboxTime.closing]) : stop.signal;
-        await atStableTime(payments.ports, () => recordSettlements(settlement, signal).finally(() => services.openExceptions(signal)));
+        const recorded = () => recordSettlements(settlement, signal, { onlyDue: true });
+        await atStableTime(payments.ports, () => recorded().finally(() => services.openExceptions(signal)));
       },
     },
+    { name: 'disputes', everyMs: SETTLEMENT_EVERY_MS, run: () => recordDisputes(settlement, stop.signal, { onlyDue: true }) },
     { name: 'exception refunds', everyMs: RECOVERY_EVERY_MS, run: () => refunds.round(stop.signal) },
     { name: 'key sweeper', everyMs: SWEEP_EVERY_MS, run: () => sweepKeys(payments) },
     {
@@ -98,7 +102,7 @@ export const startWorker = (services: Services): Worker => {
     { name: 'verification', everyMs: VERIFY_EVERY_MS, run: () => verifyWhatIsDue(services, stop.signal) },
     { name: 'log heads', everyMs: HEAD_EVERY_MS, run: () => signHeads(services) },
     { name: 'recovery purge', everyMs: PURGE_EVERY_MS, run: () => purgeTries(pool, stop.signal) },
-    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => purgeIntakes(postgresIntakeRows(pool), clock.realNow(), stop.signal) },
+    { name: 'intake purge', everyMs: PURGE_EVERY_MS, run: () => checkout.sessions.purge(clock.realNow(), stop.signal) },
     { name: 'velocity purge', everyMs: PURGE_EVERY_MS, run: () => purgeVelocity(pool, stop.signal) },
     { name: 'refusal purge', everyMs: PURGE_EVERY_MS, run: () => purgeRefusals(pool, clock.now(), stop.signal) },
     {
@@ -109,6 +113,7 @@ export const startWorker = (services: Services): Worker => {
           log.info({ schema }, 'a shape of a read model that nobody uses was dropped');
       },
     },
+    { name: 'retention', everyMs: RETENTION_EVERY_MS, run: () => services.retention.round(stop.signal) },
     { name: 'webhook attempt purge', everyMs: PURGE_EVERY_MS, run: () => purgeAttempts(pool, stop.signal) },
     { name: 'webhook purge', everyMs: PURGE_EVERY_MS, run: () => purgeDelivered(pool, config.webhooks.keepDays, stop.signal) },
   ];

@@ -8,6 +8,7 @@ import { AccessTokens, authenticate, type AuthenticationDeps, exchange } from '.
 import { Administration } from './administration.js';
 import { newApiKey, newSecret, parseApiKey } from './api-key.js';
 import { MemoryDirectory } from './directory.js';
+import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 
 const START = Date.parse('2026-01-05T10:00:00.000Z');
 const ring = (...kids: string[]) => new Ring(kids.at(-1)!, new Map(kids.map((kid) => [kid, Buffer.alloc(32, kid)])));
@@ -24,6 +25,7 @@ const world = async (keys: KeyRing = ring('k1'), environment: 'sandbox' | 'produ
     clock,
     ids: systemIds(() => clock.now()),
     keys,
+    personal: memoryPersonalKeys(),
     environment,
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'spec' },

@@ -31,7 +31,9 @@ export type AccountEvent =
     }
   | { readonly type: 'ApiKeyRevoked'; readonly data: { readonly accountId: string; readonly keyId: string } }
   | { readonly type: 'AccountDeactivated'; readonly data: { readonly accountId: string } }
-  | { readonly type: 'AccountReactivated'; readonly data: { readonly accountId: string } };
+  | { readonly type: 'AccountReactivated'; readonly data: { readonly accountId: string } }
+  /** Personal data of a payment is erased this many years after the payment's newest event. null: it is kept. */
+  | { readonly type: 'AccountRetentionSet'; readonly data: { readonly accountId: string; readonly years: number | null } };
 
 // State.
 
@@ -43,6 +45,8 @@ export interface Account {
   readonly status: AccountStatus;
   /** How often the account was deactivated. An access token of before the last time is dead (C52). */
   readonly deactivations: number;
+  /** Years after which personal data of a payment is erased, counted from the payment's newest event. null: it is kept. */
+  readonly retentionYears: number | null;
   /** Every key ever issued, oldest first. Ended keys stay, marked as revoked. */
   readonly keys: readonly (ApiKeyRecord & { readonly revoked: boolean })[];
 }
@@ -51,7 +55,7 @@ const evolve = (state: Account | null, event: AccountEvent): Account => {
   switch (event.type) {
     case 'AccountCreated':
       if (state) throw new Error(`account ${state.accountId} was created twice`);
-      return { ...event.data, status: 'active', deactivations: 0, keys: [] };
+      return { ...event.data, status: 'active', deactivations: 0, retentionYears: null, keys: [] };
     case 'ApiKeyIssued': {
       const before = created(state);
       return { ...before, keys: [...before.keys, { ...event.data.key, revoked: false }] };
@@ -74,6 +78,8 @@ const evolve = (state: Account | null, event: AccountEvent): Account => {
     }
     case 'AccountReactivated':
       return { ...created(state), status: 'active' };
+    case 'AccountRetentionSet':
+      return { ...created(state), retentionYears: event.data.years };
     default:
       return unreachable(event);
   }
@@ -92,7 +98,10 @@ export type AccountCommand =
   | { readonly type: 'RotateApiKeys'; readonly key: ApiKeyRecord }
   | { readonly type: 'RevokeApiKey'; readonly keyId: string }
   | { readonly type: 'DeactivateAccount' }
-  | { readonly type: 'ReactivateAccount' };
+  | { readonly type: 'ReactivateAccount' }
+  | { readonly type: 'SetRetention'; readonly years: number | null };
+
+export const MAX_RETENTION_YEARS = 99;
 
 const decide = (state: Account | null, command: AccountCommand): readonly AccountEvent[] => {
   if (command.type === 'CreateAccount') {
@@ -100,7 +109,7 @@ const decide = (state: Account | null, command: AccountCommand): readonly Accoun
     return [{ type: 'AccountCreated', data: { accountId: command.accountId, name: validName('name', command.name) } }];
   }
   // A deactivated account may get new keys, so that a leaked key can be rotated before the reactivation.
-  const { accountId, status, keys } = existing(state);
+  const { accountId, status, retentionYears, keys } = existing(state);
   switch (command.type) {
     case 'IssueApiKey':
       return [{ type: 'ApiKeyIssued', data: { accountId, key: command.key } }];
@@ -117,6 +126,12 @@ const decide = (state: Account | null, command: AccountCommand): readonly Accoun
       return status === 'deactivated' ? [] : [{ type: 'AccountDeactivated', data: { accountId } }];
     case 'ReactivateAccount':
       return status === 'active' ? [] : [{ type: 'AccountReactivated', data: { accountId } }];
+    case 'SetRetention': {
+      const { years } = command;
+      if (years !== null && !(Number.isInteger(years) && years >= 1 && years <= MAX_RETENTION_YEARS))
+        throw new ServiceError('VALIDATION_ERROR', `years must be 1 to ${MAX_RETENTION_YEARS}, or none.`);
+      return years === retentionYears ? [] : [{ type: 'AccountRetentionSet', data: { accountId, years } }];
+    }
     default:
       return unreachable(command);
   }

@@ -79,6 +79,22 @@ describe('an API account', () => {
     given(created).when({ type: 'DeactivateAccount' }).then(deactivated);
     given(created, deactivated).when({ type: 'ReactivateAccount' }).then(reactivated);
   });
+  test('keeps personal data until it gets a retention of 1 to 99 years; none keeps it again', () => {
+    const retention = (years: number | null): AccountEvent => ({ type: 'AccountRetentionSet', data: { accountId, years } });
+    expect(fold(account, [created])).toMatchObject({ retentionYears: null });
+    expect(fold(account, [created, retention(7)])).toMatchObject({ retentionYears: 7 });
+    for (const years of [1, 99]) given(created).when({ type: 'SetRetention', years }).then(retention(years));
+    given(created, retention(7)).when({ type: 'SetRetention', years: null }).then(retention(null));
+    given(created, retention(7)).when({ type: 'SetRetention', years: 7 }).then();
+    given(created).when({ type: 'SetRetention', years: null }).then();
+    for (const years of [0, 100, 1.5, -1])
+      given(created)
+        .when({ type: 'SetRetention', years })
+        .thenRefused('VALIDATION_ERROR', /^years must be 1 to 99, or none/);
+    given()
+      .when({ type: 'SetRetention', years: 7 })
+      .thenRefused('VALIDATION_ERROR', /no such account/);
+  });
   test('deactivating or reactivating a second time changes nothing', () => {
     given(created, deactivated).when({ type: 'DeactivateAccount' }).then();
     given(created, deactivated, reactivated).when({ type: 'ReactivateAccount' }).then();
@@ -107,6 +123,7 @@ describe('the fold of an account', () => {
       name: 'City of Springfield',
       status: 'deactivated',
       deactivations: 1,
+      retentionYears: null,
       keys: [
         { ...key('1'), revoked: true },
         { ...key('2'), revoked: false },

@@ -1,11 +1,21 @@
-/** Commands of an operator on accounts, keys, portals and cases. */
-import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
-import { hashedUuid, holdsCardNumber, type KeyRing } from '#platform';
+/** Commands of an operator on accounts, keys, portals, cases and merchant accounts. */
+import { type Clock, type Ids, inClear, isBox, type Personal, ServiceError, timestamp } from '#kernel';
+import { hashedUuid, holdsCardNumber, type KeyRing, type PersonalKeys } from '#platform';
 import { type Actor, change, type DecidedStreamType, type DomainEvent, type EventStore, load, type Position } from '#eventstore';
 import type { Account, AccountCommand } from './account.js';
 import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
-import type { Case, CaseCommand } from './case-restriction.js';
-import { ACCOUNT_STREAM, CASE_STREAM, caseStreamId, PORTAL_STREAM } from './events.js';
+import { type Case, type CaseCommand, type CaseReason, caseReasonContext, validReason } from './case-restriction.js';
+import { ACCOUNT_STREAM, CASE_STREAM, caseStreamId, MERCHANT_ACCOUNT_STREAM, PORTAL_STREAM } from './events.js';
+import {
+  credentialsRefOf,
+  type DisabledScope,
+  type Guarantee,
+  type MerchantAccount,
+  type MerchantAccountCommand,
+  type MerchantAccountSettings,
+  noMerchantAccount,
+  type Vendor,
+} from './merchant-account.js';
 import {
   type CheckoutConfig,
   type FeeConfig,
@@ -24,6 +34,8 @@ export interface AdministrationDeps {
   readonly clock: Clock;
   readonly ids: Ids;
   readonly keys: KeyRing;
+  /** Seals the reasons of cases. */
+  readonly personal: Pick<PersonalKeys, 'take' | 'open'>;
   readonly environment: 'sandbox' | 'production';
   /** True: names, reasons and reference ids that hold a card number are refused (C9). */
   readonly cardInTextCheck: boolean;
@@ -49,8 +61,19 @@ export interface NewPortal {
   /** The first account owns the portal (C66). The others get access. */
   readonly accountIds: readonly string[];
   readonly name: string;
-  readonly gateway: 'simulator' | 'none';
+  readonly gateway: GatewayChoice;
   readonly fee: FeeConfig;
+}
+
+/** The gateway of a portal. `principal`, `fee`: ids of merchant accounts, which may be the same. */
+export type GatewayChoice = 'simulator' | 'none' | { readonly gateway: Vendor; readonly principal: string; readonly fee: string };
+
+export interface NewMerchantAccount {
+  readonly merchantAccount: string;
+  readonly gateway: Vendor;
+  readonly environment: 'sandbox' | 'production';
+  readonly name: string;
+  readonly settings: MerchantAccountSettings;
 }
 
 export interface CaseChange {
@@ -94,6 +117,11 @@ export class Administration {
 
   reactivateAccount(accountId: string): Promise<Done<Account>> {
     return this.changeAccount(accountId, { type: 'ReactivateAccount' });
+  }
+
+  /** Personal data of the account's payments is erased this many years after their newest event. null: it is kept. */
+  setRetention(accountId: string, years: number | null): Promise<Done<Account>> {
+    return this.changeAccount(accountId, { type: 'SetRetention', years });
   }
 
   async issueKey(accountId: string): Promise<Done<Account> & NewKey> {
@@ -146,7 +174,7 @@ export class Administration {
       name,
       ownerAccountId,
       grantedAccountIds,
-      gateway: gatewayOf(portalId, gateway),
+      gateway: await this.gatewayOf(portalId, gateway),
       fee,
       signingSecret: sealed,
     });
@@ -202,8 +230,38 @@ export class Administration {
     return this.changePortal(portalId, { type: 'SetCoding', keys });
   }
 
-  setGateway(portalId: string, gateway: NewPortal['gateway']): Promise<Done<Portal>> {
-    return this.changePortal(portalId, { type: 'SetGateway', gateway: gatewayOf(portalId, gateway) });
+  /** `disableCheckout`: turns hosted checkout off too. */
+  async setGateway(portalId: string, choice: GatewayChoice, disableCheckout = false): Promise<Done<Portal>> {
+    return this.changePortal(portalId, { type: 'SetGateway', gateway: await this.gatewayOf(portalId, choice), disableCheckout });
+  }
+
+  /** Throws VALIDATION_ERROR for a merchant account that is unknown, disabled, of another gateway or of another environment. */
+  async refuseGateway(choice: GatewayChoice): Promise<void> {
+    if (choice === 'none' || choice === 'simulator') return;
+    const { gateway, principal, fee } = choice;
+    for (const id of new Set([principal, fee])) {
+      const account = await this.merchantAccount(id);
+      const refuse = (why: string) => new ServiceError('VALIDATION_ERROR', `The merchant account ${id} ${why}.`);
+      if (account.gateway !== gateway) throw refuse(`is one of ${account.gateway}, not of ${gateway}`);
+      if (account.environment !== this.deps.environment)
+        throw refuse(`belongs to ${account.environment}, this installation to ${this.deps.environment}`);
+      if (account.status !== 'active') throw refuse('is disabled');
+    }
+  }
+
+  private async gatewayOf(portalId: string, choice: GatewayChoice): Promise<PortalGateway | null> {
+    if (choice === 'none') return null;
+    if (choice === 'simulator') return simulatorOf(portalId);
+    await this.refuseGateway(choice);
+    const { gateway, principal, fee } = choice;
+    return {
+      gateway,
+      merchantAccount: principal,
+      feeMerchantAccount: fee,
+      credentialsRef: credentialsRefOf(principal),
+      ...(fee !== principal && { feeCredentialsRef: credentialsRefOf(fee) }),
+      environment: this.deps.environment,
+    };
   }
 
   async configureCheckout(portalId: string, change: Partial<CheckoutConfig>): Promise<Done<Portal>> {
@@ -217,6 +275,85 @@ export class Administration {
     return { state: state!, position };
   }
 
+  // Merchant accounts.
+
+  /** The present state of a merchant account. Throws 404 for an unknown one. */
+  async merchantAccount(id: string): Promise<MerchantAccount> {
+    const { state } = await load(this.deps.store, MERCHANT_ACCOUNT_STREAM, id);
+    if (!state) throw noMerchantAccount();
+    return state;
+  }
+
+  /** Throws the refusals of {@link addMerchantAccount} that need no answer of the processor. */
+  async refuseNewMerchantAccount(account: NewMerchantAccount): Promise<void> {
+    const { environment, merchantAccount } = account;
+    this.checkText('name', account.name);
+    if (environment !== this.deps.environment)
+      throw new ServiceError('VALIDATION_ERROR', `This installation belongs to ${this.deps.environment}, and takes no account of ${environment}.`);
+    const { state } = await load(this.deps.store, MERCHANT_ACCOUNT_STREAM, merchantAccount);
+    const notYet = { externalId: 'not known yet', credentials: { kid: '', ciphertext: '' } };
+    MERCHANT_ACCOUNT_STREAM.decider.decide(state, { type: 'AddMerchantAccount', ...account, ...notYet });
+  }
+
+  /**
+   * `externalId`: the processor's own id of the account behind the credentials. `credentials`: JSON, kept encrypted. `known`: all merchant accounts of
+   * the installation. The caller makes sure that no other process adds one meanwhile.
+   */
+  async addMerchantAccount(
+    account: NewMerchantAccount,
+    externalId: string,
+    credentials: string,
+    known: readonly MerchantAccount[],
+  ): Promise<Done<MerchantAccount>> {
+    const { merchantAccount, gateway, environment } = account;
+    await this.refuseNewMerchantAccount(account);
+    const same = known.find((one) => one.gateway === gateway && one.environment === environment && one.externalId === externalId);
+    if (same && same.merchantAccount !== merchantAccount)
+      throw new ServiceError('VALIDATION_ERROR', `Account ${externalId} of ${gateway} is there already, as ${same.merchantAccount}.`);
+    const sealed = this.deps.keys.seal(credentials, credentialsContext(merchantAccount));
+    return this.changeMerchantAccount(merchantAccount, { type: 'AddMerchantAccount', ...account, externalId, credentials: sealed });
+  }
+
+  /** Replaces the credentials by others of the same account. Every process uses them within seconds. */
+  rotateCredentials(id: string, externalId: string, credentials: string): Promise<Done<MerchantAccount>> {
+    return this.changeMerchantAccount(id, {
+      type: 'RotateCredentials',
+      externalId,
+      credentials: this.deps.keys.seal(credentials, credentialsContext(id)),
+    });
+  }
+
+  /** Throws the refusals of {@link changeMerchantSettings}, and changes nothing. */
+  refuseMerchantSettings(account: MerchantAccount, change: Partial<MerchantAccountSettings & { readonly name: string }>): void {
+    this.checkText('name', change.name ?? null);
+    MERCHANT_ACCOUNT_STREAM.decider.decide(account, { type: 'ChangeSettings', change });
+  }
+
+  /** Settings that `change` lacks stay as they are. */
+  async changeMerchantSettings(id: string, change: Partial<MerchantAccountSettings & { readonly name: string }>): Promise<Done<MerchantAccount>> {
+    this.checkText('name', change.name ?? null);
+    return this.changeMerchantAccount(id, { type: 'ChangeSettings', change });
+  }
+
+  async disableMerchantAccount(id: string, scope: DisabledScope, reason: string): Promise<Done<MerchantAccount>> {
+    this.checkText('reason', reason);
+    return this.changeMerchantAccount(id, { type: 'Disable', scope, reason });
+  }
+
+  enableMerchantAccount(id: string): Promise<Done<MerchantAccount>> {
+    return this.changeMerchantAccount(id, { type: 'Enable' });
+  }
+
+  /** Records what a check of the processor's guarantees has found. */
+  recordMerchantCheck(id: string, runId: string, guarantees: readonly Guarantee[]): Promise<Done<MerchantAccount>> {
+    return this.changeMerchantAccount(id, { type: 'RecordCheck', runId, guarantees });
+  }
+
+  private async changeMerchantAccount(id: string, command: MerchantAccountCommand): Promise<Done<MerchantAccount>> {
+    const { state, position } = await this.change(MERCHANT_ACCOUNT_STREAM, id, command);
+    return { state: state!, position };
+  }
+
   // Cases.
 
   /** Blocks or holds a case of the portal, or removes its restriction. */
@@ -225,12 +362,24 @@ export class Administration {
     this.checkText('reason', reason);
     await this.portal(portalId);
     const at = timestamp(this.deps.clock.now());
+    const caseId = caseStreamId(portalId, referenceId);
+    const personal = await this.sealedReason(caseId, validReason(reason));
     const command: CaseCommand =
       kind === 'allow'
-        ? { type: 'AllowCase', portalId, referenceId, reason }
-        : { type: kind === 'block' ? 'BlockCase' : 'HoldCase', portalId, referenceId, until, reason, at };
-    const { state, position } = await this.change(CASE_STREAM, caseStreamId(portalId, referenceId), command);
+        ? { type: 'AllowCase', portalId, referenceId, personal }
+        : { type: kind === 'block' ? 'BlockCase' : 'HoldCase', portalId, referenceId, until, personal, at };
+    const { state, position } = await this.change(CASE_STREAM, caseId, command);
     return { state: state ?? { portalId, referenceId, restriction: null }, position };
+  }
+
+  /** Seals under the key of the present reason, so that a repeated command makes the same box and changes nothing. */
+  private async sealedReason(caseId: string, reason: string | null): Promise<Personal<CaseReason>> {
+    if (reason === null) return null;
+    const { store, personal } = this.deps;
+    const present = (await load(store, CASE_STREAM, caseId)).state?.restriction?.personal ?? null;
+    if (present && !isBox(present) && present.clear.reason === reason) return inClear({ reason });
+    const known = isBox(present) ? (await personal.open([present.key])).key(present.key) : null;
+    return (known ?? (await personal.take())).seal({ reason }, caseReasonContext(caseId));
   }
 
   private change<State, Command, Event extends DomainEvent>(
@@ -258,19 +407,22 @@ const percentDecoded = (text: string): string => {
 };
 
 /**
- * The gateway of a portal. At the simulator each portal gets two merchant accounts of its own, one for the agency's money and one for the fee. So
- * batches and balances of portals stay separate.
+ * At the simulator each portal gets two merchant accounts of its own, one for the agency's money and one for the fee. So batches and balances of
+ * portals stay separate.
  */
-const gatewayOf = (portalId: string, gateway: NewPortal['gateway']): PortalGateway | null =>
-  gateway === 'none'
-    ? null
-    : {
-        gateway: 'simulator',
-        merchantAccount: `agency-${portalId}`,
-        feeMerchantAccount: `fee-${portalId}`,
-        credentialsRef: 'simulator',
-        environment: 'sandbox',
-      };
+const simulatorOf = (portalId: string): PortalGateway => ({
+  gateway: 'simulator',
+  merchantAccount: `agency-${portalId}`,
+  feeMerchantAccount: `fee-${portalId}`,
+  credentialsRef: 'simulator',
+  environment: 'sandbox',
+});
+
+const credentialsContext = (merchantAccountId: string) => `merchant-account-${merchantAccountId}/credentials`;
+
+/** The credentials of a merchant account in clear text, as JSON. Throws if the key ring cannot open them. Never log them. */
+export const openCredentials = (keys: KeyRing, { merchantAccount, credentials }: Pick<MerchantAccount, 'merchantAccount' | 'credentials'>): string =>
+  keys.open(credentials, credentialsContext(merchantAccount));
 
 const signingSecretContext = (portalId: string) => `portal-${portalId}/signingSecret`;
 

@@ -1,10 +1,12 @@
 import { beforeEach, describe, expect, test } from '@jest/globals';
-import { type Clock, ServiceError, systemClock } from '#kernel';
+import { type Clock, isBox, ServiceError, systemClock } from '#kernel';
 import { newKeyRing, systemIds } from '#platform';
 import { Conflict, type EventStore, memoryEventStore, type NewEvent, OutcomeUnknown, Unavailable } from '#eventstore';
 import { Administration, type AdministrationDeps, createSandboxDefaults, openSigningSecret } from './administration.js';
+import { caseReasonContext } from './case-restriction.js';
 import { caseStreamId, gatewaysOfAllTime } from './events.js';
 import { NO_FEE } from './portal.js';
+import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 
 const NOW = Date.parse('2026-01-05T10:00:00.000Z');
 const NOBODY = '018f0000-0000-7000-8000-00000000dead';
@@ -20,6 +22,7 @@ beforeEach(() => {
     clock,
     ids: systemIds(() => systemClock.now()),
     keys: newKeyRing(),
+    personal: memoryPersonalKeys(),
     environment: 'sandbox',
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'jane' },
@@ -202,10 +205,36 @@ describe('cases', () => {
   test('have streams by the hash of the reference id, events with the id itself', async () => {
     const { portalId } = (await newPortal((await administration.createAccount('City')).state.accountId)).state;
     const { state } = await administration.restrictCase({ portalId, referenceId: 'Fälle/3', kind: 'hold', until: null, reason: 'audit' });
-    expect(state).toEqual({ portalId, referenceId: 'Fälle/3', restriction: { kind: 'held', until: null, reason: 'audit' } });
+    const personal = { key: expect.any(String), box: expect.any(String) };
+    expect(state).toEqual({ portalId, referenceId: 'Fälle/3', restriction: { kind: 'held', until: null, personal } });
     const stream = `case-${caseStreamId(portalId, 'Fälle/3')}`;
     expect(stream).toMatch(new RegExp(`^case-${portalId}-[0-9a-f]{32}$`));
-    expect((await eventsOf(stream))[0]!.data).toEqual({ portalId, referenceId: 'Fälle/3', until: null, reason: 'audit' });
+    expect((await eventsOf(stream))[0]!.data).toEqual({ portalId, referenceId: 'Fälle/3', until: null, personal });
+  });
+  test('keep the reason in a box, and a repeated command changes nothing', async () => {
+    const { portalId } = (await newPortal((await administration.createAccount('City')).state.accountId)).state;
+    const change = { portalId, referenceId: 'c', kind: 'block', until: null, reason: 'sold to Ada' } as const;
+    const { state } = await administration.restrictCase(change);
+    const caseId = caseStreamId(portalId, 'c');
+    const box = state.restriction!.personal;
+    if (!isBox(box)) throw new Error('the reason is not in a box');
+    expect(JSON.stringify((await eventsOf()).map(({ data }) => data))).not.toContain('Ada');
+    expect((await deps.personal.open([box.key])).content(box, caseReasonContext(caseId))).toEqual({ reason: 'sold to Ada' });
+    await administration.restrictCase(change);
+    expect(await eventsOf(`case-${caseId}`)).toHaveLength(1);
+    await administration.restrictCase({ ...change, reason: 'sold to Bob' });
+    expect(await eventsOf(`case-${caseId}`)).toHaveLength(2);
+  });
+  test('of before boxes: the reason stands in clear, and the same command changes nothing', async () => {
+    const { portalId } = (await newPortal((await administration.createAccount('City')).state.accountId)).state;
+    const stream = `case-${caseStreamId(portalId, 'c')}`;
+    const old = { id: NOBODY, type: 'CaseBlocked', v: 1, data: { portalId, referenceId: 'c', until: null, reason: 'sold' } };
+    await store.append(stream, 'no_stream', [{ ...old, meta: { recordedAt: '2026-01-01T00:00:00.000Z', actor: deps.actor, correlationId: 'r' } }]);
+    const change = { portalId, referenceId: 'c', kind: 'block', until: null } as const;
+    const { state } = await administration.restrictCase({ ...change, reason: 'sold' });
+    expect(state.restriction!.personal).toEqual({ clear: { reason: 'sold' } });
+    expect(await eventsOf(stream)).toHaveLength(1);
+    expect((await administration.restrictCase({ ...change, reason: 'burnt' })).state.restriction!.personal).toHaveProperty('box');
   });
   test('that never were restricted may be allowed', async () => {
     const { portalId } = (await newPortal((await administration.createAccount('City')).state.accountId)).state;

@@ -2,20 +2,31 @@
  * An agency's restriction of one case: its payments are blocked or held. A case is a `referenceId` of payments of a portal (specification, Errors 2).
  * The stream is `case-<portalId>-<first 32 hex digits of SHA-256 of the reference id>`. Its events have both ids in full.
  */
-import { type Decider, ServiceError, unreachable } from '#kernel';
+import { type Decider, isSamePersonal, type Personal, ServiceError, unreachable } from '#kernel';
 
 /** Longest `referenceId` of a payment (specification, Limits), in UTF-16 units. */
 export const MAX_REFERENCE_LENGTH = 255;
 /** Longest reason of a restriction, in UTF-16 units. */
 export const MAX_REASON_LENGTH = 1_000;
 
-export interface CaseRestriction {
+export interface Restriction {
   /** `blocked` → PAYMENT_BLOCKED, `held` → PAYMENT_HELD. */
   readonly kind: 'blocked' | 'held';
   /** End of the restriction, RFC 3339, exclusive. null: in force until it is removed. */
   readonly until: string | null;
-  readonly reason: string | null;
 }
+
+/** A restriction with its reason, in a box. */
+export interface CaseRestriction extends Restriction {
+  readonly personal: Personal<CaseReason>;
+}
+
+export interface CaseReason {
+  readonly reason: string;
+}
+
+/** The context of the box of a case's reason. `caseId`: the id of its stream. */
+export const caseReasonContext = (caseId: string): string => `case-${caseId}/reason`;
 
 // Events.
 
@@ -25,8 +36,11 @@ interface CaseName {
 }
 
 export type CaseEvent =
-  | { readonly type: 'CaseBlocked' | 'CaseHeld'; readonly data: CaseName & { readonly until: string | null; readonly reason: string | null } }
-  | { readonly type: 'CaseAllowed'; readonly data: CaseName & { readonly reason: string | null } };
+  | {
+      readonly type: 'CaseBlocked' | 'CaseHeld';
+      readonly data: CaseName & { readonly until: string | null; readonly personal: Personal<CaseReason> };
+    }
+  | { readonly type: 'CaseAllowed'; readonly data: CaseName & { readonly personal: Personal<CaseReason> } };
 
 // State.
 
@@ -42,8 +56,8 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
   switch (event.type) {
     case 'CaseBlocked':
     case 'CaseHeld': {
-      const { until, reason } = event.data;
-      return { portalId, referenceId, restriction: { kind: event.type === 'CaseBlocked' ? 'blocked' : 'held', until, reason } };
+      const { until, personal } = event.data;
+      return { portalId, referenceId, restriction: { kind: event.type === 'CaseBlocked' ? 'blocked' : 'held', until, personal } };
     }
     case 'CaseAllowed':
       return { portalId, referenceId, restriction: null };
@@ -53,27 +67,31 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
 };
 
 /** The restriction that is in force at a moment (C53). null: there is none, or it has ended. */
-export const restrictionInForce = (restriction: CaseRestriction | null, epochMs: number): CaseRestriction | null =>
+export const restrictionInForce = (restriction: Restriction | null, epochMs: number): Restriction | null =>
   restriction && (restriction.until === null || epochMs < Date.parse(restriction.until)) ? restriction : null;
 
 // Commands. `at` is the present time, RFC 3339.
 
 export type CaseCommand =
-  | ({ readonly type: 'BlockCase' | 'HoldCase'; readonly until: string | null; readonly reason: string | null; readonly at: string } & CaseName)
-  | ({ readonly type: 'AllowCase'; readonly reason: string | null } & CaseName);
+  | ({
+      readonly type: 'BlockCase' | 'HoldCase';
+      readonly until: string | null;
+      readonly personal: Personal<CaseReason>;
+      readonly at: string;
+    } & CaseName)
+  | ({ readonly type: 'AllowCase'; readonly personal: Personal<CaseReason> } & CaseName);
 
 const decide = (state: Case | null, command: CaseCommand): readonly CaseEvent[] => {
-  const { portalId } = command;
+  const { portalId, personal } = command;
   const referenceId = validReference(command.referenceId);
-  const reason = validReason(command.reason);
   const present = state?.restriction ?? null;
-  if (command.type === 'AllowCase') return present ? [{ type: 'CaseAllowed', data: { portalId, referenceId, reason } }] : [];
+  if (command.type === 'AllowCase') return present ? [{ type: 'CaseAllowed', data: { portalId, referenceId, personal } }] : [];
 
   const { until, at } = command;
   if (until !== null && !(Date.parse(until) > Date.parse(at))) throw new ServiceError('VALIDATION_ERROR', 'until must lie in the future.');
   const kind = command.type === 'BlockCase' ? 'blocked' : 'held';
-  if (present?.kind === kind && present.until === until && present.reason === reason) return [];
-  return [{ type: kind === 'blocked' ? 'CaseBlocked' : 'CaseHeld', data: { portalId, referenceId, until, reason } }];
+  if (present?.kind === kind && present.until === until && isSamePersonal(present.personal, personal)) return [];
+  return [{ type: kind === 'blocked' ? 'CaseBlocked' : 'CaseHeld', data: { portalId, referenceId, until, personal } }];
 };
 
 const UNSTORABLE = /[\0\p{Surrogate}]/u;
@@ -86,7 +104,8 @@ const validReference = (referenceId: string): string => {
   return referenceId;
 };
 
-const validReason = (reason: string | null): string | null => {
+/** Checks a reason before it is sealed. Throws VALIDATION_ERROR. */
+export const validReason = (reason: string | null): string | null => {
   if (reason === null) return null;
   if (reason.length < 1 || reason.length > MAX_REASON_LENGTH)
     throw new ServiceError('VALIDATION_ERROR', `reason must have 1 to ${MAX_REASON_LENGTH} characters.`);

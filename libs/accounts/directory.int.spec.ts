@@ -3,10 +3,11 @@ import { systemClock } from '#kernel';
 import { createPool, newKeyRing, type Pool, systemIds, transaction } from '#platform';
 import { type EventStore, memoryEventStore, type Position, type Recorded } from '#eventstore';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
-import { Administration, openSigningSecret } from './administration.js';
+import { Administration, openCredentials, openSigningSecret } from './administration.js';
 import { parseApiKey } from './api-key.js';
 import { applyDirectory, type Directory, directoryModel, MemoryDirectory, postgresDirectory } from './directory.js';
 import { NO_FEE } from './portal.js';
+import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 
 const NOBODY = '018f0000-0000-7000-8000-00000000dead';
 const keys = newKeyRing();
@@ -23,7 +24,7 @@ afterAll(async () => {
   await database.drop();
 });
 afterEach(async () => {
-  await pool.query('truncate directory_account, directory_api_key, directory_portal, directory_grant, directory_case');
+  await pool.query('truncate directory_account, directory_api_key, directory_portal, directory_grant, directory_case, directory_merchant_account');
 });
 
 interface Subject {
@@ -56,6 +57,7 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
       clock: systemClock,
       ids: systemIds(() => systemClock.now()),
       keys,
+      personal: memoryPersonalKeys(),
       environment: 'sandbox',
       cardInTextCheck: true,
       actor: { type: 'operator', id: 'spec' },
@@ -84,7 +86,13 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
       expect(await directory.portal(id)).toBeNull();
       expect(await directory.grant(id, id)).toBeNull();
       expect(await directory.caseRestriction(id, 'c')).toBeNull();
-      expect(await directory.chargeTerms(id, id, 'c')).toEqual({ accountStatus: null, access: null, portal: null, restriction: null });
+      expect(await directory.chargeTerms(id, id, 'c')).toEqual({
+        accountStatus: null,
+        access: null,
+        portal: null,
+        restriction: null,
+        merchantAccounts: {},
+      });
     }
   });
 
@@ -182,8 +190,8 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     await restrict('hold', 'Case 2');
     await restrict('block', 'Fälle/3 💧');
     await project();
-    expect(await directory.caseRestriction(portalId, 'Case 1')).toEqual({ kind: 'blocked', until: null, reason: 'sold' });
-    expect(await directory.caseRestriction(portalId, 'Case 2')).toEqual({ kind: 'held', until, reason: null });
+    expect(await directory.caseRestriction(portalId, 'Case 1')).toEqual({ kind: 'blocked', until: null });
+    expect(await directory.caseRestriction(portalId, 'Case 2')).toEqual({ kind: 'held', until });
     expect(await directory.caseRestriction(portalId, 'Fälle/3 💧')).not.toBeNull();
     expect(await directory.caseRestriction(portalId, 'case 1')).toBeNull();
     expect(await directory.caseRestriction(NOBODY, 'Case 1')).toBeNull();
@@ -191,7 +199,7 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     await restrict('block', 'Case 2');
     await project();
     expect(await directory.caseRestriction(portalId, 'Case 1')).toBeNull();
-    expect(await directory.caseRestriction(portalId, 'Case 2')).toEqual({ kind: 'blocked', until: null, reason: 'sold' });
+    expect(await directory.caseRestriction(portalId, 'Case 2')).toEqual({ kind: 'blocked', until: null });
   });
 
   test('all that a charge depends on, in one answer', async () => {
@@ -200,22 +208,107 @@ describe.each(Object.keys(subjects))('the directory on %s', (name) => {
     await administration.restrictCase({ portalId, referenceId: 'c', kind: 'block', until: null, reason: null });
     await project();
     const portal = await directory.portal(portalId);
-    const restriction = { kind: 'blocked', until: null, reason: null };
-    expect(await directory.chargeTerms(accountId, portalId, 'c')).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction });
-    expect(await directory.chargeTerms(accountId, portalId, 'd')).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction: null });
-    expect(await directory.chargeTerms(accountId, portalId, null)).toEqual({ accountStatus: 'active', access: 'granted', portal, restriction: null });
-    expect(await directory.chargeTerms(stranger, portalId, null)).toEqual({ accountStatus: 'active', access: null, portal, restriction: null });
+    const restriction = { kind: 'blocked', until: null };
+    const merchantAccounts = {};
+    expect(await directory.chargeTerms(accountId, portalId, 'c')).toEqual({
+      accountStatus: 'active',
+      access: 'granted',
+      portal,
+      restriction,
+      merchantAccounts,
+    });
+    expect(await directory.chargeTerms(accountId, portalId, 'd')).toEqual({
+      accountStatus: 'active',
+      access: 'granted',
+      portal,
+      restriction: null,
+      merchantAccounts,
+    });
+    expect(await directory.chargeTerms(accountId, portalId, null)).toEqual({
+      accountStatus: 'active',
+      access: 'granted',
+      portal,
+      restriction: null,
+      merchantAccounts,
+    });
+    expect(await directory.chargeTerms(stranger, portalId, null)).toEqual({
+      accountStatus: 'active',
+      access: null,
+      portal,
+      restriction: null,
+      merchantAccounts,
+    });
     for (const unknown of [NOBODY, 'no-uuid'])
       expect(await directory.chargeTerms(accountId, unknown, 'c')).toEqual({
         accountStatus: 'active',
         access: null,
         portal: null,
         restriction: null,
+        merchantAccounts: {},
       });
     await administration.revokeAccess(portalId, accountId);
     await administration.deactivateAccount(accountId);
     await project();
     expect(await directory.chargeTerms(accountId, portalId, null)).toMatchObject({ accountStatus: 'deactivated', access: 'revoked' });
+  });
+
+  const addAccount = async (merchantAccount: string, externalId: string) =>
+    administration.addMerchantAccount(
+      { merchantAccount, gateway: 'authorize-net', environment: 'sandbox', name: 'City', settings: { cutOff: null, endpoint: null } },
+      externalId,
+      '{"apiLoginId":"a","transactionKey":"b"}',
+      await directory.merchantAccounts(),
+    );
+
+  test('merchant accounts, and their status in the terms of a charge', async () => {
+    const accountId = await anAccount();
+    const { portalId } = (await aPortal(accountId)).state;
+    await addAccount('water', '700001');
+    await addAccount('fees', '700002');
+    await project();
+    expect(await directory.merchantAccounts()).toEqual([await administration.merchantAccount('fees'), await administration.merchantAccount('water')]);
+    expect(await directory.merchantAccount('nobody')).toBeNull();
+    await administration.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'fees' });
+    await administration.disableMerchantAccount('fees', 'charges', 'audit');
+    await project();
+    const terms = await directory.chargeTerms(accountId, portalId, null);
+    expect(terms.merchantAccounts).toEqual({ water: 'active', fees: 'charges_disabled' });
+    expect(terms.portal!.gateway).toEqual({
+      gateway: 'authorize-net',
+      merchantAccount: 'water',
+      feeMerchantAccount: 'fees',
+      credentialsRef: 'merchant-account:water',
+      feeCredentialsRef: 'merchant-account:fees',
+      environment: 'sandbox',
+    });
+    // Several questions about one portal are answered by one statement.
+    const asked = await Promise.all([accountId, accountId, NOBODY].map((id) => directory.chargeTerms(id, portalId, null)));
+    expect(asked.map((one) => one.merchantAccounts)).toEqual([terms.merchantAccounts, terms.merchantAccounts, terms.merchantAccounts]);
+    expect(await directory.merchantAccount('fees')).toEqual(await administration.merchantAccount('fees'));
+  });
+
+  test('one account of a processor has one name only, and a portal takes only an active account of its gateway', async () => {
+    const accountId = await anAccount();
+    const { portalId } = (await aPortal(accountId)).state;
+    await addAccount('water', '700001');
+    await project();
+    await expect(addAccount('again', '700001')).rejects.toThrow('Account 700001 of authorize-net is there already, as water.');
+    await expect(addAccount('water', '700001')).rejects.toThrow('There is a merchant account water already.');
+    const set = (choice: Parameters<Administration['setGateway']>[1]) => administration.setGateway(portalId, choice);
+    await expect(set({ gateway: 'authorize-net', principal: 'water', fee: 'nobody' })).rejects.toThrow('There is no such merchant account.');
+    await expect(set({ gateway: 'stripe', principal: 'water', fee: 'water' })).rejects.toThrow('is one of authorize-net, not of stripe');
+    await administration.disableMerchantAccount('water', 'charges', 'audit');
+    await expect(set({ gateway: 'authorize-net', principal: 'water', fee: 'water' })).rejects.toThrow('The merchant account water is disabled.');
+    await administration.enableMerchantAccount('water');
+    expect((await set({ gateway: 'authorize-net', principal: 'water', fee: 'water' })).state.gateway).not.toHaveProperty('feeCredentialsRef');
+  });
+
+  test('credentials are kept encrypted, and open only in the place of their own account', async () => {
+    await addAccount('water', '700001');
+    const account = await administration.merchantAccount('water');
+    expect(JSON.stringify((await log()).map(({ data }) => data))).not.toContain('transactionKey');
+    expect(openCredentials(keys, account)).toBe('{"apiLoginId":"a","transactionKey":"b"}');
+    expect(() => openCredentials(keys, { ...account, merchantAccount: 'fees' })).toThrow();
   });
 
   test('repeated events change nothing; a batch and single events have the same result', async () => {
@@ -256,6 +349,7 @@ test('the two directories tell the same of a long random history', async () => {
     clock: systemClock,
     ids,
     keys,
+    personal: memoryPersonalKeys(),
     environment: 'sandbox',
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'spec' },

@@ -1,19 +1,20 @@
 /**
- * The directory: the read model of accounts, keys, portals and cases. Requests read its rows by primary key and never cache them. So a deactivation
+ * The directory: the read model of accounts, keys, portals, cases and merchant accounts. Requests read its rows by primary key and never cache them. So a deactivation
  * or a rotation takes effect as soon as its row is written (specification, Authentication 3 and 4).
  *
  * The `evolve` of each decider makes the rows. The implementations on Postgres and in memory (for the simulation) pass the same contract spec.
  */
 import { isUuid, systemClock } from '#kernel';
-import { batched, type Queryable } from '#platform';
+import { batched, type Pool, type Queryable, transaction } from '#platform';
 import type { DomainEvent, ReadModel, Recorded, StreamType } from '#eventstore';
 import type { Account, AccountStatus, KeyEnvironment } from './account.js';
-import type { Case, CaseRestriction } from './case-restriction.js';
-import { ACCOUNT_STREAM, CASE_STREAM, PORTAL_STREAM } from './events.js';
+import type { Case, Restriction } from './case-restriction.js';
+import { ACCOUNT_STREAM, CASE_STREAM, MERCHANT_ACCOUNT_STREAM, PORTAL_STREAM } from './events.js';
+import type { MerchantAccount, MerchantAccountStatus } from './merchant-account.js';
 import { asNow, type Portal } from './portal.js';
 
 /** The streams that the directory folds. */
-export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-'] as const;
+export const DIRECTORY_STREAMS = ['account-', 'portal-', 'case-', 'merchant-account-'] as const;
 
 /** A key and the status of its account, for authentication. */
 export interface ApiKeyFacts {
@@ -47,7 +48,9 @@ export interface ChargeTerms {
   /** null: no such portal. */
   readonly portal: Portal | null;
   /** The recorded restriction, which may have ended ({@link restrictionInForce}). null: there is none, or no reference id was given. */
-  readonly restriction: CaseRestriction | null;
+  readonly restriction: Restriction | null;
+  /** The status of the merchant accounts of the portal's gateway, by id. An account of the simulator has none. */
+  readonly merchantAccounts: Readonly<Record<string, MerchantAccountStatus>>;
 }
 
 /** Reads the present rows. An id that is not a UUID counts as unknown. */
@@ -61,8 +64,12 @@ export interface Directory {
   /** All portals, oldest id first. */
   portals(): Promise<Portal[]>;
   grant(accountId: string, portalId: string): Promise<PortalAccess>;
-  caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null>;
+  caseRestriction(portalId: string, referenceId: string): Promise<Restriction | null>;
   chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms>;
+  /** null: no such merchant account. */
+  merchantAccount(id: string): Promise<MerchantAccount | null>;
+  /** All merchant accounts, by id. */
+  merchantAccounts(): Promise<MerchantAccount[]>;
 }
 
 // Folding, shared by both implementations.
@@ -96,9 +103,11 @@ interface Rows {
   readonly portals: Map<string, Row<Portal>>;
   /** By {@link caseKey}. */
   readonly cases: Map<string, Row<Case>>;
+  /** By id. */
+  readonly merchantAccounts: Map<string, Row<MerchantAccount>>;
 }
 
-const noRows = (): Rows => ({ accounts: new Map(), portals: new Map(), cases: new Map() });
+const noRows = (): Rows => ({ accounts: new Map(), portals: new Map(), cases: new Map(), merchantAccounts: new Map() });
 
 const caseKey = (portalId: string, referenceId: string) => `${portalId} ${referenceId}`;
 
@@ -107,6 +116,7 @@ const keyOf = (recorded: Recorded): { readonly kind: keyof Rows; readonly key: s
   if (recorded.stream.startsWith('account-')) return { kind: 'accounts', key: data.accountId!, data };
   if (recorded.stream.startsWith('portal-')) return { kind: 'portals', key: data.portalId!, data };
   if (recorded.stream.startsWith('case-')) return { kind: 'cases', key: caseKey(data.portalId!, data.referenceId!), data };
+  if (recorded.stream.startsWith('merchant-account-')) return { kind: 'merchantAccounts', key: data.merchantAccount!, data };
   return null;
 };
 
@@ -115,6 +125,7 @@ const foldInto = (rows: Rows, recorded: Recorded) => {
   if (place?.kind === 'accounts') advance(ACCOUNT_STREAM, rows.accounts, place.key, recorded);
   if (place?.kind === 'portals') advance(PORTAL_STREAM, rows.portals, place.key, recorded);
   if (place?.kind === 'cases') advance(CASE_STREAM, rows.cases, place.key, recorded);
+  if (place?.kind === 'merchantAccounts') advance(MERCHANT_ACCOUNT_STREAM, rows.merchantAccounts, place.key, recorded);
 };
 
 // Postgres.
@@ -153,14 +164,29 @@ create table directory_case (
   revision     bigint not null,
   kind         text check (kind in ('blocked', 'held')),
   until        text,
-  reason       text,
   primary key (portal_id, reference_id)
+);
+create table directory_merchant_account (
+  merchant_account text collate "C" primary key,
+  gateway          text not null,
+  environment      text not null check (environment in ('sandbox', 'production')),
+  external_id      text collate "C" not null,
+  status           text not null check (status in ('active', 'charges_disabled', 'disabled')),
+  revision         bigint not null,
+  state            json not null,
+  -- An account under two names would be settled twice. A lock at the command keeps such an event out of the log.
+  unique (gateway, environment, external_id)
 )`;
 
 /** Folds a batch into the rows. Skips events that the rows contain already. */
 export const applyDirectory = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
   const rows = noRows();
-  const keys = { accounts: new Set<string>(), portals: new Set<string>(), cases: new Map<string, { portalId: string; referenceId: string }>() };
+  const keys = {
+    accounts: new Set<string>(),
+    portals: new Set<string>(),
+    merchantAccounts: new Set<string>(),
+    cases: new Map<string, { portalId: string; referenceId: string }>(),
+  };
   for (const recorded of events) {
     const place = keyOf(recorded);
     if (place?.kind === 'cases') keys.cases.set(place.key, { portalId: place.data.portalId!, referenceId: place.data.referenceId! });
@@ -169,17 +195,19 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
   if (keys.accounts.size > 0) await readAccounts(client, rows, [...keys.accounts]);
   if (keys.portals.size > 0) await readPortals(client, rows, [...keys.portals]);
   if (keys.cases.size > 0) await readCases(client, rows, [...keys.cases.values()]);
+  if (keys.merchantAccounts.size > 0) await readMerchantAccounts(client, rows, [...keys.merchantAccounts]);
   for (const recorded of events) foldInto(rows, recorded);
   if (rows.accounts.size > 0) await writeAccounts(client, [...rows.accounts.values()]);
   if (rows.portals.size > 0) await writePortals(client, [...rows.portals.values()]);
   if (rows.cases.size > 0) await writeCases(client, [...rows.cases.values()]);
+  if (rows.merchantAccounts.size > 0) await writeMerchantAccounts(client, [...rows.merchantAccounts.values()]);
 };
 
 export const directoryModel: ReadModel = {
   name: 'directory',
-  shape: 3,
+  shape: 5,
   streamPrefixes: DIRECTORY_STREAMS,
-  tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case'],
+  tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case', 'directory_merchant_account'],
   createTables: TABLES,
   createIndexes: '',
   apply: applyDirectory,
@@ -202,23 +230,32 @@ const readPortals = async (client: Queryable, rows: Rows, portalIds: readonly st
 };
 
 interface RestrictionColumns {
-  readonly kind: CaseRestriction['kind'] | null;
+  readonly kind: Restriction['kind'] | null;
   readonly until: string | null;
-  readonly reason: string | null;
 }
 
-const toRestriction = ({ kind, until, reason }: RestrictionColumns): CaseRestriction | null => (kind === null ? null : { kind, until, reason });
+const toRestriction = ({ kind, until }: RestrictionColumns): Restriction | null => (kind === null ? null : { kind, until });
 
 const readCases = async (client: Queryable, rows: Rows, cases: readonly { portalId: string; referenceId: string }[]) => {
   const found = await client.query<RestrictionColumns & { portal_id: string; reference_id: string; revision: string }>(
-    `select portal_id, reference_id, revision, kind, until, reason
+    `select portal_id, reference_id, revision, kind, until
      from directory_case join unnest($1::uuid[], $2::text[]) as asked (portal_id, reference_id) using (portal_id, reference_id)`,
     [cases.map(({ portalId }) => portalId), cases.map(({ referenceId }) => referenceId)],
   );
   for (const row of found.rows) {
-    const state = { portalId: row.portal_id, referenceId: row.reference_id, restriction: toRestriction(row) };
+    const restriction = toRestriction(row);
+    // The reason stays in the log. No later event depends on it.
+    const state = { portalId: row.portal_id, referenceId: row.reference_id, restriction: restriction && { ...restriction, personal: null } };
     rows.cases.set(caseKey(row.portal_id, row.reference_id), { state, revision: BigInt(row.revision) });
   }
+};
+
+const readMerchantAccounts = async (client: Queryable, rows: Rows, ids: readonly string[]) => {
+  const found = await client.query<{ merchant_account: string; revision: string; state: MerchantAccount }>(
+    'select merchant_account, revision, state from directory_merchant_account where merchant_account = any ($1::text[])',
+    [ids],
+  );
+  for (const { merchant_account, revision, state } of found.rows) rows.merchantAccounts.set(merchant_account, { state, revision: BigInt(revision) });
 };
 
 const writeAccounts = async (client: Queryable, rows: readonly Row<Account>[]) => {
@@ -271,17 +308,32 @@ const writePortals = async (client: Queryable, rows: readonly Row<Portal>[]) => 
 
 const writeCases = async (client: Queryable, rows: readonly Row<Case>[]) => {
   await client.query(
-    `insert into directory_case (portal_id, reference_id, revision, kind, until, reason)
-     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[])
-     on conflict (portal_id, reference_id) do update
-       set revision = excluded.revision, kind = excluded.kind, until = excluded.until, reason = excluded.reason`,
+    `insert into directory_case (portal_id, reference_id, revision, kind, until)
+     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[])
+     on conflict (portal_id, reference_id) do update set revision = excluded.revision, kind = excluded.kind, until = excluded.until`,
     [
       rows.map(({ state }) => state.portalId),
       rows.map(({ state }) => state.referenceId),
       rows.map(({ revision }) => String(revision)),
       rows.map(({ state }) => state.restriction?.kind ?? null),
       rows.map(({ state }) => state.restriction?.until ?? null),
-      rows.map(({ state }) => state.restriction?.reason ?? null),
+    ],
+  );
+};
+
+const writeMerchantAccounts = async (client: Queryable, rows: readonly Row<MerchantAccount>[]) => {
+  await client.query(
+    `insert into directory_merchant_account (merchant_account, gateway, environment, external_id, status, revision, state)
+     select * from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::json[])
+     on conflict (merchant_account) do update set status = excluded.status, revision = excluded.revision, state = excluded.state`,
+    [
+      rows.map(({ state }) => state.merchantAccount),
+      rows.map(({ state }) => state.gateway),
+      rows.map(({ state }) => state.environment),
+      rows.map(({ state }) => state.externalId),
+      rows.map(({ state }) => state.status),
+      rows.map(({ revision }) => String(revision)),
+      rows.map(({ state }) => JSON.stringify(state)),
     ],
   );
 };
@@ -343,6 +395,15 @@ interface TermsQuestion {
   readonly referenceId: string | null;
 }
 
+interface TermsColumns {
+  readonly status: AccountStatus | null;
+  readonly portal: Portal | null;
+  readonly merchant_account: string | null;
+  readonly merchant_status: MerchantAccountStatus | null;
+  readonly fee_merchant_account: string | null;
+  readonly fee_merchant_status: MerchantAccountStatus | null;
+}
+
 /**
  * Reads with one statement, so that grant, portal and restriction are of the same moment. The row of a portal is sent only with the first question
  * that names the portal.
@@ -350,14 +411,17 @@ interface TermsQuestion {
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
   const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
   const portalIds = uuids(questions.map(({ portalId }) => portalId));
-  const { rows } = await db.query<GrantColumns & RestrictionColumns & { status: AccountStatus | null; portal: Portal | null }>({
+  const { rows } = await db.query<GrantColumns & RestrictionColumns & TermsColumns>({
     name: 'directory-charge-terms',
-    text: `select a.status, g.active, g.once_granted, c.kind, c.until, c.reason, p.state as portal
+    text: `select a.status, g.active, g.once_granted, c.kind, c.until, p.state as portal,
+             m.merchant_account, m.status as merchant_status, f.merchant_account as fee_merchant_account, f.status as fee_merchant_status
            from unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) with ordinality asked (account_id, portal_id, reference_id, shown_portal_id, number)
            left join directory_account a on a.account_id = asked.account_id
            left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
            left join directory_case c on c.portal_id = asked.portal_id and c.reference_id = asked.reference_id
            left join directory_portal p on p.portal_id = asked.shown_portal_id
+           left join directory_merchant_account m on m.merchant_account = p.state #>> '{gateway,merchantAccount}'
+           left join directory_merchant_account f on f.merchant_account = p.state #>> '{gateway,feeMerchantAccount}'
            order by asked.number`,
     values: [
       uuids(questions.map(({ accountId }) => accountId)),
@@ -366,13 +430,20 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
       portalIds.map((id, index) => (portalIds.indexOf(id) === index ? id : null)),
     ],
   });
-  const portalOf = new Map<string | null, Portal>();
-  for (const [index, { portal }] of rows.entries()) if (portal) portalOf.set(portalIds[index]!, asNow(portal));
+  const shown = new Map<string | null, Pick<ChargeTerms, 'portal' | 'merchantAccounts'>>();
+  for (const [index, row] of rows.entries())
+    if (row.portal) {
+      const accounts = [
+        [row.merchant_account, row.merchant_status],
+        [row.fee_merchant_account, row.fee_merchant_status],
+      ].filter(([id]) => id !== null) as [string, MerchantAccountStatus][];
+      shown.set(portalIds[index]!, { portal: asNow(row.portal), merchantAccounts: Object.fromEntries(accounts) });
+    }
   return rows.map((row, index) => ({
     accountStatus: row.status,
     access: toAccess(row),
-    portal: portalOf.get(portalIds[index]!) ?? null,
     restriction: toRestriction(row),
+    ...(shown.get(portalIds[index]!) ?? { portal: null, merchantAccounts: {} }),
   }));
 };
 
@@ -429,15 +500,42 @@ export const postgresDirectory = (db: Queryable): Directory => {
       if (!isUuid(portalId)) return null;
       const { rows } = await db.query<RestrictionColumns>({
         name: 'directory-case',
-        text: 'select kind, until, reason from directory_case where portal_id = $1::uuid and reference_id = $2',
+        text: 'select kind, until from directory_case where portal_id = $1::uuid and reference_id = $2',
         values: [portalId, referenceId],
       });
       return rows[0] ? toRestriction(rows[0]) : null;
     },
 
     chargeTerms: (accountId, portalId, referenceId) => chargeTerms({ accountId, portalId, referenceId }),
+
+    merchantAccount: async (id) => {
+      const { rows } = await db.query<{ state: MerchantAccount }>({
+        name: 'directory-merchant-account',
+        text: 'select state from directory_merchant_account where merchant_account = $1',
+        values: [id],
+      });
+      return rows[0]?.state ?? null;
+    },
+
+    merchantAccounts: async () => {
+      const { rows } = await db.query<{ state: MerchantAccount }>({
+        name: 'directory-merchant-accounts',
+        text: 'select state from directory_merchant_account order by merchant_account',
+      });
+      return rows.map(({ state }) => state);
+    },
   };
 };
+
+/** Any number; other locks of the database have others. */
+const ADD_LOCK = 7_205_131;
+
+/** Runs `work` while no other process runs one. Two processes could add one account of a processor under two names. */
+export const oneAtATime = <T>(pool: Pool, work: () => Promise<T>): Promise<T> =>
+  transaction(pool, async (client) => {
+    await client.query('select pg_advisory_xact_lock($1)', [ADD_LOCK]);
+    return work();
+  });
 
 /** The directory in memory, for the simulation and unit specs. The caller passes the log's events to `apply`. */
 export class MemoryDirectory implements Directory {
@@ -490,17 +588,30 @@ export class MemoryDirectory implements Directory {
     return this.rows.portals.get(portalId.toLowerCase())?.state.access[accountId.toLowerCase()] ?? null;
   }
 
-  async caseRestriction(portalId: string, referenceId: string): Promise<CaseRestriction | null> {
-    return this.rows.cases.get(caseKey(portalId.toLowerCase(), referenceId))?.state.restriction ?? null;
+  async caseRestriction(portalId: string, referenceId: string): Promise<Restriction | null> {
+    const restriction = this.rows.cases.get(caseKey(portalId.toLowerCase(), referenceId))?.state.restriction;
+    return restriction ? { kind: restriction.kind, until: restriction.until } : null;
   }
 
   async chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms> {
+    const portal = await this.portal(portalId);
+    const { gateway } = portal ?? {};
+    const found = await Promise.all([gateway?.merchantAccount, gateway?.feeMerchantAccount].map((id) => this.merchantAccount(id ?? '')));
     return {
       accountStatus: (await this.account(accountId))?.status ?? null,
       access: await this.grant(accountId, portalId),
-      portal: await this.portal(portalId),
+      portal,
       restriction: referenceId === null ? null : await this.caseRestriction(portalId, referenceId),
+      merchantAccounts: Object.fromEntries(found.filter((one) => one !== null).map(({ merchantAccount, status }) => [merchantAccount, status])),
     };
+  }
+
+  async merchantAccount(id: string): Promise<MerchantAccount | null> {
+    return this.rows.merchantAccounts.get(id)?.state ?? null;
+  }
+
+  async merchantAccounts(): Promise<MerchantAccount[]> {
+    return [...this.rows.merchantAccounts.values()].map(({ state }) => state).sort((a, b) => (a.merchantAccount < b.merchantAccount ? -1 : 1));
   }
 }
 

@@ -1,9 +1,20 @@
 /** The events of this lib, and the kinds of streams that hold them. */
 import { createHash } from 'node:crypto';
 import { type DecidedStreamType, defineEvents, type EventStore, type Recorded } from '#eventstore';
+import { inClear, type Personal } from '#kernel';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
-import { type Case, type CaseCommand, type CaseEvent, caseRestriction } from './case-restriction.js';
-import { checkoutConfiguredFromV1, portal, type Portal, type PortalCommand, type PortalEvent, type PortalGateway } from './portal.js';
+import { type Case, type CaseCommand, type CaseEvent, type CaseReason, caseRestriction } from './case-restriction.js';
+import { merchantAccount, type MerchantAccount, type MerchantAccountCommand, type MerchantAccountEvent } from './merchant-account.js';
+import {
+  checkoutConfiguredFromV1,
+  gatewaySetFromV1,
+  portal,
+  type Portal,
+  type PortalCommand,
+  portalCreatedFromV1,
+  type PortalEvent,
+  type PortalGateway,
+} from './portal.js';
 
 export const accountEvents = defineEvents<AccountEvent>({
   AccountCreated: [],
@@ -12,23 +23,40 @@ export const accountEvents = defineEvents<AccountEvent>({
   ApiKeyRevoked: [],
   AccountDeactivated: [],
   AccountReactivated: [],
+  AccountRetentionSet: [],
 });
 
 export const portalEvents = defineEvents<PortalEvent>({
-  PortalCreated: [],
+  PortalCreated: [portalCreatedFromV1],
   PortalFeeChanged: [],
   PortalAccessGranted: [],
   PortalAccessRevoked: [],
   PortalLimitsSet: [],
   PortalRulesSet: [],
   PortalCodingSet: [],
-  PortalGatewaySet: [],
+  PortalGatewaySet: [gatewaySetFromV1],
   PortalCheckoutConfigured: [checkoutConfiguredFromV1],
   PortalSigningSecretStaged: [],
   PortalSigningSecretActivated: [],
 });
 
-export const caseEvents = defineEvents<CaseEvent>({ CaseBlocked: [], CaseHeld: [], CaseAllowed: [] });
+/** Upcast to version 2. Version 1 held the reason in clear. */
+const reasonInClear = <Data extends { readonly personal: Personal<CaseReason> }>({
+  reason,
+  ...data
+}: Omit<Data, 'personal'> & { readonly reason: string | null }): Data =>
+  ({ ...data, personal: reason === null ? null : inClear({ reason }) }) as unknown as Data;
+
+export const caseEvents = defineEvents<CaseEvent>({ CaseBlocked: [reasonInClear], CaseHeld: [reasonInClear], CaseAllowed: [reasonInClear] });
+
+export const merchantAccountEvents = defineEvents<MerchantAccountEvent>({
+  MerchantAccountAdded: [],
+  MerchantAccountCredentialsRotated: [],
+  MerchantAccountSettingsChanged: [],
+  MerchantAccountDisabled: [],
+  MerchantAccountEnabled: [],
+  MerchantAccountChecked: [],
+});
 
 export const ACCOUNT_STREAM: DecidedStreamType<Account | null, AccountCommand, AccountEvent> = {
   prefix: 'account-',
@@ -46,6 +74,12 @@ export const CASE_STREAM: DecidedStreamType<Case | null, CaseCommand, CaseEvent>
   prefix: 'case-',
   events: caseEvents,
   decider: caseRestriction,
+};
+
+export const MERCHANT_ACCOUNT_STREAM: DecidedStreamType<MerchantAccount | null, MerchantAccountCommand, MerchantAccountEvent> = {
+  prefix: 'merchant-account-',
+  events: merchantAccountEvents,
+  decider: merchantAccount,
 };
 
 const gatewaysIn = (events: readonly Recorded[]): readonly PortalGateway[] =>

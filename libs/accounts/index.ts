@@ -1,16 +1,19 @@
 export { AccessTokens, authenticate, type AuthenticationDeps, type Caller, exchange, type TokenGrant } from './access-token.js';
-export type { Account } from './account.js';
+export { type Account, MAX_RETENTION_YEARS } from './account.js';
 export {
   Administration,
   type CaseChange,
   createSandboxDefaults,
   type Done,
+  type GatewayChoice,
   type NewKey,
+  type NewMerchantAccount,
   openAcceptedSecrets,
+  openCredentials,
   openSigningSecret,
 } from './administration.js';
 export { keyEnvironment, newApiKey, newSecret } from './api-key.js';
-export { restrictionInForce } from './case-restriction.js';
+export { caseReasonContext, restrictionInForce } from './case-restriction.js';
 export {
   type AccountFacts,
   type ChargeTerms,
@@ -18,11 +21,28 @@ export {
   directoryModel,
   findNamedKey,
   MemoryDirectory,
+  oneAtATime,
   type PortalAccess,
   postgresDirectory,
 } from './directory.js';
-export { gatewaysOfAllTime, gatewaysOfPortal } from './events.js';
+export { caseEvents, gatewaysOfAllTime, gatewaysOfPortal } from './events.js';
 export { apiKeyUseMigration, lastKeyUses, postgresKeyUse } from './key-use.js';
+export {
+  type BatchCutOff,
+  chargesOnce,
+  credentialsRefOf,
+  type DisabledScope,
+  type Guarantee,
+  type GuaranteeResult,
+  isMerchantAccountId,
+  type MerchantAccount,
+  type MerchantAccountSettings,
+  type MerchantAccountStatus,
+  noMerchantAccount,
+  takesCardNumbers,
+  type Vendor,
+  VENDORS,
+} from './merchant-account.js';
 export {
   type ChargeMode,
   CHECKOUT_LOCALES,
@@ -42,6 +62,7 @@ export {
   type RuleBrand,
   type VelocityLimits,
 } from './portal.js';
+export { retentionsOf } from './retention.js';
 export {
   type Bind,
   EVERYTHING,

@@ -5,6 +5,7 @@
  */
 import { canonicalJson, type Cents, type Decider, isCents, MAX_AMOUNT_CENTS, parseUrl, ServiceError, unreachable } from '#kernel';
 import { validName } from './account.js';
+import { chargesOnce, takesCardNumbers } from './merchant-account.js';
 
 /** 100 %. A higher percentage is probably a misplaced decimal point. */
 export const MAX_PERCENT_BPS = 10_000;
@@ -38,6 +39,8 @@ export interface PortalGateway {
   readonly merchantAccount: string;
   readonly feeMerchantAccount: string;
   readonly credentialsRef: string;
+  /** The credentials of `feeMerchantAccount`. Absent: `credentialsRef`. */
+  readonly feeCredentialsRef?: string;
   readonly environment: 'sandbox' | 'production';
 }
 
@@ -148,6 +151,15 @@ export const checkoutConfiguredFromV1 = ({ portalId, checkout }: CheckoutConfigu
   checkout: { ...checkout, colour: null, locale: null },
 });
 
+interface PortalCreatedV1 extends Omit<Extract<PortalEvent, { type: 'PortalCreated' }>['data'], 'gateway'> {
+  readonly gateway: Omit<PortalGateway, 'feeCredentialsRef'> | null;
+}
+
+/** In version 1, both merchant accounts of a gateway had the same credentials. */
+export const portalCreatedFromV1 = (data: PortalCreatedV1): Extract<PortalEvent, { type: 'PortalCreated' }>['data'] => data;
+export const gatewaySetFromV1 = (data: Pick<PortalCreatedV1, 'portalId' | 'gateway'>): Extract<PortalEvent, { type: 'PortalGatewaySet' }>['data'] =>
+  data;
+
 // State.
 
 export interface Portal {
@@ -234,7 +246,8 @@ export type PortalCommand =
   | { readonly type: 'SetRules'; readonly change: Partial<PortalRules> }
   /** Replaces all keys. */
   | { readonly type: 'SetCoding'; readonly keys: readonly string[] }
-  | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null }
+  /** `disableCheckout`: turns hosted checkout off, if it is on. */
+  | { readonly type: 'SetGateway'; readonly gateway: PortalGateway | null; readonly disableCheckout?: boolean }
   | { readonly type: 'ConfigureCheckout'; readonly change: Partial<CheckoutConfig> }
   /** Replaces an earlier staged secret, which may be lost. */
   | { readonly type: 'StageSigningSecret'; readonly signingSecret: SealedSecret }
@@ -251,6 +264,7 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
   switch (command.type) {
     case 'ChangeFee': {
       const fee = validFee({ ...portal.fee, ...command.change });
+      refuseTwoCharges(portal.gateway, fee);
       return same(fee, portal.fee) ? [] : [{ type: 'PortalFeeChanged', data: { portalId, feeVersion: portal.feeVersion + 1, fee } }];
     }
     case 'GrantAccess': {
@@ -276,10 +290,21 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
       const keys = validCoding(command.keys);
       return same(keys, portal.coding) ? [] : [{ type: 'PortalCodingSet', data: { portalId, keys } }];
     }
-    case 'SetGateway':
-      return same(command.gateway, portal.gateway) ? [] : [{ type: 'PortalGatewaySet', data: { portalId, gateway: command.gateway } }];
+    case 'SetGateway': {
+      const { gateway, disableCheckout = false } = command;
+      const checkout = disableCheckout ? { ...portal.checkout, enabled: false } : portal.checkout;
+      refuseTwoCharges(gateway, portal.fee);
+      if (checkout.enabled && gateway !== null && !takesCardNumbers(gateway.gateway))
+        refuse(`Hosted checkout takes card numbers, and ${gateway.gateway} takes none: turn hosted checkout off first.`);
+      return [
+        ...(same(checkout, portal.checkout) ? [] : [{ type: 'PortalCheckoutConfigured', data: { portalId, checkout } } as const]),
+        ...(same(gateway, portal.gateway) ? [] : [{ type: 'PortalGatewaySet', data: { portalId, gateway } } as const]),
+      ];
+    }
     case 'ConfigureCheckout': {
       const checkout = validCheckout({ ...portal.checkout, ...command.change });
+      if (checkout.enabled && portal.gateway !== null && !takesCardNumbers(portal.gateway.gateway))
+        refuse(`Hosted checkout takes card numbers, and this portal's gateway ${portal.gateway.gateway} takes none.`);
       return same(checkout, portal.checkout) ? [] : [{ type: 'PortalCheckoutConfigured', data: { portalId, checkout } }];
     }
     case 'StageSigningSecret':
@@ -295,6 +320,7 @@ const decide = (state: Portal | null, command: PortalCommand): readonly PortalEv
 const create = (state: Portal | null, command: Ask<'CreatePortal'>): PortalEvent[] => {
   if (state) throw new ServiceError('INVALID_STATE', 'The portal already exists.');
   const { portalId, ownerAccountId, gateway, signingSecret } = command;
+  refuseTwoCharges(gateway, command.fee);
   const granted = [...new Set(command.grantedAccountIds)].filter((accountId) => accountId !== ownerAccountId);
   return [
     {
@@ -309,6 +335,13 @@ const create = (state: Portal | null, command: Ask<'CreatePortal'>): PortalEvent
 
 const refuse = (message: string): never => {
   throw new ServiceError('VALIDATION_ERROR', message);
+};
+
+/** Refuses a fee that would need a second charge at a gateway whose tokens work once. */
+const refuseTwoCharges = (gateway: PortalGateway | null, { chargeMode }: FeeConfig): void => {
+  if (gateway === null || !chargesOnce(gateway.gateway)) return;
+  if (chargeMode !== 'combined') refuse(`At ${gateway.gateway} principal and fee must be one charge: the charge mode must be combined.`);
+  if (gateway.merchantAccount !== gateway.feeMerchantAccount) refuse(`At ${gateway.gateway} principal and fee must go to the same merchant account.`);
 };
 
 const isWholeNumber = (value: number, from: number, to: number) =>

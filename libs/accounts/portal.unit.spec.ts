@@ -59,6 +59,50 @@ const given = (...facts: PortalEvent[]) => ({
   }),
 });
 
+describe('a gateway whose tokens work once, and which takes no card numbers', () => {
+  const stripe: PortalGateway = { ...gateway, gateway: 'stripe', feeMerchantAccount: 'm', credentialsRef: 'merchant-account:m' };
+  const combined = { ...fee, chargeMode: 'combined' } as const;
+  const atStripe: PortalEvent = { type: 'PortalGatewaySet', data: { portalId, gateway: stripe } };
+  const combinedFee: PortalEvent = { type: 'PortalFeeChanged', data: { portalId, feeVersion: 2, fee: combined } };
+  const open: PortalEvent = {
+    type: 'PortalCheckoutConfigured',
+    data: { portalId, checkout: { enabled: true, allow: [], requireSignedIntake: false, agencyName: null, colour: null, locale: null } },
+  };
+  const closed = { ...open, data: { portalId, checkout: { ...open.data.checkout, enabled: false } } };
+
+  test('is set where principal and fee are one charge to one account', () =>
+    given(created, combinedFee).when({ type: 'SetGateway', gateway: stripe }).then(atStripe));
+  test('is refused with two charges', () => {
+    given(created)
+      .when({ type: 'SetGateway', gateway: stripe })
+      .thenRefused('VALIDATION_ERROR', /must be one charge/);
+    given()
+      .when({ ...create, gateway: stripe })
+      .thenRefused('VALIDATION_ERROR', /must be one charge/);
+    given(created, combinedFee, atStripe)
+      .when({ type: 'ChangeFee', change: { chargeMode: 'separate' } })
+      .thenRefused('VALIDATION_ERROR', /must be one charge/);
+  });
+  test('is refused with two accounts', () =>
+    given(created, combinedFee)
+      .when({ type: 'SetGateway', gateway: { ...stripe, feeMerchantAccount: 'f' } })
+      .thenRefused('VALIDATION_ERROR', /same merchant account/));
+  test('is refused while hosted checkout is on, unless the same command turns it off', () => {
+    given(created, combinedFee, open)
+      .when({ type: 'SetGateway', gateway: stripe })
+      .thenRefused('VALIDATION_ERROR', /^Hosted checkout takes card numbers/);
+    given(created, combinedFee, open).when({ type: 'SetGateway', gateway: stripe, disableCheckout: true }).then(closed, atStripe);
+  });
+  test('keeps hosted checkout from being turned on, and lets its other settings change', () => {
+    given(created, combinedFee, atStripe)
+      .when({ type: 'ConfigureCheckout', change: { enabled: true } })
+      .thenRefused('VALIDATION_ERROR', /takes none/);
+    given(created, combinedFee, atStripe)
+      .when({ type: 'ConfigureCheckout', change: { locale: 'es' } })
+      .then({ type: 'PortalCheckoutConfigured', data: { portalId, checkout: { ...closed.data.checkout, locale: 'es' } } });
+  });
+});
+
 describe('a portal', () => {
   test('belongs to its first account (C66)', () => given().when(create).then(created));
   test('further accounts are grants, each named once', () =>

@@ -2,28 +2,19 @@
  * Alerts: what waits for people too long, and what does not agree. The command line, the audit API and the metrics all call {@link findAlerts}, so they
  * say the same. Each statement reads only what is open, however large the tables are.
  */
-import { type EventStore, NotInTheLog, type Position } from '#eventstore';
+import { checkpointOf, type EventStore, NotInTheLog, type Position } from '#eventstore';
 import { timestamp } from '#kernel';
 import { OPEN_STAFF_TASKS, WAITS_FOR_STAFF } from '#payments';
-import type { Queryable } from '#platform';
+import type { AlertThresholds, Queryable } from '#platform';
+import { ERASURE_STREAMS, erasureIdOf, erasureModel } from '#privacy';
 import { OPEN_STATUSES } from '#settlement';
 
-/** Days for which an exception of settlement may stay open. */
-export const EXCEPTION_DAYS = 7;
-/** Days after the closing of a batch by which its money should be funded. */
-export const IN_TRANSIT_DAYS = 5;
-/** Days before the due date of a dispute from which a missing answer to it is an alert. */
-export const DISPUTE_DAYS = 5;
-/** Seconds for which a charge or reversal may have no outcome. */
-export const UNKNOWN_SECONDS = 900;
-/** Seconds within which each event should be in the sealed log. */
-export const SEAL_SECONDS = 60;
 /** Number of items that an alert names, the oldest ones. `count` and `cents` are of all. */
 export const MAX_ITEMS = 20;
 
 /** Something that waits, or that does not agree. */
 export interface AlertItem {
-  /** The kind of thing that `id` names: exception, batch, dispute, payment, account, check or position. */
+  /** The kind of thing that `id` names: exception, batch, dispute, payment, account, check, position or erasure. */
   readonly kind: string;
   readonly id: string;
   /** null: the item is no money. */
@@ -50,12 +41,16 @@ export interface Alert {
 export interface AlertPorts {
   readonly store: EventStore;
   readonly db: Queryable;
+  /** The thresholds, by alert: days or seconds, as its rule says. */
+  readonly thresholds: AlertThresholds;
   /** The present business time: milliseconds since 1970. */
   readonly nowMs: number;
 }
 
-interface Rule extends Pick<Alert, 'severity' | 'threshold'> {
-  find(ports: AlertPorts): Promise<Found>;
+/** The `threshold` of a rule is the unit of its setting. null: it has no setting. */
+interface Rule extends Pick<Alert, 'severity'> {
+  readonly threshold: 'd' | 's' | null;
+  readonly find: (ports: AlertPorts) => Promise<Found>;
 }
 type Found = Pick<Alert, 'count' | 'cents' | 'items'>;
 
@@ -64,12 +59,12 @@ type Found = Pick<Alert, 'count' | 'cents' | 'items'>;
  * it.
  */
 const bySql =
-  (sql: string, values: readonly unknown[] = []): Rule['find'] =>
-  async ({ db, nowMs }) => {
+  (sql: string, values: (thresholds: AlertThresholds) => readonly unknown[] = () => []): Rule['find'] =>
+  async ({ db, nowMs, thresholds }) => {
     const { rows } = await db.query<{ kind: string; id: string; cents: string | null; at: Date | null; count: string; sum: string | null }>(
       `select kind, id, cents, at, count(*) over () as count, sum(cents) over () as sum from (${sql}) as found
        where $1::timestamptz is not null order by at nulls last, id limit ${MAX_ITEMS}`,
-      [timestamp(nowMs), ...values],
+      [timestamp(nowMs), ...values(thresholds)],
     );
     const centsOf = (text: string | null = null) => (text === null ? null : Number(text));
     return {
@@ -91,15 +86,15 @@ const DRIFT_CHECKS = ['read models', 'journal', 'books', 'lines', 'periods'];
 /** SQL: what a payment `p` of the list charged or tries to charge, in cents. */
 const TOTAL_CENTS = `(p.state::json -> 'terms' ->> 'amountCents')::bigint + (p.state::json -> 'terms' ->> 'serviceFeeCents')::bigint`;
 
-const failedSealChecks = bySql(failedChecks('$2'), [SEAL_CHECKS]);
+const failedSealChecks = bySql(failedChecks('$2'), () => [SEAL_CHECKS]);
 
-/** The oldest event that is not sealed, if it was stored more than {@link SEAL_SECONDS} ago on the store's clock. */
-const unsealed = async ({ store, db }: AlertPorts): Promise<AlertItem[]> => {
+/** The oldest event that is not sealed, if it was stored longer ago on the store's clock than the threshold allows. */
+const unsealed = async ({ store, db, thresholds }: AlertPorts): Promise<AlertItem[]> => {
   const { rows } = await db.query<{ position: string; now: Date }>('select position, clock_timestamp() as now from log_state');
   const { position, now } = rows[0]!;
   try {
     for await (const [oldest] of store.readAll((position || null) as Position | null, { max: 1 }))
-      return oldest && now.getTime() - oldest.storedAt.getTime() > SEAL_SECONDS * 1_000
+      return oldest && now.getTime() - oldest.storedAt.getTime() > thresholds.seal * 1_000
         ? [{ kind: 'position', id: oldest.position, cents: null, at: oldest.storedAt.toISOString() }]
         : [];
     return [];
@@ -110,39 +105,66 @@ const unsealed = async ({ store, db }: AlertPorts): Promise<AlertItem[]> => {
   }
 };
 
+/** The oldest erasure that is recorded and not done: its keys, or copies of the data, are still there. */
+const pendingErasure: Rule['find'] = async ({ store, db, thresholds }) => {
+  const { rows } = await db.query<{ position: string; now: Date }>(
+    'select position, clock_timestamp() as now from projection_checkpoint where name = $1',
+    [checkpointOf(erasureModel(null))],
+  );
+  const none = { count: 0, cents: null, items: [] };
+  if (!rows[0]) return none;
+  const { position, now } = rows[0];
+  try {
+    for await (const [oldest] of store.readAll((position || null) as Position | null, { max: 1, streamPrefixes: ERASURE_STREAMS }))
+      if (oldest && now.getTime() - oldest.storedAt.getTime() > thresholds.erasure_pending * 1_000)
+        return {
+          count: 1,
+          cents: null,
+          items: [{ kind: 'erasure', id: erasureIdOf(oldest.stream), cents: null, at: oldest.storedAt.toISOString() }],
+        };
+  } catch (error) {
+    // The log is shorter than it was. That is an incident with an alarm of its own.
+    if (!(error instanceof NotInTheLog)) throw error;
+  }
+  return none;
+};
+
 const RULES = {
   exceptions_old: {
     severity: 'ticket',
-    threshold: `${EXCEPTION_DAYS} d`,
+    threshold: 'd',
     find: bySql(
       `select 'exception' as kind, exception_id::text as id, abs(suspense_cents) as cents, opened_at as at from settlement_case
-       where status = any ($2::text[]) and opened_at < $1::timestamptz - interval '${EXCEPTION_DAYS} days'`,
-      [OPEN_STATUSES],
+       where status = any ($2::text[]) and opened_at < $1::timestamptz - $3 * interval '1 day'`,
+      ({ exceptions_old }) => [OPEN_STATUSES, exceptions_old],
     ),
   },
   in_transit_old: {
     severity: 'ticket',
-    threshold: `${IN_TRANSIT_DAYS} d`,
+    threshold: 'd',
     find: bySql(
       `select 'batch' as kind, gateway || '/' || merchant_account || '/' || batch_id as id, net_cents as cents, closed_at as at from settlement_batch
-       where not funded and closed_at < $1::timestamptz - interval '${IN_TRANSIT_DAYS} days'`,
+       where not funded and closed_at < $1::timestamptz - $2 * interval '1 day'`,
+      ({ in_transit_old }) => [in_transit_old],
     ),
   },
   // A dispute that is contested waits for the bank.
   dispute_due: {
     severity: 'ticket',
-    threshold: `${DISPUTE_DAYS} d`,
+    threshold: 'd',
     find: bySql(
       `select 'dispute' as kind, dispute_id::text as id, disputed_amount_cents as cents, due_date::timestamp at time zone 'UTC' as at from dispute
-       where status = 'debited' and due_date <= (($1::timestamptz at time zone 'UTC') + interval '${DISPUTE_DAYS} days')::date`,
+       where status = 'debited' and due_date <= (($1::timestamptz at time zone 'UTC') + $2 * interval '1 day')::date`,
+      ({ dispute_due }) => [dispute_due],
     ),
   },
   unknown_outcome: {
     severity: 'page',
-    threshold: `${UNKNOWN_SECONDS} s`,
+    threshold: 's',
     find: bySql(
       `select 'payment' as kind, p.payment_id::text as id, ${TOTAL_CENTS} as cents, p.open_since as at from payment_list p
-       where p.open_since < $1::timestamptz - interval '${UNKNOWN_SECONDS} seconds' and not (${WAITS_FOR_STAFF})`,
+       where p.open_since < $1::timestamptz - $2 * interval '1 second' and not (${WAITS_FOR_STAFF})`,
+      ({ unknown_outcome }) => [unknown_outcome],
     ),
   },
   suspense: {
@@ -167,18 +189,19 @@ const RULES = {
     find: bySql(
       `select 'payment' as kind, payment_id::text as id, null::bigint as cents, min(found_at) as at from drift_difference
        group by payment_id union all ${failedChecks('$2')}`,
-      [DRIFT_CHECKS],
+      () => [DRIFT_CHECKS],
     ),
   },
   seal: {
     severity: 'page',
-    threshold: `${SEAL_SECONDS} s`,
+    threshold: 's',
     find: async (ports) => {
       const late = await unsealed(ports);
       const failed = await failedSealChecks(ports);
       return { count: late.length + failed.count, cents: null, items: [...late, ...failed.items].slice(0, MAX_ITEMS) };
     },
   },
+  erasure_pending: { severity: 'ticket', threshold: 's', find: pendingErasure },
 } as const satisfies Readonly<Record<string, Rule>>;
 
 export type AlertName = keyof typeof RULES;
@@ -189,11 +212,12 @@ export const findAlerts = async (ports: AlertPorts): Promise<readonly Alert[]> =
   const alerts: Alert[] = [];
   // One after the other: a caller has one connection.
   for (const name of ALERT_NAMES) {
-    const rule: Rule = RULES[name];
-    const { count, cents, items } = await rule.find(ports);
+    const { severity, threshold: unit, find }: Rule = RULES[name];
+    const { count, cents, items } = await find(ports);
+    const threshold = unit === null ? null : `${ports.thresholds[name as keyof AlertThresholds]} ${unit}`;
     // The items are ordered by time, except that the oldest unsealed event comes first.
     const times = items.flatMap(({ at }) => at ?? []).sort();
-    alerts.push({ name, severity: rule.severity, count, cents, oldestAt: times[0] ?? null, threshold: rule.threshold, items });
+    alerts.push({ name, severity, count, cents, oldestAt: times[0] ?? null, threshold, items });
   }
   return alerts;
 };

@@ -189,8 +189,8 @@ const charged = async (store: EventStore): Promise<string> => {
     serviceFeeCents: 30,
     feeVersion: 1,
     chargeMode: 'combined',
-    lineItems: [{ id: ids.uuid(), amountCents: 1_000, serviceFeeCents: 30, referenceId: 'r', description: null, metadata: null, coding: null }],
-    payer: null,
+    lineItems: [{ id: ids.uuid(), amountCents: 1_000, serviceFeeCents: 30, referenceId: 'r', coding: null }],
+    personal: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
     legs: [{ leg: 'combined', principalCents: 1_000, feeCents: 30, account, references: { charge: 'c', reversal: 'r' } }],
   };

@@ -6,8 +6,20 @@
  */
 import { type Bind, portalsInScope, type Scope, scopeCondition } from '#accounts';
 import type { EventStore, ReadModel } from '#eventstore';
-import { AuthenticationError, isDay, sumCents } from '#kernel';
-import { type Charged, isVisible, type Payment, paymentListModel, paymentScopeCondition, remaining, staffWorkModel, statusOf } from '#payments';
+import { AuthenticationError, CLOSED, isDay, type Reveal, sumCents } from '#kernel';
+import {
+  type Charged,
+  isVisible,
+  keysOfPayment,
+  type Payment,
+  paymentListModel,
+  paymentScopeCondition,
+  reasonOf,
+  remaining,
+  staffWorkModel,
+  statusOf,
+  type VisiblePayment,
+} from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import type { Pool } from '#platform';
 import {
@@ -24,6 +36,7 @@ import {
 } from '#ledger';
 import { CAUSE_COLUMN, DEPOSIT_COLUMNS, depositPages, LINE_ITEM_COLUMNS, lineItemPages } from './line-reports.js';
 import { afterOf, type Column, keyOf, notAPlace, PAGE_ROWS, pagesByKey, parsed, SPELLED } from './pages.js';
+import { fillDescriptions, fillDisputeReasons, fillStaffReasons, type FillTexts, type OpensKeys } from './texts.js';
 import type { TieRow } from './tie.js';
 
 export interface ReportQuery {
@@ -41,6 +54,8 @@ export interface ReportQuery {
 export interface ReportPorts {
   readonly store: EventStore;
   readonly db: Pool;
+  /** Opens personal data. Absent: columns of personal data are empty. */
+  readonly personal?: OpensKeys;
 }
 
 export interface ReportPage {
@@ -147,14 +162,14 @@ const paymentReport = (
   columns: readonly string[],
   totals: readonly string[],
   where: string,
-  rowsOf: (id: string, payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>) => readonly Cell[][],
+  rowsOf: (id: string, payment: VisiblePayment, reveal: Reveal) => readonly Cell[][],
 ): Report => ({
   title,
   columns,
   totals,
   projection: paymentListModel,
   isScoped: true,
-  pages: async function* ({ db }, scope, { from, to, after }) {
+  pages: async function* ({ db, personal }, scope, { from, to, after }) {
     const rowsInPage = pageRows(scope);
     const read = async (place: readonly string[] | null) => {
       // A page has about `rowsInPage` payments, also if they have no rows. So each statement is short. First only times are read, to find where the page
@@ -179,11 +194,22 @@ const paymentReport = (
     for await (const rows of pagesByKey(after === null ? null : keyOf(after, 2), keyOfRow, read, rowsInPage)) {
       // A key with limits must not get the id of a payment out of scope as its place.
       const last = scope === null ? rows.at(-1) : rows.findLast(([, , state]) => state !== null);
+      const reveal = personal ? await personal.open([...new Set(rows.flatMap(([, , state]) => (state ? keysOfPayment(state) : [])))]) : CLOSED;
       yield {
-        rows: rows.flatMap(([, id, state]) => (state && isVisible(state) ? rowsOf(id, state) : [])),
+        rows: rows.flatMap(([, id, state]) => (state && isVisible(state) ? rowsOf(id, state, reveal) : [])),
         after: last ? afterOf(keyOfRow(last)) : null,
       };
     }
+  },
+});
+
+/** The report with a column of personal data, which is empty until a reader opens it. */
+const withTexts = (report: Report, fill: FillTexts): Report => ({
+  ...report,
+  pages: async function* (ports, scope, query) {
+    const { store, personal } = ports;
+    for await (const page of report.pages(ports, scope, query))
+      yield personal && page.rows.length > 0 ? { ...page, rows: await fill({ store, personal }, report.columns, page.rows) } : page;
   },
 });
 
@@ -374,7 +400,7 @@ export const REPORTS = {
     ['principal_cents', 'fee_cents'],
     // Payments with these three statuses have no reversal. A `succeeded` payment may have one, since an incomplete void leaves its status unchanged.
     `status not in ('pending', 'failed', 'unknown')`,
-    (id, payment) =>
+    (id, payment, reveal) =>
       payment.phase !== 'charged'
         ? []
         : payment.attempts.map((attempt) => [
@@ -385,7 +411,7 @@ export const REPORTS = {
             attempt.ended?.reversalType ?? null,
             attempt.ended?.outcome ?? 'open',
             attempt.initiatedBy,
-            attempt.reason,
+            reasonOf(id, attempt, reveal),
             sumCents(attempt.returned, (leg) => leg.principalCents),
             sumCents(attempt.returned, (leg) => leg.feeCents),
             attempt.returned.map(({ transactionId }) => transactionId).join(' '),
@@ -440,32 +466,35 @@ export const REPORTS = {
     },
     { projection: paymentRegisterModel },
   ),
-  disputes: sqlReport(
-    'Disputes: ageing and due dates',
-    [
-      ['dispute_id', 'text', 'dispute_id'],
-      ['payment_id', 'text', 'payment_id'],
-      ['status', 'text', 'status'],
-      ['stage', 'text', 'stage'],
-      ['reason_code', 'text', 'reason_code'],
-      ['reason', 'text', 'reason'],
-      ['disputed_cents', 'cents', 'disputed_amount_cents'],
-      ['opened_on', 'day', 'opened_on'],
-      ['due_date', 'day', 'due_date'],
-      ['updated_at', 'time', 'updated_at'],
-    ],
-    [
-      ['due_date', 'date'],
-      ['dispute_id', 'uuid'],
-    ],
-    {
-      // Each part has an index of its own. Recovered disputes of earlier days are not read.
-      table: `(select * from dispute where status <> 'recovered'
-        union all select * from dispute where status = 'recovered' and updated_at >= $1::timestamptz) as dispute`,
-      where: 'opened_on < $2::timestamptz and $3::timestamptz is not null',
-      inScope: BY_PAYMENT,
-    },
-    { projection: paymentRegisterModel },
+  disputes: withTexts(
+    sqlReport(
+      'Disputes: ageing and due dates',
+      [
+        ['dispute_id', 'text', 'dispute_id'],
+        ['payment_id', 'text', 'payment_id'],
+        ['status', 'text', 'status'],
+        ['stage', 'text', 'stage'],
+        ['reason_code', 'text', 'reason_code'],
+        ['reason', 'text', 'null'],
+        ['disputed_cents', 'cents', 'disputed_amount_cents'],
+        ['opened_on', 'day', 'opened_on'],
+        ['due_date', 'day', 'due_date'],
+        ['updated_at', 'time', 'updated_at'],
+      ],
+      [
+        ['due_date', 'date'],
+        ['dispute_id', 'uuid'],
+      ],
+      {
+        // Each part has an index of its own. Recovered disputes of earlier days are not read.
+        table: `(select * from dispute where status <> 'recovered'
+          union all select * from dispute where status = 'recovered' and updated_at >= $1::timestamptz) as dispute`,
+        where: 'opened_on < $2::timestamptz and $3::timestamptz is not null',
+        inScope: BY_PAYMENT,
+      },
+      { projection: paymentRegisterModel },
+    ),
+    fillDisputeReasons,
   ),
   open: sqlReport(
     'Unknown outcomes and incomplete operations, and since when',
@@ -541,40 +570,46 @@ export const REPORTS = {
       inScope: null,
     },
   ),
-  'staff-actions': sqlReport(
-    'Staff actions: who did what, and why',
-    [
-      ['recorded_at', 'time', 'recorded_at'],
-      ['actor_type', 'text', 'actor_type'],
-      ['actor', 'text', 'actor'],
-      ['event', 'text', 'event'],
-      ['stream', 'text', 'stream'],
-      ['reason', 'text', 'reason'],
-      ['event_id', 'text', 'event_id'],
-      ['position', 'text', 'position'],
-    ],
-    [
-      ['recorded_at', 'timestamptz'],
-      ['position', 'text'],
-    ],
-    {
-      table: 'staff_action',
-      where: 'recorded_at >= $1::timestamptz and recorded_at < $2::timestamptz and $3::timestamptz is not null',
-      inScope: null,
-    },
-    { projection: staffWorkModel, auditorsOnly: true },
+  'staff-actions': withTexts(
+    sqlReport(
+      'Staff actions: who did what, and why',
+      [
+        ['recorded_at', 'time', 'recorded_at'],
+        ['actor_type', 'text', 'actor_type'],
+        ['actor', 'text', 'actor'],
+        ['event', 'text', 'event'],
+        ['stream', 'text', 'stream'],
+        ['reason', 'text', 'reason'],
+        ['event_id', 'text', 'event_id'],
+        ['position', 'text', 'position'],
+      ],
+      [
+        ['recorded_at', 'timestamptz'],
+        ['position', 'text'],
+      ],
+      {
+        table: 'staff_action',
+        where: 'recorded_at >= $1::timestamptz and recorded_at < $2::timestamptz and $3::timestamptz is not null',
+        inScope: null,
+      },
+      { projection: staffWorkModel, auditorsOnly: true },
+    ),
+    fillStaffReasons,
   ),
-  'line-items': {
-    title: 'Line items: every movement of money, by line of a payment',
-    columns: LINE_ITEM_COLUMNS,
-    changesColumn: CAUSE_COLUMN,
-    totals: ['principal_cents', 'fee_cents', 'processor_fee_cents'],
-    projection: lineRegisterModel,
-    comparedWith: journalModel,
-    isScoped: true,
-    byPosition: true,
-    pages: lineItemPages,
-  },
+  'line-items': withTexts(
+    {
+      title: 'Line items: every movement of money, by line of a payment',
+      columns: LINE_ITEM_COLUMNS,
+      changesColumn: CAUSE_COLUMN,
+      totals: ['principal_cents', 'fee_cents', 'processor_fee_cents'],
+      projection: lineRegisterModel,
+      comparedWith: journalModel,
+      isScoped: true,
+      byPosition: true,
+      pages: lineItemPages,
+    },
+    fillDescriptions,
+  ),
   deposits: {
     title: 'Deposits: the settled lines of each funded batch',
     columns: DEPOSIT_COLUMNS,

@@ -8,10 +8,10 @@
  */
 import { isInScope, type Scope } from '#accounts';
 import { type Actor, type EventStore, NotInTheLog, type Position, readAhead, readStreams, type Recorded, type Subscription } from '#eventstore';
-import { type Clock, type Json, ServiceError } from '#kernel';
+import { type Clock, CLOSED, type Json, ServiceError } from '#kernel';
 import { isVisible, PAGE_BYTES, paymentEvents, paymentIdOf, paymentStream, paymentView, type PaymentView, postgresListRows } from '#payments';
 import type { Queryable } from '#platform';
-import { isEventType, publicData, publicPayment } from './public-data.js';
+import { isEventType, publicData } from './public-data.js';
 
 export interface FeedPorts {
   readonly store: EventStore;
@@ -242,7 +242,7 @@ export const changedPayments = async (
       const row = rows.get(id);
       // A stream without a charge has no row.
       if (!row || !isVisible(row.payment) || !isInScope(scope, row.payment.terms)) continue;
-      const payment = { ...publicPayment(paymentView(id, row.payment)), accountId: row.payment.terms.accountId };
+      const payment = { ...paymentView(id, row.payment, CLOSED), accountId: row.payment.terms.accountId };
       views.set(id, { payment, revision: Number(row.revision) });
       bytes += Buffer.byteLength(JSON.stringify(payment));
     }

@@ -10,7 +10,7 @@ import type { EventStore, ReadModel, Recorded } from '#eventstore';
 import { hashedUuid, type Queryable } from '#platform';
 import { type PaymentEvent, paymentEvents, paymentIdOf, paymentScopeCondition, type VisiblePayment, statusOf } from '#payments';
 import { exceptionEvents, isSettledLine, isSettlementStream, type RecordedLine, settlementEvents } from '#settlement';
-import { foldPage, type ListThenQuery, LOOK_AT, type PaymentThen } from './replay.js';
+import { closedReader, foldPage, type ListThenQuery, LOOK_AT, type PaymentThen, type Reader } from './replay.js';
 
 /** The kinds of names. They are also the parameters of the audit API and the options of the command line. */
 export const FIND_PARAMETERS = ['lineReference', 'referenceId', 'confirmationNumber', 'transactionId', 'last4', 'amountCents'] as const;
@@ -147,6 +147,7 @@ const namesIn = ({ type, data }: PaymentEvent): readonly string[] => {
       ]);
     }
     case 'PaymentVoided':
+      return transactions([data, { transactionId: data.undone?.chargeTransactionId ?? null }]);
     case 'PaymentRefunded':
     case 'FeeRefunded':
       return transactions([data]);
@@ -185,6 +186,7 @@ export const findPayments = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
   scope: Scope,
   { nameHash, asOf, accountId, portalId, from, to, status, after, limit }: FindQuery,
+  reader: Reader = closedReader,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: string | null }> => {
   const fits = (payment: VisiblePayment): boolean =>
     (accountId === null || payment.terms.accountId === accountId) &&
@@ -202,6 +204,6 @@ export const findPayments = async (
     values,
   );
   const ids = rows.slice(0, size).map((row) => row.payment_id);
-  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, fits);
+  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, fits, reader);
   return { payments, next: looked < rows.length ? ids[looked - 1]! : null };
 };

@@ -35,7 +35,7 @@ export { eventHash, rootOf } from './merkle.js';
 export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
 export { type ExportManifest, exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
-export { listAsOf, type ListThenQuery, paymentAsOf, timeline, withoutStaffNames } from './replay.js';
+export { listAsOf, type ListThenQuery, paymentAsOf, type Reader, readerOf, timeline, withoutStaffNames } from './replay.js';
 export {
   BrokenPromise,
   LOG_SEAL,

@@ -21,6 +21,7 @@ import { loadLines } from '../ledger/line-register.js';
 import { createPool, migrate, type Pool, systemIds } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
+import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 import { findDrift } from './drift.js';
 import { type ReportName, reportOf, type ReportQuery } from './exports.js';
 import { exportReport } from './pack.js';
@@ -416,14 +417,17 @@ describe('the tie finds', () => {
 });
 
 test('a CSV of changes has a heading of its own; a whole one has exactly the columns of the report', async () => {
-  const text = async (after: string | null) => {
+  const text = async (after: string | null, opened = {}) => {
     let found = '';
-    for await (const piece of exportReport({ store, db: pool }, EVERYTHING, 'line-items', 'csv', { ...ALL, after }, null).pieces) found += piece;
+    for await (const piece of exportReport({ store, db: pool, ...opened }, EVERYTHING, 'line-items', 'csv', { ...ALL, after }, null).pieces)
+      found += piece;
     return found.split('\r\n');
   };
   const COLUMNS = 'movement_id,position,movement,family,account_id,portal_id,payment_id,line_id,line_number,reference_id,payment_reference_id,description,coding,leg,principal_cents,fee_cents,processor_fee_cents,merchant_account,transaction_id,auth_code,brand,last4,confirmation_number,batch_id,deposit_id,deposited_on,initiated_by,recorded_at,effective_at,booked_at'; // prettier-ignore
-  const [heading, row] = await text(null);
+  const [heading, row] = await text(null, { personal: memoryPersonalKeys() });
   expect(heading).toBe(COLUMNS);
   expect(row).toContain(`'=1+1, ""quoted""`);
+  // Without an opening, descriptions stay out.
+  expect((await text(null))[1]).not.toContain('1+1');
   expect((await text(''))[0]).toBe(`${COLUMNS},cause`);
 });

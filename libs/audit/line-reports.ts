@@ -24,7 +24,8 @@ const LINE_COLUMNS: readonly Column[] = [
   ['line_number', 'text', 'm.line_number'],
   ['reference_id', 'text', 'm.reference_id'],
   ['payment_reference_id', 'text', 'm.payment_reference_id'],
-  ['description', 'text', 'm.description'],
+  // Filled for a reader who may open it.
+  ['description', 'text', 'null'],
   ['coding', 'text', 'm.coding'],
   ['leg', 'text', 'm.leg'],
   ['principal_cents', 'cents', 'm.principal_cents'],

@@ -13,7 +13,7 @@ import { ServiceError } from '#kernel';
 import { paymentStream } from '#payments';
 import { type KeyRing, type Pool, transaction } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
-import { refuseReport, REPORTS, type ReportName, type ReportPage, reportOf, type ReportQuery, trialRows } from './exports.js';
+import { refuseReport, REPORTS, type ReportName, type ReportPage, reportOf, type ReportPorts, type ReportQuery, trialRows } from './exports.js';
 import { type Head, headKeys, signManifest } from './head.js';
 import {
   type AccountBalance,
@@ -97,7 +97,7 @@ export interface Exported {
 
 /** The text of a report, in pieces. `said` is updated before each piece. A scope that may not read the report → 403. */
 export const reportText = async function* (
-  ports: { readonly store: EventStore; readonly db: Pool },
+  ports: ReportPorts,
   scope: Scope,
   name: ReportName,
   format: ExportFormat,
@@ -172,17 +172,23 @@ export interface ExportManifest extends Omit<Exported, 'until'> {
  * INVALID_STATE.
  */
 export const exportReport = (
-  ports: { readonly store: EventStore; readonly db: Pool },
+  ports: ReportPorts,
   scope: Scope,
   report: ReportName,
   format: ExportFormat,
   query: ReportQuery,
   position: string | null,
   digest: ProjectionDigest | null = null,
-): { readonly pieces: AsyncGenerator<string, void, void>; readonly manifest: () => Promise<ExportManifest> } => {
+): {
+  readonly pieces: AsyncGenerator<string, void, void>;
+  readonly manifest: () => Promise<ExportManifest>;
+  /** Number of rows that were read so far. */
+  readonly rows: () => number;
+} => {
   const said: Exported = { rows: 0, totals: {}, after: query.after };
   const hash = createHash('sha256');
   return {
+    rows: () => said.rows,
     pieces: (async function* () {
       for await (const piece of reportText(ports, scope, report, format, { ...query, until: position }, said)) {
         hash.update(piece);
@@ -254,8 +260,8 @@ interface PackManifest {
   readonly files: readonly ExportedFile[];
 }
 
-/** Stream prefixes of accounts, portals, cases, staff, posting rules and closed periods. Every pack holds all events of these streams, of any time. */
-const CONFIGURATION = ['account-', 'portal-', 'case-', 'staff-', RULE_CHANGES, PERIODS];
+/** Stream prefixes of accounts, portals, cases, merchant accounts, staff, posting rules and closed periods. Every pack holds all events of these streams, of any time. */
+const CONFIGURATION = ['account-', 'portal-', 'case-', 'merchant-account-', 'staff-', RULE_CHANGES, PERIODS];
 
 /**
  * Writes the evidence pack into a new folder. The sealer must have reached the log's head before.

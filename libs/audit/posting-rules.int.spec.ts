@@ -154,7 +154,7 @@ test('the new version counts from the event on: old entries and closed periods k
   await follow(paymentListModel);
   const drift = await findDrift({ store, db: pool, now: () => clock.now(), rules: NEW_RULES });
   expect(drift.differences.filter(({ kind }) => kind !== 'settlement')).toEqual([]);
-  const rulesOf = async ({ paymentId }: typeof old) => (await timeline(store, EVERYTHING, paymentId, {}, NEW_RULES)).at(-1)!.rules;
+  const rulesOf = async ({ paymentId }: typeof old) => (await timeline(store, EVERYTHING, paymentId, {}, { rules: NEW_RULES })).at(-1)!.rules;
   expect(await rulesOf(inBetween)).toEqual(['R4', 'R5']);
   expect(await rulesOf(young)).toEqual(['R5']);
   await subscriber(logSeal, logSeal.name).runUntil(after, { timeoutMs: 20_000 });
@@ -190,7 +190,7 @@ test.each([
   const reached = subscriber(journalOf(NEW_RULES), `journal of ${data.rule}`, log).runUntil((await log.head())!, { timeoutMs: 20_000 });
   await expect(reached).rejects.toThrow(`stopped at PostingRuleChanged ${event.id}`);
   await expect(reached).rejects.toThrow(message);
-  await expect(timeline(log, EVERYTHING, ids.uuid(), {}, NEW_RULES)).rejects.toThrow(message);
+  await expect(timeline(log, EVERYTHING, ids.uuid(), {}, { rules: NEW_RULES })).rejects.toThrow(message);
   // Insert the row of a newer release. This release does not know its version.
   const position = `99999999999999999999${data.version}`;
   await pool.query('insert into journal_rule (position, rule, version) values ($1, $2, $3)', [position, data.rule, data.version]);

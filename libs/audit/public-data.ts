@@ -5,7 +5,6 @@
  * Each field of each event type has a decision. A field without a decision is not shown, and public-data.unit.spec.ts fails for it.
  */
 import type { Json } from '#kernel';
-import type { PaymentView } from '#payments';
 
 /**
  * The decisions, by event type: the number of its versions, then its fields in all of them. A field is written as a path through objects; the
@@ -16,12 +15,22 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   AccountCreated: [1, 'accountId name'],
   AccountDeactivated: [1, 'accountId'],
   AccountReactivated: [1, 'accountId'],
+  AccountRetentionSet: [1, 'accountId years'],
   ApiKeyIssued: [1, 'accountId key.environment key.keyId -key.kid -key.lookupId -key.secretHash'],
   ApiKeyRevoked: [1, 'accountId keyId'],
   ApiKeysRotated: [1, 'accountId endedKeyIds key.environment key.keyId -key.kid -key.lookupId -key.secretHash'],
-  CaseAllowed: [1, 'portalId referenceId -reason'],
-  CaseBlocked: [1, 'portalId referenceId until -reason'],
-  CaseHeld: [1, 'portalId referenceId until -reason'],
+  CaseAllowed: [2, 'portalId referenceId -personal -reason'],
+  CaseBlocked: [2, 'portalId referenceId until -personal -reason'],
+  CaseHeld: [2, 'portalId referenceId until -personal -reason'],
+  MerchantAccountAdded: [
+    1,
+    'environment externalId gateway merchantAccount name settings.cutOff.time settings.cutOff.timeZone -credentials -settings.endpoint',
+  ],
+  MerchantAccountChecked: [1, 'guarantees.guarantee guarantees.result merchantAccount runId -guarantees.detail'],
+  MerchantAccountCredentialsRotated: [1, 'merchantAccount -credentials'],
+  MerchantAccountDisabled: [1, 'merchantAccount scope -reason'],
+  MerchantAccountEnabled: [1, 'merchantAccount'],
+  MerchantAccountSettingsChanged: [1, 'merchantAccount name settings.cutOff.time settings.cutOff.timeZone -settings.endpoint'],
   PortalAccessGranted: [1, 'accountId portalId'],
   PortalAccessRevoked: [1, 'accountId portalId'],
   PortalCheckoutConfigured: [
@@ -30,12 +39,15 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   ],
   PortalCodingSet: [1, 'portalId keys'],
   PortalCreated: [
-    1,
+    2,
     `portalId ownerAccountId name feeVersion fee.chargeMode fee.flatCents fee.maxCents fee.minCents fee.percentBps gateway.environment
-     gateway.feeMerchantAccount gateway.gateway gateway.merchantAccount -gateway.credentialsRef -signingSecret`,
+     gateway.feeMerchantAccount gateway.gateway gateway.merchantAccount -gateway.credentialsRef -gateway.feeCredentialsRef -signingSecret`,
   ],
   PortalFeeChanged: [1, 'portalId feeVersion fee.chargeMode fee.flatCents fee.maxCents fee.minCents fee.percentBps'],
-  PortalGatewaySet: [1, 'portalId gateway.environment gateway.feeMerchantAccount gateway.gateway gateway.merchantAccount -gateway.credentialsRef'],
+  PortalGatewaySet: [
+    2,
+    'portalId gateway.environment gateway.feeMerchantAccount gateway.gateway gateway.merchantAccount -gateway.credentialsRef -gateway.feeCredentialsRef',
+  ],
   PortalLimitsSet: [1, 'portalId scope limits.attempts limits.blockSeconds limits.declines limits.windowSeconds'],
   PortalRulesSet: [1, 'portalId rules.brands rules.maxCents rules.minCents'],
   PortalSigningSecretActivated: [1, 'portalId'],
@@ -44,20 +56,20 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   // payments
   FeeRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
   PaymentAbandoned: [1, 'accountId attemptId -reason'],
-  PaymentCreated: [1, 'attemptId confirmationNumber legs.authCode legs.avs legs.cvv legs.leg legs.transactionId'],
+  PaymentCreated: [2, 'attemptId confirmationNumber legs.authCode legs.avs legs.card.brand legs.card.last4 legs.cvv legs.leg legs.transactionId'],
   PaymentDeclined: [
-    2,
-    `attemptId avs cvv declineCode leg transactionId takenBack.amountCents takenBack.leg takenBack.transactionId takenBack.voidTransactionId
+    3,
+    `attemptId avs cvv declineCode leg transactionId takenBack.amountCents takenBack.leg takenBack.means takenBack.transactionId takenBack.voidTransactionId
      -raw`,
   ],
-  PaymentDisputed: [1, 'disputeId disputedAmountCents dueDate leg openedOn reasonCode stage status -reason'],
-  PaymentFailed: [1, 'attemptId takenBack.amountCents takenBack.leg takenBack.transactionId takenBack.voidTransactionId -reason'],
+  PaymentDisputed: [2, 'disputeId disputedAmountCents dueDate leg openedOn reasonCode stage status -personal -reason'],
+  PaymentFailed: [2, 'attemptId takenBack.amountCents takenBack.leg takenBack.means takenBack.transactionId takenBack.voidTransactionId -reason'],
   PaymentInitiated: [
-    3,
+    4,
     `accountId amountCents attemptId chargeMode feeVersion legs.account.environment legs.account.gateway legs.account.merchantAccount
      legs.feeCents legs.leg legs.principalCents legs.references.charge legs.references.reversal lineItems.amountCents lineItems.coding
      lineItems.id lineItems.referenceId lineItems.serviceFeeCents paymentMethod.brand paymentMethod.last4 paymentMethod.type portalId
-     referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer`,
+     referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer -personal`,
   ],
   PaymentOutcomeUnknown: [1, 'attemptId leg -cause'],
   PaymentRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
@@ -67,25 +79,25 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
      -by -evidence`,
   ],
   PaymentSettled: [1, 'batchId closedAt feeCents grossCents leg'],
-  PaymentVoided: [1, 'attemptId feeCents leg principalCents transactionId'],
+  PaymentVoided: [2, 'attemptId feeCents leg principalCents transactionId undone.chargeTransactionId undone.means'],
   ReconciliationStarted: [1, 'attemptId'],
   RefundRequested: [
-    2,
+    3,
     `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents
-     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -reason`,
+     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -personal -reason`,
   ],
   ReturnRequested: [1, 'exceptionId'],
   ReversalAcknowledged: [2, 'attemptId toldAs -idempotency'],
-  ReversalEnded: [1, 'amountCents attemptId initiatedBy operation outcome reversalType -reason'],
+  ReversalEnded: [2, 'amountCents attemptId initiatedBy operation outcome reversalType -personal -reason'],
   SettlementRejected: [1, 'batchId closedAt leg'],
   SettlementWithdrawn: [1, 'batchId closedAt feeCents grossCents leg'],
-  StaffTaskAcknowledged: [1, 'paymentId task -by -reason'],
+  StaffTaskAcknowledged: [2, 'paymentId task -by -reason'],
   // `reason` is the name of the task.
-  StaffTaskRaised: [1, 'paymentId reason -evidence'],
+  StaffTaskRaised: [2, 'paymentId reason -evidence'],
   VoidRequested: [
-    2,
+    3,
     `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents
-     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -reason`,
+     legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -personal -reason`,
   ],
 
   // settlement
@@ -93,7 +105,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   ExceptionAssigned: [1, '-by -to'],
   ExceptionExplained: [1, '-by -reason'],
   ExceptionOpened: [
-    1,
+    2,
     'batchId exceptionId expectedCents gateway grossCents kind leg line merchantAccount paymentId ref suspenseCents transactionId',
   ],
   ExceptionRefundEnded: [1, 'attemptId outcome transactionId'],
@@ -108,18 +120,18 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   SettlementBatchRecorded: [1, 'batchId closedAt feeCents fundedOn gateway grossCents lineCount listed merchantAccount netCents'],
   SettlementFileImported: [1, 'batches.amountCents batches.batchId batches.count corrected lines sha256 -name'],
   SettlementLinesCorrected: [
-    1,
+    2,
     `batchId closedAt corrections.after.accepted corrections.after.expectedCents corrections.after.feeCents corrections.after.grossCents
      corrections.after.leg corrections.after.netCents corrections.after.number corrections.after.paymentId corrections.after.ref
-     corrections.after.result corrections.after.transactionId corrections.after.type corrections.before.accepted
+     corrections.after.result corrections.after.transactionId corrections.after.type corrections.after.undone corrections.before.accepted
      corrections.before.expectedCents corrections.before.feeCents corrections.before.grossCents corrections.before.leg
      corrections.before.netCents corrections.before.number corrections.before.paymentId corrections.before.ref corrections.before.result
-     corrections.before.transactionId corrections.before.type fileId fundedOn gateway merchantAccount`,
+     corrections.before.transactionId corrections.before.type corrections.before.undone fileId fundedOn gateway merchantAccount`,
   ],
   SettlementLinesRecorded: [
-    1,
+    2,
     `batchId closedAt gateway lines.accepted lines.expectedCents lines.feeCents lines.grossCents lines.leg lines.netCents lines.number
-     lines.paymentId lines.ref lines.result lines.transactionId lines.type merchantAccount`,
+     lines.paymentId lines.ref lines.result lines.transactionId lines.type lines.undone merchantAccount`,
   ],
 
   // ledger
@@ -132,6 +144,9 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
     1,
     'closing.account closing.creditCents closing.debitCents digest entries opening.account opening.creditCents opening.debitCents position to',
   ],
+
+  // privacy
+  PersonalDataErased: [1, 'cause erasureId reasonCode subjects.stream -subjects.keyId'],
 
   // audit and the log
   AuditKeyIssued: [2, 'environment keyId personal role scope.accounts scope.portals -kid -lookupId -name -secretHash'],
@@ -206,10 +221,3 @@ export const publicData = ({ type, v, data }: { readonly type: string; readonly 
 
 /** True if the type has a decision. */
 export const isEventType = (type: string): boolean => SHOWN.has(type);
-
-/** A payment without what belongs to its payer. All other fields are ids, references, codes, times and cents. */
-export const publicPayment = (payment: PaymentView): PaymentView => ({
-  ...payment,
-  payer: null,
-  lineItems: payment.lineItems.map((line) => ({ ...line, description: null, metadata: null })),
-});

@@ -99,7 +99,7 @@ describe('it is found if', () => {
     ]);
   });
   test('a version is new', () => {
-    expect(missingDecisions([...files, { ...initiated, version: 4 }])).toEqual(['PaymentInitiated: 4 versions, of which 3 have a decision']);
+    expect(missingDecisions([...files, { ...initiated, version: 5 }])).toEqual(['PaymentInitiated: 5 versions, of which 4 have a decision']);
   });
   test.each<[string, Readonly<Record<string, Schema>>, string]>([
     ['a field', { note: { type: 'string' } }, 'note'],
@@ -146,7 +146,7 @@ describe('the public part', () => {
   });
   test('of a type or version of a newer release there is none', () => {
     expect(publicData({ type: 'PaymentMoved', v: 1, data: {} })).toBeNull();
-    expect(publicData({ type: 'PaymentVoided', v: 2, data: {} })).toBeNull();
+    expect(publicData({ type: 'PaymentVoided', v: 3, data: {} })).toBeNull();
     expect([isEventType('PaymentVoided'), isEventType('constructor'), isEventType('PaymentMoved')]).toEqual([true, false, false]);
   });
 });

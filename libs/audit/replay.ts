@@ -4,9 +4,10 @@
  */
 import { isInScope, type Scope } from '#accounts';
 import { type Actor, type EventStore, readStreams, type Recorded } from '#eventstore';
-import { type Json, ServiceError } from '#kernel';
+import { CLOSED, type Json, keysIn, type Reveal, ServiceError } from '#kernel';
 import {
   isVisible,
+  keysOfPayment,
   listPlaces,
   PAGE_BYTES,
   type Payment,
@@ -18,9 +19,10 @@ import {
   type PaymentView,
   shownEvent,
   statusOf,
+  textOf,
   type VisiblePayment,
 } from '#payments';
-import type { Queryable } from '#platform';
+import type { PersonalKeys, Queryable } from '#platform';
 import { type Books, journalise, policyAt, type PostingRules, rulePolicies } from '#ledger';
 
 /** Where a replay ends. Default: at the last event. */
@@ -45,6 +47,16 @@ const foldPayment = (events: readonly Recorded[]): Payment => {
   return payment;
 };
 
+/** What a reader sees of personal data under these keys. */
+export type Reader = (keyIds: readonly string[]) => Promise<Reveal>;
+
+/** Sees no personal data. */
+export const closedReader: Reader = async () => CLOSED;
+
+/** Sees personal data if `opens`, else only whether it was erased. */
+export const readerOf = (personal: Pick<PersonalKeys, 'open' | 'erasures'>, opens: boolean): Reader =>
+  opens ? (keyIds) => personal.open(keyIds) : (keyIds) => personal.erasures(keyIds);
+
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
 export interface PaymentThen {
@@ -55,7 +67,13 @@ export interface PaymentThen {
 }
 
 /** A payment as it was at `end`. If it did not exist then, or is out of scope → PAYMENT_NOT_FOUND. */
-export const paymentAsOf = async (store: EventStore, scope: Scope, paymentId: string, end: Until): Promise<PaymentThen> => {
+export const paymentAsOf = async (
+  store: EventStore,
+  scope: Scope,
+  paymentId: string,
+  end: Until,
+  reader: Reader = closedReader,
+): Promise<PaymentThen> => {
   const events: Recorded[] = [];
   for await (const event of store.read(paymentStream(paymentId))) events.push(event);
   const told = until(events, end);
@@ -63,7 +81,7 @@ export const paymentAsOf = async (store: EventStore, scope: Scope, paymentId: st
   const last = told.at(-1);
   if (!last || !isVisible(payment) || !isInScope(scope, payment.terms)) throw notFound();
   return {
-    payment: { ...paymentView(paymentId, payment), accountId: payment.terms.accountId },
+    payment: { ...paymentView(paymentId, payment, await reader(keysOfPayment(payment))), accountId: payment.terms.accountId },
     revision: Number(last.revision),
     position: last.position,
   };
@@ -87,7 +105,7 @@ export interface Moment {
   readonly feeVersion: number | null;
   /** Posting rules that make journal entries from this event. */
   readonly rules: readonly string[];
-  /** Includes the gateway's references and transaction ids. */
+  /** Includes the gateway's references and transaction ids. `personal`: the opened text; absent for a reader who sees none, and if it was erased. */
   readonly data: Json;
 }
 
@@ -95,10 +113,17 @@ export interface Moment {
  * All events of a payment up to `end`, each with the status after it and its posting rules. If there is none, or the payment is out of scope →
  * PAYMENT_NOT_FOUND. `rules`: only a spec passes them, to test a new version.
  */
-export const timeline = async (store: EventStore, scope: Scope, paymentId: string, end: Until = {}, rules?: PostingRules): Promise<Moment[]> => {
+export const timeline = async (
+  store: EventStore,
+  scope: Scope,
+  paymentId: string,
+  end: Until = {},
+  { rules, reader = closedReader }: { readonly rules?: PostingRules; readonly reader?: Reader } = {},
+): Promise<Moment[]> => {
   let payment: Payment = decider.initial;
   let books: Books = null;
   const moments: Moment[] = [];
+  const texts: ReturnType<typeof textOf>[] = [];
   const policies = await rulePolicies(store, rules);
   for await (const recorded of store.read(paymentStream(paymentId))) {
     if (!isWithin(end, recorded)) continue;
@@ -122,11 +147,19 @@ export const timeline = async (store: EventStore, scope: Scope, paymentId: strin
       rules: posted.entries.map(({ rule }) => rule),
       data: shownEvent(event).data as unknown as Json,
     });
+    texts.push(textOf(paymentId, event));
   }
   // An abandoned stream has no account and no portal.
   const isInside = scope === null || (isVisible(payment) && isInScope(scope, payment.terms));
   if (moments.length === 0 || !isInside) throw notFound();
-  return moments;
+  const reveal = await reader(keysIn(texts.map((text) => text?.personal ?? null)));
+  return moments.map((moment, index) => {
+    const text = texts[index]!;
+    if (!text) return moment;
+    const { personal: _, ...data } = moment.data as Record<string, Json>;
+    const shown = reveal.content(text.personal, text.context) as Json;
+    return { ...moment, data: shown === null ? data : { ...data, personal: shown } };
+  });
 };
 
 /** The moment without names of staff, for a key that must not read them. */
@@ -170,16 +203,22 @@ export const foldPage = async (
   ids: readonly string[],
   { asOf, limit }: Pick<ListThenQuery, 'asOf' | 'limit'>,
   fits: (payment: VisiblePayment) => boolean,
+  reader: Reader,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly looked: number }> => {
   const payments: PaymentThen['payment'][] = [];
   let bytes = 0;
   for (let from = 0; from < ids.length; from += LOOK_AT) {
     const some = ids.slice(from, from + LOOK_AT);
     const streams = await readStreams(store, some.map(paymentStream));
+    const folded = streams.map((events) => {
+      const payment = foldPayment(until(events, { asOf: asOf ?? undefined }));
+      return isVisible(payment) && fits(payment) ? payment : null;
+    });
+    const reveal = await reader([...new Set(folded.flatMap((payment) => (payment ? keysOfPayment(payment) : [])))]);
     for (const [index, id] of some.entries()) {
-      const payment = foldPayment(until(streams[index]!, { asOf: asOf ?? undefined }));
-      if (!isVisible(payment) || !fits(payment)) continue;
-      const shown = { ...paymentView(id, payment), accountId: payment.terms.accountId };
+      const payment = folded[index]!;
+      if (payment === null) continue;
+      const shown = { ...paymentView(id, payment, reveal), accountId: payment.terms.accountId };
       payments.push(shown);
       bytes += Buffer.byteLength(JSON.stringify(shown));
       if (payments.length === limit || bytes > PAGE_BYTES) return { payments, looked: from + index + 1 };
@@ -197,6 +236,7 @@ export const listAsOf = async (
   { store, db }: { readonly store: EventStore; readonly db: Queryable },
   scope: Scope,
   { asOf, accountId, portalId, from, to, status, after, limit }: ListThenQuery,
+  reader: Reader = closedReader,
 ): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: ListThenQuery['after'] }> => {
   // Without `asOf`, the rows hold the status of each payment.
   const ofStatus = asOf === null ? status : null;
@@ -206,6 +246,6 @@ export const listAsOf = async (
   const filters = { portalId, status: ofStatus, from: from === null ? null : Date.parse(from), to: Number.isFinite(end) ? end : null };
   const places = await listPlaces(db, scope, accountId, filters, after, size);
   const ids = places.map(({ id }) => id);
-  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, (payment) => status === null || statusOf(payment) === status);
+  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, (payment) => status === null || statusOf(payment) === status, reader); // prettier-ignore
   return { payments, next: looked === places.length && places.length < size ? null : places[looked - 1]! };
 };

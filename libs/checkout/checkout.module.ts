@@ -70,7 +70,11 @@ export class ChangeCheckout extends Command<Session> {
       useFactory: (context: ProcessContext, payments: PaymentPorts, store: EventStore, directory: Directory, pool: Pool): CheckoutPorts => {
         const { clock, ids, log } = context;
         const rows = context.guarded(postgresIntakeRows(pool));
-        return { payments, sessions: new CheckoutSessions({ store, rows, clock, ids, log }), directory };
+        return {
+          payments,
+          sessions: new CheckoutSessions({ store, ownLog: payments.ownLog, rows, personal: payments.personal, clock, ids, log }),
+          directory,
+        };
       },
     },
     {

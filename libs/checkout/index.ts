@@ -12,7 +12,7 @@ export {
   viewOf,
 } from './checkout.js';
 export { type IntakeContent, type IntakeOutcome, takeIn } from './intake.js';
-export { checkoutIntakeMigration, type IntakeRow, type IntakeRows, MAX_CONTENT_BYTES, postgresIntakeRows, purgeIntakes } from './intake-rows.js';
+export { checkoutIntakeMigration, type IntakeRow, type IntakeRows, keyOfContent, MAX_CONTENT_BYTES, postgresIntakeRows } from './intake-rows.js';
 export { assetNamed, assetsFor } from './pages/assets.js';
 export type { Frame } from './pages/layout.js';
 export { AttemptsUsedUp, Cancelled, CannotStart, Expired, PaidBefore, Receipt, Refused, type RefusedRequest, Waiting } from './pages/outcome.js';

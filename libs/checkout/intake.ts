@@ -4,10 +4,10 @@
  * A browser is redirected only to a checked address. Before `cancel_url` is checked, a refusal shows our own error page. After that, a refusal leads
  * back to the partner's `cancel_url` with an error code.
  */
-import { openAcceptedSecrets, type Portal } from '#accounts';
+import { openAcceptedSecrets, type Portal, takesCardNumbers } from '#accounts';
 import { Conflict, type Origin } from '#eventstore';
 import { type Cents, type ErrorCode, isUuid, ServiceError } from '#kernel';
-import { refuseByTerms } from '#payments';
+import { loadGateways, refuseByTerms } from '#payments';
 import { cardInText, holdsCardNumber, type KeyRing } from '#platform';
 import { vetAddress, type Vetted } from './addresses.js';
 import { type CheckoutContent, codeFor, type IntakeKind, viewOf } from './checkout.js';
@@ -54,7 +54,7 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
   if (!isUuid(portalId)) return { to: 'error_page', code: 'VALIDATION_ERROR', message: 'portal_id must be a UUID.' };
   const portal = await ports.directory.portal(portalId);
   // Both cases get the same answer, which does not reveal whether a portal exists.
-  if (!portal?.checkout.enabled)
+  if (!portal || !takesCards(portal))
     return { to: 'error_page', code: 'PORTAL_ACCESS_DENIED', message: 'The portal is unknown, or hosted checkout is off.' };
   await request.admit?.(portal.ownerAccountId);
   const cancelUrl = vetted(pairs.get('cancel_url'), portal.checkout.allow);
@@ -80,6 +80,9 @@ export const takeIn = async (ports: CheckoutPorts, keys: KeyRing, request: Intak
     return { to: 'cancel_url', location, code: error.code, message: error.message };
   }
 };
+
+/** True if hosted checkout is on, and the portal's gateway takes the card numbers that it asks for. */
+const takesCards = ({ checkout, gateway }: Portal): boolean => checkout.enabled && (gateway === null || takesCardNumbers(gateway.gateway));
 
 const withoutQuery = (address: string): string => address.split('?')[0]!;
 
@@ -130,6 +133,7 @@ const accepted = async (
   const returnUrl = vetted(pairs.get('return_url'), portal.checkout.allow);
   if (!returnUrl.accepted) throw invalid(`return_url ${returnUrl.why}.`);
   const terms = await ports.directory.chargeTerms(portal.ownerAccountId, portal.portalId, content.referenceId);
+  await loadGateways(ports.payments, terms);
   try {
     refuseByTerms(ports.payments, amountCents, terms);
   } catch (error) {

@@ -13,6 +13,7 @@ import {
   charge,
   type ChargeRequest,
   isVisible,
+  openPayment,
   type Payment,
   awayAtGateway,
   type PaymentPorts,
@@ -93,14 +94,15 @@ const payWithSlot = async (
   deadline: Deadline,
 ): Promise<Session> => {
   const { payments, sessions } = ports;
-  const { checkout, content } = session;
+  const { checkout, content, key } = session;
   if (content === null) throw new ServiceError('INVALID_STATE', 'The content of the checkout is gone.');
   const { attemptId } = request;
   const paymentId = payments.ids.uuid();
   const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseIncident);
   let refused: Refusal | null = null;
   try {
-    await charge(payments, chargeRequestOf(checkout.terms, content, request), { paymentId, attemptId, idempotency: null, slot }, origin, deadline);
+    const attempt = { paymentId, attemptId, idempotency: null, slot, personalKey: key };
+    await charge(payments, chargeRequestOf(checkout.terms, content, request), attempt, origin, deadline);
   } catch (error) {
     // The gateway got no call. The worker ends the attempt after the incident.
     if (error instanceof StoreIncident) return refuseIncident(error);
@@ -248,5 +250,5 @@ export const followNow = async (
 /** The payment of an attempt, as the partner sees it. null: no payment is visible. */
 export const paymentOf = async ({ payments }: CheckoutPorts, { paymentId }: Attempt): Promise<PaymentView | null> => {
   const { payment }: { payment: Payment } = await payments.streams.load(paymentId);
-  return isVisible(payment) ? paymentView(paymentId, payment) : null;
+  return isVisible(payment) ? paymentView(paymentId, payment, await openPayment(payments, payment)) : null;
 };

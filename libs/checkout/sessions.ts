@@ -1,7 +1,17 @@
 /** Checkout streams. */
-import { type DecidedStreamType, defineEvents, type EventStore, execute, load, type Loaded, type Origin } from '#eventstore';
-import { type Clock, type ErrorCode, type Ids, timestamp, unreachable } from '#kernel';
-import type { KeyRing, Logger } from '#platform';
+import {
+  type DecidedStreamType,
+  defineEvents,
+  type EventStore,
+  execute,
+  load,
+  type Loaded,
+  type LogGate,
+  type Origin,
+  readStreams,
+} from '#eventstore';
+import { type Clock, type ErrorCode, fold, type Ids, timestamp, unreachable } from '#kernel';
+import { type KeyRing, type Logger, type PersonalKey, type PersonalKeys, purge } from '#platform';
 import {
   type Checkout,
   checkout as decider,
@@ -11,7 +21,7 @@ import {
   type CheckoutTerms,
   type Shown,
 } from './checkout.js';
-import { contentOf, type IntakeRows, intakeRow } from './intake-rows.js';
+import { contentOf, contentText, type IntakeRows, intakeRow, keyOfContent, type PurgedIntake } from './intake-rows.js';
 
 type Started = Extract<CheckoutEvent, { type: 'CheckoutStarted' }>['data'];
 
@@ -55,6 +65,8 @@ export const newCheckoutId = (keys: KeyRing, of: { readonly fresh: string } | { 
 export interface Session extends Shown {
   readonly checkoutId: string;
   readonly revision: bigint;
+  /** The key of the content, which its payments use too. null: the content is gone, or of a release before keys. */
+  readonly key: PersonalKey | null;
 }
 
 /**
@@ -98,7 +110,9 @@ type OutcomeWatcher = (outcome: CheckoutOutcome, portalId: string) => void;
 
 export interface SessionPorts {
   readonly store: EventStore;
+  readonly ownLog: Pick<LogGate, 'verified'>;
   readonly rows: IntakeRows;
+  readonly personal: PersonalKeys;
   readonly clock: Clock;
   readonly ids: Ids;
   readonly log: Logger;
@@ -120,13 +134,16 @@ export class CheckoutSessions {
     const [loaded, texts] = await Promise.all([load(this.ports.store, CHECKOUT_STREAM, checkoutId), this.ports.rows.read(checkoutId)]);
     if (loaded.revision === null || loaded.state.phase === 'none') return null;
     const { content } = loaded.state.terms;
-    return sessionOf(loaded, typeof content === 'string' ? this.checked(checkoutId, content, texts.get(content)) : content);
+    return sessionOf(loaded, typeof content === 'string' ? await this.opened(checkoutId, content, texts.get(content)) : { content, key: null });
   }
 
-  private checked(checkoutId: string, hash: string, text: string | undefined): CheckoutContent | null {
-    const content = text === undefined ? null : contentOf(text, hash);
-    if (text !== undefined && content === null) this.ports.log.error({ checkoutId }, 'the content of a checkout was changed; it takes no card');
-    return content;
+  private async opened(checkoutId: string, hash: string, text: string | undefined): Promise<OpenedContent> {
+    if (text === undefined) return GONE;
+    const keyId = keyOfContent(text);
+    const opened = await this.ports.personal.open(keyId === null ? [] : [keyId]);
+    const content = contentOf(checkoutId, text, hash, opened);
+    if (content === 'changed') this.ports.log.error({ checkoutId }, 'the content of a checkout was changed; it takes no card');
+    return typeof content === 'string' ? GONE : { content, key: keyId === null ? null : opened.key(keyId) };
   }
 
   /**
@@ -135,41 +152,67 @@ export class CheckoutSessions {
    */
   async start(terms: Omit<CheckoutTerms, 'content'>, content: CheckoutContent, exp: string | null, origin: Origin): Promise<Session> {
     const { checkoutId } = terms;
-    const { rows, clock, ids } = this.ports;
-    const row = intakeRow(checkoutId, content, { salt: ids.uuid(), exp, now: clock.realNow() });
+    const { rows, clock, ids, personal } = this.ports;
+    const text = contentText(content, ids.uuid());
+    const key = await personal.take();
+    const row = intakeRow(checkoutId, text, { key, exp, now: clock.realNow() });
     // An event must never name a row that a crash can lose.
     await rows.write(row);
     const begun = { type: 'Start', terms: { ...terms, content: row.hash } } as const;
-    return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, content, begun, origin);
+    return this.executeOn({ id: checkoutId, state: decider.initial, revision: null, position: null }, { content, key }, begun, origin);
+  }
+
+  /** Deletes the contents that are no longer needed, and the keys of those that led to no payment. Returns the number of contents. */
+  purge(nowMs: number, stop?: AbortSignal): Promise<number> {
+    return purge(async (limit) => {
+      const gone = await this.ports.rows.purge(timestamp(nowMs), limit);
+      await this.discardKeys(gone);
+      return gone.length;
+    }, stop);
+  }
+
+  private async discardKeys(gone: readonly PurgedIntake[]): Promise<void> {
+    const { store, ownLog, personal } = this.ports;
+    const boxed = gone.flatMap((row) => (row.keyId === null ? [] : [{ ...row, keyId: row.keyId }]));
+    if (boxed.length === 0) return;
+    const streams = await readStreams(
+      store,
+      boxed.map(({ checkoutId }) => PREFIX + checkoutId),
+    );
+    // A payment of the session may use the key. If the log has lost the attempt, the key must stay.
+    await ownLog.verified(null);
+    const unused = boxed.filter(({ hash }, index) => {
+      const state = fold(decider, streams[index]!.map(checkoutEvents.read));
+      return state.phase !== 'none' && (state.terms.content !== hash || state.attemptIds.length === 0);
+    });
+    await personal.discard(unused.map(({ keyId }) => keyId));
   }
 
   /**
    * Decides the command and appends its events at the loaded revision. If there are none, nothing is appended. Throws ServiceError INVALID_STATE if
    * the phase does not allow the command, Conflict if another writer appended first, and the errors of the store.
    */
-  execute({ checkoutId, checkout, content, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
-    return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, content, command, origin);
+  execute({ checkoutId, checkout, content, key, revision }: Session, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
+    return this.executeOn({ id: checkoutId, state: checkout, revision, position: null }, { content, key }, command, origin);
   }
 
-  private async executeOn(
-    loaded: Loaded<Checkout>,
-    content: CheckoutContent | null,
-    command: WithoutTime<CheckoutCommand>,
-    origin: Origin,
-  ): Promise<Session> {
+  private async executeOn(loaded: Loaded<Checkout>, opened: OpenedContent, command: WithoutTime<CheckoutCommand>, origin: Origin): Promise<Session> {
     const after = await execute(this.ports, CHECKOUT_STREAM, loaded, [{ ...command, at: timestamp(this.ports.clock.now()) }], origin);
     const outcome = after.revision === loaded.revision ? null : outcomeOf(command);
-    const session = sessionOf(after, content);
+    const session = sessionOf(after, opened);
     if (outcome !== null) for (const watcher of this.watchers) watcher(outcome, session.checkout.terms.portalId);
     return session;
   }
 }
 
+type OpenedContent = Pick<Session, 'content' | 'key'>;
+const GONE: OpenedContent = { content: null, key: null };
+
 /** The session of a stream that has begun. */
-const sessionOf = ({ id, state, revision }: Loaded<Checkout>, content: CheckoutContent | null): Session => ({
+const sessionOf = ({ id, state, revision }: Loaded<Checkout>, opened: OpenedContent): Session => ({
   checkoutId: id,
   checkout: state as Session['checkout'],
-  content,
+  ...opened,
   revision: revision!,
 });
 

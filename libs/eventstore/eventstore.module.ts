@@ -1,7 +1,19 @@
 /** The log of the installation, its schema and its read models, for Nest (`#eventstore/module`). */
 import { pid } from 'node:process';
 import { type DynamicModule, Global, Module } from '@nestjs/common';
-import { cardInTextCheck, migrate, type Migration, missingMigrations, type Pool, type Queryable, recordProcess, refuseMovedTime } from '#platform';
+import {
+  cardInTextCheck,
+  createPersonalKeys,
+  migrate,
+  type Migration,
+  missingMigrations,
+  type PersonalKeys,
+  type Pool,
+  postgresPersonalKeyRows,
+  type Queryable,
+  recordProcess,
+  refuseMovedTime,
+} from '#platform';
 import { ProcessContext } from '#platform/module';
 import { postgresCheckpoint } from './checkpoint.js';
 import { type EventStore, OutcomeUnknown, Unavailable } from './event-store.js';
@@ -18,12 +30,17 @@ import { createSubscriber, type Projection, type Subscriber } from './subscriber
 const POOL_CONNECTIONS = 20;
 const PROJECTION_POOL_CONNECTIONS = 8;
 const CHECK_POOL_CONNECTIONS = 2;
+/** Keys of personal data have connections of their own, so that slow lists do not hold up a create that needs a block. */
+const PERSONAL_POOL_CONNECTIONS = 4;
 
 export const EVENT_STORE = Symbol('event store');
 /** The pool for requests. Its database has the schema of this release. */
 export const POOL = Symbol('pool');
 /** Makes the subscriber of a reactor. The effects of a reactor cannot be made again from the log. */
 export const REACTOR = Symbol('reactor');
+/** The keys of personal data of this process, with the number of keys that it found missing. */
+export const PERSONAL_KEYS = Symbol('personal keys');
+export type CountedPersonalKeys = PersonalKeys & { readonly missing: number };
 export type OpenReactor = (projection: Projection) => Subscriber;
 
 /** The time of this process's last append with the error Unavailable or OutcomeUnknown, on the monotonic clock. */
@@ -68,6 +85,11 @@ export class EventStoreModule {
           watchAppends(log, () => (appends.failedAt = clock.monotonic())),
       },
       {
+        provide: PERSONAL_KEYS,
+        inject: [ProcessContext, STORAGE],
+        useFactory: (context: ProcessContext) => openPersonalKeys(context),
+      },
+      {
         provide: SUBSCRIBING,
         inject: [ProcessContext, EVENT_STORE, LOG_GATE],
         useFactory: (context: ProcessContext, store: EventStore, log: OwnLog) => subscribing(context, store, log, schema),
@@ -87,7 +109,7 @@ export class EventStoreModule {
             createSubscriber(projection, { ...options, checkpoint: postgresCheckpoint(pool, projection.name) }),
       },
     ];
-    return { module: EventStoreModule, providers, exports: [Appends, POOL, EVENT_STORE, LOG_GATE, ReadModels, REACTOR] };
+    return { module: EventStoreModule, providers, exports: [Appends, POOL, EVENT_STORE, LOG_GATE, PERSONAL_KEYS, ReadModels, REACTOR] };
   }
 }
 
@@ -136,6 +158,34 @@ const open = async (context: ProcessContext, schema: Schema): Promise<Storage> =
     context.atEnd(() => recorded.stop());
   }
   return { pool, log };
+};
+
+/** A command takes one key at a time, since most commands need none. */
+const openPersonalKeys = (context: ProcessContext): CountedPersonalKeys => {
+  const { keys, ids, clock, log, options } = context;
+  const pool = context.pool({ name: 'personal keys', max: PERSONAL_POOL_CONNECTIONS, byKey: true });
+  let missing = 0;
+  const durable = createPersonalKeys(context.guarded(postgresPersonalKeyRows(pool)), {
+    keys,
+    ids,
+    clock,
+    log,
+    ...(options.role === undefined && { block: 1 }),
+    onMissing: (count) => (missing += count),
+  });
+  // Of the roles, only the API seals new text.
+  if (options.role === 'api') durable.warm();
+  context.atEnd(() => durable.stop());
+  return {
+    take: () => durable.take(),
+    open: (keyIds) => durable.open(keyIds),
+    erasures: (keyIds) => durable.erasures(keyIds),
+    discard: (keyIds) => durable.discard(keyIds),
+    forget: (keyIds, erasure) => durable.forget(keyIds, erasure),
+    get missing() {
+      return missing;
+    },
+  };
 };
 
 /** A process must know the time of its sandbox before it serves. */

@@ -1,9 +1,13 @@
 /** The gateways of this process, for Nest (`#gateways/module`). */
 import { Global, Module } from '@nestjs/common';
-import { GatewayCalls, type Gateways } from '#payments';
+import type { Directory } from '#accounts';
+import { DIRECTORY } from '#accounts/module';
+import { type GatewayAccount, GatewayCalls, type Gateways } from '#payments';
 import { GATEWAYS } from '#payments/module';
 import { ProcessContext } from '#platform/module';
-import { createSimulatorGateway } from './simulator/simulator.js';
+import { MerchantGateways } from './merchant-gateways.js';
+import { createSimulatorGateway, type SimulatorGateway } from './simulator/simulator.js';
+import { transportOf } from './transport/options.js';
 
 @Global()
 @Module({
@@ -11,18 +15,59 @@ import { createSimulatorGateway } from './simulator/simulator.js';
     GatewayCalls,
     {
       provide: GATEWAYS,
-      inject: [ProcessContext, GatewayCalls],
-      // The simulator is the only gateway of the sandbox. Production has no simulator, so no account has a gateway there.
-      useFactory: (context: ProcessContext, calls: GatewayCalls): Gateways => {
-        const { config, places, clock, sandboxTime } = context;
-        const aheadMs = () => sandboxTime?.clock.aheadMs ?? 0;
-        const simulator = places.simulatorUrl ? calls.observed(createSimulatorGateway({ url: places.simulatorUrl, aheadMs }), clock) : null;
-        return context.guarded<Gateways>({
-          find: ({ gateway, environment }) => (gateway === 'simulator' && environment === config.environment ? simulator : null),
-        });
-      },
+      inject: [ProcessContext, GatewayCalls, DIRECTORY],
+      useFactory: (context: ProcessContext, calls: GatewayCalls, directory: Directory) => openGateways(context, calls, directory),
     },
   ],
   exports: [GATEWAYS, GatewayCalls],
 })
 export class GatewaysModule {}
+
+/** Makes the adapters of the merchant accounts, and in the sandbox those of the simulator. Production has no simulator. */
+const openGateways = async (context: ProcessContext, calls: GatewayCalls, directory: Directory): Promise<Gateways> => {
+  const { config, clock, keys, log, options } = context;
+  const merchants = new MerchantGateways({
+    directory,
+    keys,
+    environment: config.environment,
+    clock,
+    logger: log,
+    observed: (gateway) => calls.observed(gateway, clock),
+    ...(options.gatewayEndpoints && { endpoints: options.gatewayEndpoints }),
+  });
+  const accounts = await merchants.reload();
+  if (accounts === 0 && config.environment === 'production' && options.role !== undefined)
+    log.warn('there is no merchant account, so every create answers 503; add one with payfold merchant-accounts add');
+  const following = merchants.follow();
+  context.atEnd(() => {
+    merchants.close();
+    return following;
+  });
+  const simulated = simulatorsOf(context, calls);
+  return context.guarded<Gateways>({
+    find: (account) => (account.gateway === 'simulator' ? simulated(account) : merchants.find(account)),
+    load: async ({ gateway, merchantAccount }) => {
+      if (gateway !== 'simulator') await merchants.load(merchantAccount);
+    },
+  });
+};
+
+/** Finds the adapter of a simulated merchant account. The simulator opens an account at its first charge. */
+const simulatorsOf = (
+  { config, places, clock, sandboxTime }: ProcessContext,
+  calls: GatewayCalls,
+): ((account: GatewayAccount) => SimulatorGateway | null) => {
+  const { simulatorUrl: endpoint } = places;
+  if (!endpoint) return () => null;
+  const aheadMs = () => sandboxTime?.clock.aheadMs ?? 0;
+  const transport = transportOf({ endpoint, clock });
+  const simulated = new Map<string, SimulatorGateway>();
+  return (account) => {
+    if (account.environment !== config.environment) return null;
+    const known = simulated.get(account.merchantAccount);
+    if (known) return known;
+    const made = calls.observed(createSimulatorGateway({ endpoint, account, clock, aheadMs, transport }), clock);
+    simulated.set(account.merchantAccount, made);
+    return made;
+  };
+};

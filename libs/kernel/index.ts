@@ -5,4 +5,5 @@ export { FairShare, type FairShareLimits, type Lane, LANES, type SlotRequest } f
 export { type Ids, isUuid } from './ids.js';
 export { canonicalJson, type Json } from './json.js';
 export { type Cents, decimal, isCents, MAX_AMOUNT_CENTS, proRata, sumCents } from './money.js';
+export { type Box, CLOSED, inClear, isBox, isSamePersonal, keysIn, type Personal, type Reveal } from './personal.js';
 export { parseUrl } from './url.js';

@@ -7,7 +7,7 @@
  * Order of this file: movements; shares of cents; payments; settlement; decisions of staff.
  */
 import { type Cents, unreachable } from '#kernel';
-import type { Coding, Dispute, Initiator, Leg, LegReturned, LineItem, PaymentEvent } from '#payments';
+import type { Coding, Dispute, Initiator, Leg, LegReturned, PaymentEvent } from '#payments';
 import type { ExceptionEvent, RecordedLine, SettlementEvent } from '#settlement';
 import type { AdjustmentEvent } from './adjustment.js';
 import { columnOf, portalIn } from './line-postings.js';
@@ -24,6 +24,7 @@ export const FAMILIES = {
   settled: 'in_transit',
   settlement_withdrawn: 'in_transit',
   refund_settled: 'in_transit',
+  undone_settled: 'in_transit',
   dispute_opened: 'disputes',
   dispute_recovered: 'disputes',
   dispute_reopened: 'disputes',
@@ -40,7 +41,7 @@ export const FAMILIES = {
 
 /** The rule of the books that a movement follows from. Service fees and processor fees may have a rule of their own (line-postings.ts). */
 export type LineRule =
-  | 'R1' | 'R3' | 'R4' | "R4'" | 'R5' | 'R6' | "R6'" | 'R7' | 'R9' | 'R11' | 'R12' | "R12'" | "R12''" | 'R13' | 'R14' | 'R15' | 'R16' | 'R17' | 'R20'; // prettier-ignore
+  | 'R1' | 'R3' | 'R4' | "R4'" | 'R5' | 'R6' | "R6'" | 'R7' | 'R9' | 'R11' | 'R12' | "R12'" | "R12''" | 'R13' | 'R14' | 'R15' | 'R16' | 'R17' | 'R20' | 'R21'; // prettier-ignore
 
 /** A row of the register. Cents are positive towards agency and operator. */
 export interface Movement {
@@ -138,7 +139,6 @@ export interface PaymentLine {
   readonly id: string;
   readonly cents: LineCents;
   readonly referenceId: string;
-  readonly description: string | null;
   readonly coding: Coding | null;
 }
 
@@ -189,9 +189,6 @@ export interface Moved {
   readonly payment: PaymentLines | null;
   readonly movements: readonly Movement[];
 }
-
-/** The description of a line. Personal data: this is the only place that takes it from an event. */
-const descriptionOf = ({ description }: LineItem): string | null => description;
 
 const NO_CENTS: LineCents = [0, 0];
 
@@ -298,7 +295,6 @@ const begin = (terms: Extract<PaymentEvent, { type: 'PaymentInitiated' }>['data'
     id: line.id,
     cents: [line.amountCents, line.serviceFeeCents],
     referenceId: line.referenceId,
-    description: descriptionOf(line),
     coding: line.coding,
   })),
   legs: terms.legs.map(({ leg, account: { gateway, merchantAccount }, principalCents, feeCents }) => ({
@@ -324,8 +320,10 @@ const charge = (
   at: string,
 ): Moved => {
   if (before.confirmationNumber !== null) throw new Error('impossible history: charged twice');
+  const card = legs.map((leg) => ('card' in leg ? leg.card : undefined)).find((one) => one !== undefined);
   const payment = {
     ...before,
+    ...(card && { brand: card.brand, last4: card.last4 }),
     confirmationNumber,
     legs: before.legs.map((leg) => {
       const made = legs.find((one) => one.leg === leg.leg);
@@ -551,7 +549,10 @@ const moveLine = ({ gateway, merchantAccount, batchId, closedAt }: Batch, line: 
     effectiveAt: closedAt,
   });
   const moved = (): Movement[] => {
-    if (!isMatched(line) || type === 'sale') return [one('unexplained', 'R15', [null, grossCents, 0, 0 - feeCents])];
+    // Of a charge that was undone. Nothing of the payment's lines was charged, so no line explains it.
+    if (isMatched(line) && line.undone && (type === 'sale' || type === 'refund'))
+      return [one('undone_settled', 'R21', [null, grossCents, 0, 0 - feeCents])];
+    if (!isMatched(line) || type === 'sale' || type === 'refund_failure') return [one('unexplained', 'R15', [null, grossCents, 0, 0 - feeCents])];
     switch (type) {
       case 'refund':
         // The lines of this refund. A refund that was sent for an exception has none.
@@ -576,8 +577,8 @@ const moveLine = ({ gateway, merchantAccount, batchId, closedAt }: Batch, line: 
 
 const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
 
-/** False for a rejected line, which moves nothing, and for a matched sale, whose payment has the event. */
-const movesByItself = (line: RecordedLine): boolean => line.accepted && !(isMatched(line) && line.type === 'sale');
+/** False for a rejected line, which moves nothing, and for a matched sale whose payment has the event. */
+const movesByItself = (line: RecordedLine): boolean => line.accepted && !(isMatched(line) && line.type === 'sale' && !line.undone);
 
 /** The payments that {@link moveSettlement} looks up. */
 export const paymentsOfBatch = (event: SettlementEvent): string[] => {

@@ -71,6 +71,7 @@ export const postingsOf = ({ movement, rule, merchantAccount, portalId, ledgerAc
       break;
     case 'R4':
     case "R4'":
+    case 'R21':
       post(inTransit, both);
       post(unsettled, -both);
       break;

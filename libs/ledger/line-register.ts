@@ -15,7 +15,7 @@ const TABLES = `
     position text collate "C" not null, number int not null, line_number int, movement_id uuid not null, account_id uuid, portal_id uuid, payment_id uuid,
     line_id uuid, principal_cents bigint not null, fee_cents bigint not null, processor_fee_cents bigint not null, recorded_at timestamptz not null,
     effective_at timestamptz not null, booked_at timestamptz not null, movement text not null, family text not null, rule text not null, leg text,
-    reference_id text, payment_reference_id text, description text, coding json, gateway text, merchant_account text, ledger_account text,
+    reference_id text, payment_reference_id text, coding json, gateway text, merchant_account text, ledger_account text,
     transaction_id text, auth_code text, brand text, last4 text, confirmation_number text, batch_id text, initiated_by text not null);
   create table line_payment (payment_id uuid not null primary key, revision bigint not null, state json);
   create table line_deposit (
@@ -38,7 +38,7 @@ const GATHER_MS = 1_000;
 
 export const lineRegisterModel: ReadModel = {
   name: 'line-register',
-  shape: 1,
+  shape: 2,
   streamPrefixes: REGISTER_STREAMS,
   gatherMs: GATHER_MS,
   tables: ['line_movement', 'line_payment', 'line_deposit', 'line_day', 'line_period'],

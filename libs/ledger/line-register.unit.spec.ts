@@ -127,11 +127,9 @@ const termsOf = (amounts: readonly number[], fees: readonly number[], chargeMode
       amountCents,
       serviceFeeCents: fees[index]!,
       referenceId: `INV-${index + 1}`,
-      description: index === 0 ? 'Water' : null,
-      metadata: null,
       coding: index === 0 ? { fund: '402' } : null,
     })),
-    payer: null,
+    personal: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
     legs:
       chargeMode === 'combined'
@@ -202,7 +200,7 @@ const eventsOf = (terms: PaymentTerms, ending: Ending, steps: readonly Step[]): 
   for (const step of steps) {
     if (step.do === 'void' || step.do === 'refund') {
       const attemptId = `a${attempts + 1}`;
-      const common = { at: AT, attemptId, idempotency: null, reason: null, references };
+      const common = { at: AT, attemptId, idempotency: null, personal: null, references };
       const asked =
         step.do === 'void'
           ? run({ type: 'RequestVoid', initiatedBy: 'partner', ...common })
@@ -247,7 +245,7 @@ const eventsOf = (terms: PaymentTerms, ending: Ending, steps: readonly Step[]): 
         status: step.status,
         stage: 'chargeback',
         reasonCode: '1',
-        reason: 'r',
+        personal: null,
         disputedAmountCents: Math.max(1, Math.floor(total * step.share)),
         ...(step.leg !== null && { leg: step.leg }),
         openedOn: '2026-03-05',
@@ -468,7 +466,6 @@ describe('one movement after the other', () => {
       leg: 'combined',
       reference_id: 'INV-1',
       payment_reference_id: 'CASE-1',
-      description: 'Water',
       coding: '{"fund":"402"}',
       gateway: 'simulator',
       merchant_account: AGENCY_MID,
@@ -481,7 +478,7 @@ describe('one movement after the other', () => {
       batch_id: null,
       initiated_by: 'partner',
     });
-    expect(second).toMatchObject({ number: '1', line_number: '2', line_id: LINES[1], description: null, coding: null });
+    expect(second).toMatchObject({ number: '1', line_number: '2', line_id: LINES[1], coding: null });
     expect(first!.movement_id).toMatch(/^[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/);
   });
 

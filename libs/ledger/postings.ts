@@ -1,5 +1,5 @@
 /**
- * The posting rules R1 to R17 and R20: how each fact changes the books. Pure.
+ * The posting rules R1 to R17, R20 and R21: how each fact changes the books. Pure.
  *
  * Only facts about money are posted. A request, a decline, a failure or an unknown outcome posts nothing.
  *
@@ -175,6 +175,8 @@ interface RuleInputs {
   R16: AccountCents & { readonly adopted: { readonly portalId: string; readonly feeCents: Cents } | null };
   R17: { readonly postings: readonly Posting[] };
   R20: { readonly portalId: string; readonly cents: Cents };
+  /** Cents are negative for the refund that undid the charge. */
+  R21: AccountCents;
 }
 
 export type Rule = keyof RuleInputs;
@@ -246,6 +248,8 @@ export const POSTING_RULES: PostingRules = {
   ],
   R17: [({ postings }) => ({ debits: postings, credits: [] })],
   R20: [({ portalId, cents }) => ({ debits: [on(account.payable(portalId), cents)], credits: [on(account.bank(OPERATING_BANK), cents)] })],
+  // Of a charge and the refund that undid it. No charge was posted, so the account is 0 again when both have settled.
+  R21: [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.unsettled(mid), cents)] })],
 };
 
 /** The version of each rule that is in force at a position of the log. */
@@ -482,8 +486,9 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
   const { number, type, accepted, grossCents: gross, feeCents: fee, netCents: net, result, paymentId } = line;
   if (!accepted) return [];
   const when = { part: number, paymentId, effectiveAt: closedAt };
-  const post = (rule: "R4'" | 'R5' | 'R13' | 'R15', cents: Cents) => entry(rules, rule, when, { mid, cents });
+  const post = (rule: "R4'" | 'R5' | 'R13' | 'R15' | 'R21', cents: Cents) => entry(rules, rule, when, { mid, cents });
   if (result !== 'MATCHED' && result !== 'AMOUNT_MISMATCH') return [...post('R15', gross), ...post('R5', fee)];
+  if (line.undone && (type === 'sale' || type === 'refund')) return [...post('R21', gross), ...post('R5', fee)];
   switch (type) {
     case 'sale': // posted from the payment's own stream
       return [];
@@ -496,6 +501,8 @@ const lineEntries = (rules: RulesInForce, mid: string, closedAt: string, line: R
       return [...post('R13', fee), ...post('R15', line.expectedCents === null ? 0 : gross - line.expectedCents)];
     case 'fee':
       return post('R5', -net);
+    case 'refund_failure':
+      return [...post('R15', gross), ...post('R5', fee)];
     case 'adjustment':
       return post('R15', net);
     default:
@@ -564,4 +571,5 @@ export const RULE_WORDS: Readonly<Record<Rule, string>> = {
   R16: 'suspense resolved',
   R17: 'adjustment by hand',
   R20: 'agency paid',
+  R21: 'undone charge settled',
 };

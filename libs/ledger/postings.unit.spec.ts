@@ -63,8 +63,8 @@ const termsOf = (principal: number, fee: number, chargeMode: 'separate' | 'combi
     serviceFeeCents: fee,
     feeVersion: 1,
     chargeMode,
-    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', description: null, metadata: null, coding: null }],
-    payer: null,
+    lineItems: [{ id: 'l1', amountCents: principal, serviceFeeCents: fee, referenceId: 'r', coding: null }],
+    personal: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
     legs:
       chargeMode === 'combined'
@@ -161,7 +161,7 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
       case 'void':
       case 'refund': {
         const attemptId = `a${++attempts}`;
-        const common = { at: AT, attemptId, idempotency: null, initiatedBy: 'partner' as const, reason: null, references };
+        const common = { at: AT, attemptId, idempotency: null, initiatedBy: 'partner' as const, personal: null, references };
         const asked =
           step.do === 'void'
             ? life.run({ type: 'RequestVoid', ...common })
@@ -206,7 +206,7 @@ const live = ({ principal, fee, mode, ending, steps }: typeof CASE extends fc.Ar
           status: step.status,
           stage: 'chargeback',
           reasonCode: '1',
-          reason: 'r',
+          personal: null,
           disputedAmountCents: Math.max(
             1,
             Math.floor((step.leg === 'principal' ? principal : step.leg === 'fee' ? fee : principal + fee) * step.share),
@@ -604,7 +604,7 @@ describe('the effective time of an entry, and its owner', () => {
     expect(post(charge.books, { type: 'SettlementRejected', at: LATER, data: leg })).toEqual([theirs('R14', CLOSED)]);
   });
   test('a dispute takes effect on the day on which it was opened; its changes, when they were recorded', () => {
-    const dispute: Dispute = { disputeId: 'd', status: 'debited', stage: 's', reasonCode: '1', reason: 'r', disputedAmountCents: 100, openedOn: '2026-03-05', dueDate: '2026-03-20' }; // prettier-ignore
+    const dispute: Dispute = { disputeId: 'd', status: 'debited', stage: 's', reasonCode: '1', personal: null, disputedAmountCents: 100, openedOn: '2026-03-05', dueDate: '2026-03-20' }; // prettier-ignore
     const opened = postPayment(RULES, PAYMENT, charge.books, { type: 'PaymentDisputed', at: LATER, data: dispute });
     expect(stamps(opened.entries)).toEqual([theirs('R9', '2026-03-05T00:00:00.000Z')]);
     expect(post(opened.books, { type: 'PaymentDisputed', at: LATER, data: { ...dispute, status: 'lost' } })).toEqual([theirs('R11', LATER)]);

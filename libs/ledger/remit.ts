@@ -1,7 +1,7 @@
 /** Records payments to agencies. Reads the balance and its funded part, then appends at the exact revision of the portal's stream. */
 import { type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
 import { ServiceError, sumCents, timestamp } from '#kernel';
-import { refuseStaffText, staff } from '#payments';
+import { refuseClearText, refuseStaffText, staff } from '#payments';
 import type { Queryable } from '#platform';
 import { exceptionEvents } from '#settlement';
 import { account } from './chart.js';
@@ -65,7 +65,7 @@ export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<R
 export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemittanceRequest): Promise<Reversed> => {
   const { portalId, remittanceId, reason } = request;
   const origin = staff(request.by, ports.ids.uuid());
-  refuseStaffText('reason', reason);
+  refuseClearText('reason', reason);
   return retryOnConflict(async () => {
     const before = await load(ports.store, REMITTANCE_STREAM, portalId);
     const closedTo = await closedToOf(ports.store);

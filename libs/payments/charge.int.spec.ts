@@ -7,7 +7,7 @@ import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
 import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, refused, unheard } from '../../test/support/payments.js';
-import { charge } from './charge.js';
+import { aboutLeg, charge } from './charge.js';
 import { chargeOnce } from './commands.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { PaymentTerms } from './payment.js';
@@ -92,7 +92,7 @@ test('lines carry the coding that their portal names, from the next charge on, a
     const paymentId = house.ids.uuid();
     const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
     const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
-    const view = await charge(house.ports, { ...request, lineItems }, attempt, origin, new Deadline(house.clock, 20_000));
+    const { view } = await charge(house.ports, { ...request, lineItems }, attempt, origin, new Deadline(house.clock, 20_000));
     expect(JSON.stringify([view, await house.view(paymentId)])).not.toContain('coding');
     const [initiated] = await house.events(paymentId);
     return (initiated!.data as unknown as PaymentTerms).lineItems.map(({ coding }) => coding);
@@ -117,7 +117,7 @@ describe('definite outcomes (C43, C54)', () => {
     expect(refusal).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402, details: { id: paymentId, declineCode } });
     expect(await house.view(paymentId)).toMatchObject({ status: 'failed', capturedAmountCents: 0, confirmationNumber: null });
     expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentDeclined']);
-    expect((await house.events(paymentId)).at(-1)).toMatchObject({ v: 2, data: { declineCode, avs, cvv } });
+    expect((await house.events(paymentId)).at(-1)).toMatchObject({ v: 3, data: { declineCode, avs, cvv } });
     expect(await house.balance()).toBe(0);
   });
   test.each([
@@ -344,8 +344,8 @@ describe('fenced while in flight', () => {
       house.calls.before(`charge.${leg}`, async () => {
         const state = await house.state(paymentId);
         if (state.phase !== 'pending') throw new Error(state.phase);
-        const { account, references } = state.terms.legs.find((one) => one.leg === leg)!;
-        await house.ports.gateways.find(account)!.finalize({ ref: references.charge, account, op: 'charge' }, AbortSignal.timeout(5_000));
+        const terms = state.terms.legs.find((one) => one.leg === leg)!;
+        await house.ports.gateways.find(terms.account)!.finalize(aboutLeg(state, terms, 'charge'), AbortSignal.timeout(5_000));
       });
       expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
       expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);

@@ -4,8 +4,30 @@
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
 import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
-import { type Cents, type Clock, type Deadline, type Ids, type Json, MAX_AMOUNT_CENTS, ServiceError, timestamp, unreachable } from '#kernel';
-import { brandOf, crockford, type Logger, type SandboxTime, type Slot, type Waiting } from '#platform';
+import {
+  type Cents,
+  type Clock,
+  CLOSED,
+  type Deadline,
+  type Ids,
+  type Json,
+  MAX_AMOUNT_CENTS,
+  type Reveal,
+  ServiceError,
+  timestamp,
+  unreachable,
+} from '#kernel';
+import {
+  brandOf,
+  crockford,
+  type Logger,
+  OpenedKeys,
+  type PersonalKey,
+  type PersonalKeys,
+  type SandboxTime,
+  type Slot,
+  type Waiting,
+} from '#platform';
 import { createHash } from 'node:crypto';
 import { codingOf } from './coding.js';
 import { feeByLine, serviceFee } from './fee.js';
@@ -23,8 +45,11 @@ import type {
   PaymentGateway,
   PaymentInstrument,
   Ref,
+  ReferenceCall,
 } from './gateway/gateway.js';
 import {
+  type Awaiting,
+  cents,
   type ChargeOutcome,
   checksOf,
   type Intent,
@@ -34,9 +59,12 @@ import {
   type Payer,
   type Payment,
   type PaymentTerms,
+  type PaymentTexts,
   type TakenBack,
+  termsContext,
 } from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
+import { noPersonalKey } from './personal.js';
 import { INTENT, type LoadedPayment, type PaymentStreams } from './stream.js';
 import type { Refusals } from './refusals.js';
 import type { Velocity, VelocitySubject } from './velocity.js';
@@ -57,6 +85,7 @@ export interface PaymentPorts {
   readonly directory: Directory;
   readonly velocity: Velocity;
   readonly refusals: Refusals;
+  readonly personal: PersonalKeys;
   readonly log: Logger;
 }
 
@@ -83,43 +112,77 @@ export interface ChargeAttempt extends Intent {
   readonly holds?: HoldsKey | null;
   /** A slot at the gateway that is reserved already. The charge releases it. */
   readonly slot?: Slot | null;
+  /** The key that seals the texts: that of the checkout. Default: a new key, if there are texts. */
+  readonly personalKey?: PersonalKey | null;
+}
+
+/** `key` seals the answer where it is stored. null: the answer has no personal data. */
+export interface ChargeDone {
+  readonly view: PaymentView;
+  readonly key: PersonalKey | null;
 }
 
 /** Our reference of one money movement: 20 characters of Crockford base32 from a hash of attempt, leg and operation (docs/contract.md#gateway). */
 export const gatewayRef = (attemptId: string, leg: Leg, op: Op): Ref =>
   crockford(createHash('sha256').update(`${attemptId}:${leg}:${op}`).digest(), 20);
 
-/** Charges the card. Returns the Payment. Throws the specification's errors, with the payment id if there is one. */
+/** The call that asks about the charge of a leg, or about the reversal of that charge. `chargeTransactionId` null: it is not known. */
+export const aboutLeg = (
+  { createdAt: begunAt, terms: { paymentMethod } }: Pick<Awaiting, 'createdAt' | 'terms'>,
+  { leg, account, references, ...part }: LegTerms,
+  op: 'charge' | 'reversal',
+  chargeTransactionId: string | null = null,
+): ReferenceCall => ({
+  ref: references[op],
+  op,
+  leg,
+  account,
+  begunAt,
+  amountCents: cents(part),
+  chargeTransactionId,
+  last4: paymentMethod.last4 || null,
+});
+
+/**
+ * Charges the card. Returns the Payment. Throws the specification's errors, with the payment id if there is one. If no key for personal data can be
+ * had, throws IDEMPOTENCY_UNAVAILABLE before anything begins.
+ */
 export const charge = async (
   ports: PaymentPorts,
   request: ChargeRequest,
   attempt: ChargeAttempt,
   origin: Origin,
   deadline: Deadline,
-): Promise<PaymentView> => {
+): Promise<ChargeDone> => {
   const { clock, directory, streams, velocity } = ports;
   refuseExpiredCard(request.instrument, clock.now());
   const terms = await directory.chargeTerms(request.accountId, request.portalId, request.referenceId);
+  await loadGateways(ports, terms);
   const subject = { portalId: request.portalId, referenceId: request.referenceId, instrument: request.instrument };
-  const { gateway, plan, limits } = await admitted(ports, request, attempt, terms, subject);
-  const slot =
-    attempt.slot ??
-    (await reserved(ports, request.accountId, terms, origin, deadline).catch(async (error: unknown) => {
-      // Nothing has begun, so this is no attempt (C70).
-      await velocity
-        .withdraw(subject, limits, attempt.attemptId)
-        .catch((withdrawal: unknown) => ports.log.warn({ err: withdrawal }, 'an attempt that did not begin stays counted'));
-      throw error;
-    }));
+  const { gateways, plan: unsealed, limits } = await admitted(ports, request, attempt, terms, subject);
+  // If nothing has begun, this is no attempt (C70).
+  const notBegun = async (error: unknown): Promise<never> => {
+    await velocity
+      .withdraw(subject, limits, attempt.attemptId)
+      .catch((withdrawal: unknown) => ports.log.warn({ err: withdrawal }, 'an attempt that did not begin stays counted'));
+    throw error;
+  };
+  const slot = attempt.slot ?? (await reserved(ports, request.accountId, terms, origin, deadline).catch(notBegun));
 
   const at = () => timestamp(clock.now());
+  const begunAt = at();
   const { attemptId, idempotency } = attempt;
+  const texts = textsOf(request);
+  let key: PersonalKey | null;
   let loaded: LoadedPayment;
   let outcome: ChargeOutcome | { kind: 'too_late' };
   try {
+    // While the process has a key ready, this takes no time.
+    key = texts && (attempt.personalKey ?? (await ports.personal.take().catch((error: unknown) => notBegun(noPersonalKey(ports.log, error)))));
+    const plan: PaymentTerms = { ...unsealed, personal: key && key.seal(texts, termsContext(attempt.paymentId)) };
     try {
       const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
-      loaded = await streams.execute(none, [{ type: 'Initiate', at: at(), attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
+      loaded = await streams.execute(none, [{ type: 'Initiate', at: begunAt, attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
     } catch (error) {
       // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).
       if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
@@ -127,7 +190,8 @@ export const charge = async (
       if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
       throw error;
     }
-    outcome = await moveMoney(holdingKey(ports, attempt.holds ?? null), gateway, plan, attempt, loaded.appendedAt ?? null, request, deadline).catch(
+    const intent = { position: loaded.appendedAt ?? null, begunAt };
+    outcome = await moveMoney(holdingKey(ports, attempt.holds ?? null), gateways, plan, attempt, intent, request, deadline).catch(
       (error: unknown) => {
         // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
         throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
@@ -151,7 +215,13 @@ export const charge = async (
       .catch((error: unknown) =>
         ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
       );
-  return chargeAnswer(attempt.paymentId, loaded.payment);
+  return { view: chargeAnswer(attempt.paymentId, loaded.payment, key ? new OpenedKeys(new Map([[key.id, key]])) : CLOSED), key };
+};
+
+/** null: the request has no text about a person. */
+const textsOf = ({ payer, lineItems }: Pick<ChargeRequest, 'payer' | 'lineItems'>): PaymentTexts | null => {
+  const lines = lineItems.map(({ description, metadata }) => ({ description, metadata }));
+  return payer === null && lines.every(({ description, metadata }) => description === null && metadata === null) ? null : { payer, lines };
 };
 
 /** The checks E8 to E11, and the plan. Counts the attempt, or notes its refusal. Throws the refusal. */
@@ -183,11 +253,11 @@ const reserved = (
 ): Promise<Slot> => slots.reserve(portal!.gateway!.gateway, accountId, actor.type === 'payer' ? 'payer' : 'partner', deadline, during);
 
 /** The answer that follows from a payment's state. A takeover makes the same bytes from the stream (T7). */
-export const chargeAnswer = (paymentId: string, payment: Payment): PaymentView => {
+export const chargeAnswer = (paymentId: string, payment: Payment, reveal: Reveal): PaymentView => {
   if (!isVisible(payment)) throw new Error('no payment to answer with');
   switch (payment.phase) {
     case 'charged':
-      return paymentView(paymentId, payment);
+      return paymentView(paymentId, payment, reveal);
     case 'failed':
       throw payment.declineCode
         ? new ServiceError('PAYMENT_DECLINED', DECLINE_MESSAGES[payment.declineCode], { id: paymentId, declineCode: payment.declineCode })
@@ -234,17 +304,42 @@ export const refuseExpiredCard = (instrument: PaymentInstrument, now: number): v
     });
 };
 
-/** The checks E8 to E10, which need no card: account, portal, amount and case. Throws the refusal. */
+/** A leg of a charge, its amounts, and the gateway of its merchant account. */
+interface PlannedLeg {
+  readonly leg: Leg;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+  readonly account: GatewayAccount;
+  readonly gateway: PaymentGateway;
+}
+
+/** Reads merchant accounts of the portal that this process does not know yet. One may have been added a moment ago. */
+export const loadGateways = async ({ gateways }: Pick<PaymentPorts, 'gateways'>, { portal, merchantAccounts }: ChargeTerms): Promise<void> => {
+  if (!gateways.load || !portal?.gateway) return;
+  for (const account of gatewayAccountsOf(portal.gateway))
+    if (merchantAccounts[account.merchantAccount] === 'active' && !gateways.find(account)) await gateways.load(account);
+};
+
+/** The checks E8 to E10, which need no card: account, portal, gateway of each leg, amount and case. Throws the refusal. */
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
-  { accountStatus, access, portal, restriction }: ChargeTerms,
-): { portal: Portal; portalGateway: PortalGateway; gateway: PaymentGateway } => {
+  { accountStatus, access, portal, restriction, merchantAccounts }: ChargeTerms,
+): { portal: Portal; serviceFeeCents: Cents; legs: readonly PlannedLeg[] } => {
   // If the account that owns a hosted checkout is deactivated, the answer is the same as without access (C66).
   if (!portal || access !== 'granted' || accountStatus !== 'active')
     throw new ServiceError('PORTAL_ACCESS_DENIED', 'The portal is unknown or may not be used by this account.');
-  const gateway = portal.gateway && gateways.find(accountOf(portal.gateway, 'principal'));
-  if (!portal.gateway || !gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+  const portalGateway = portal.gateway;
+  if (!portalGateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+  const serviceFeeCents = serviceFee(amountCents, portal.fee);
+  const legs = partsOf(portal.fee.chargeMode, amountCents, serviceFeeCents).map((part): PlannedLeg => {
+    const account = accountOf(portalGateway, part.leg);
+    const isOpen = (merchantAccounts[account.merchantAccount] ?? 'active') === 'active';
+    const gateway = isOpen ? gateways.find(account) : null;
+    // One message for all legs: a partner cannot change the accounts of a portal.
+    if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+    return { ...part, account, gateway };
+  });
 
   const inForce = restrictionInForce(restriction, clock.now());
   if (inForce?.kind === 'blocked') throw new ServiceError('PAYMENT_BLOCKED', 'Payments for this case are blocked.');
@@ -253,8 +348,18 @@ export const refuseByTerms = (
   const { minCents, maxCents } = portal.rules;
   if (minCents !== null && amountCents < minCents) throw notAllowed(`This portal accepts payments from ${minCents} cents.`);
   if (maxCents !== null && amountCents > maxCents) throw notAllowed(`This portal accepts payments up to ${maxCents} cents.`);
-  return { portal, portalGateway: portal.gateway, gateway };
+  return { portal, serviceFeeCents, legs };
 };
+
+/** The legs of a charge. Principal and fee are one charge, or two. */
+const partsOf = (
+  chargeMode: Portal['fee']['chargeMode'],
+  principalCents: Cents,
+  feeCents: Cents,
+): Pick<PlannedLeg, 'leg' | 'principalCents' | 'feeCents'>[] =>
+  chargeMode === 'combined'
+    ? [{ leg: 'combined', principalCents, feeCents }]
+    : [{ leg: 'principal', principalCents, feeCents: 0 }, ...(feeCents > 0 ? [{ leg: 'fee' as const, principalCents: 0, feeCents }] : [])];
 
 const notAllowed = (message: string, details = {}) => new ServiceError('PAYMENT_NOT_ALLOWED', message, details);
 
@@ -264,35 +369,24 @@ const refuseOrPlan = (
   request: ChargeRequest,
   { attemptId }: ChargeAttempt,
   terms: ChargeTerms,
-): { gateway: PaymentGateway; plan: PaymentTerms } => {
-  const { portal, portalGateway, gateway } = refuseByTerms(ports, request.amountCents, terms);
+): { gateways: ReadonlyMap<Leg, PaymentGateway>; plan: Omit<PaymentTerms, 'personal'> } => {
+  const { portal, serviceFeeCents, legs } = refuseByTerms(ports, request.amountCents, terms);
   const method = methodOf(request.instrument);
   const { brands } = portal.rules;
   if (brands !== null && !brands.some((brand) => brand === method.brand)) throw notAllowed('This portal does not accept this card brand.');
 
-  const serviceFeeCents = serviceFee(request.amountCents, portal.fee);
   if (request.quotedTotalCents !== undefined && request.amountCents + serviceFeeCents !== request.quotedTotalCents)
     throw notAllowed('The service fee has changed since it was shown.', { reason: 'fee_changed' });
   const { chargeMode } = portal.fee;
   if (chargeMode === 'combined' && request.amountCents + serviceFeeCents > MAX_AMOUNT_CENTS)
     throw notAllowed(`Amount and service fee exceed ${MAX_AMOUNT_CENTS} cents together.`);
-  const { rawCard, cardToken, tokenReusable } = gateway.capabilities;
-  const twoCharges = chargeMode === 'separate' && serviceFeeCents > 0;
-  if (method.type === 'card' ? !rawCard : !cardToken || (twoCharges && !tokenReusable))
-    throw notAllowed("This portal's gateway cannot charge this kind of payment method.");
+  for (const leg of legs) refuseByLimits(request.instrument, leg, legs.length);
 
   const shares = feeByLine(
     serviceFeeCents,
     request.lineItems.map((line) => line.amountCents),
   );
-  const leg = (name: Leg, principalCents: Cents, feeCents: Cents): LegTerms => ({
-    leg: name,
-    principalCents,
-    feeCents,
-    account: accountOf(portalGateway, name),
-    references: { charge: gatewayRef(attemptId, name, 'charge'), reversal: gatewayRef(attemptId, name, 'reversal') },
-  });
-  const plan: PaymentTerms = {
+  const plan: Omit<PaymentTerms, 'personal'> = {
     accountId: request.accountId,
     portalId: request.portalId,
     referenceId: request.referenceId,
@@ -305,25 +399,39 @@ const refuseOrPlan = (
       amountCents: line.amountCents,
       serviceFeeCents: shares[index]!,
       referenceId: line.referenceId,
-      description: line.description,
-      metadata: line.metadata,
       coding: codingOf(line.metadata, portal.coding),
     })),
-    payer: request.payer,
     paymentMethod: method,
-    legs:
-      chargeMode === 'combined'
-        ? [leg('combined', request.amountCents, serviceFeeCents)]
-        : [leg('principal', request.amountCents, 0), ...(serviceFeeCents > 0 ? [leg('fee', 0, serviceFeeCents)] : [])],
+    legs: legs.map(({ leg, principalCents, feeCents, account }) => ({
+      leg,
+      principalCents,
+      feeCents,
+      account,
+      references: { charge: gatewayRef(attemptId, leg, 'charge'), reversal: gatewayRef(attemptId, leg, 'reversal') },
+    })),
   };
-  return { gateway, plan };
+  return { gateways: new Map(legs.map(({ leg, gateway }) => [leg, gateway])), plan };
+};
+
+/** Refuses a charge that the leg's gateway cannot make. `charges`: the number of charges of this payment method. */
+const refuseByLimits = (instrument: PaymentInstrument, { gateway, ...part }: PlannedLeg, charges: number): void => {
+  const { rawCard, cardToken, tokenReusable, maxCardDigits, minAmountCents, maxAmountCents } = gateway.capabilities;
+  if (instrument.type === 'card' ? !rawCard : !cardToken || (charges > 1 && !tokenReusable))
+    throw notAllowed("This portal's gateway cannot charge this kind of payment method.");
+  if (instrument.type === 'card' && instrument.number.reveal().length > maxCardDigits)
+    throw notAllowed(`This portal's gateway takes card numbers of at most ${maxCardDigits} digits.`);
+  if (cents(part) < minAmountCents) throw notAllowed(`This portal's gateway makes charges from ${minAmountCents} cents.`);
+  if (cents(part) > maxAmountCents) throw notAllowed(`This portal's gateway makes charges up to ${maxAmountCents} cents.`);
 };
 
 /** The fee leg is charged to the operator's own merchant account. */
-const accountOf = ({ feeMerchantAccount, merchantAccount, ...account }: PortalGateway, leg: Leg): GatewayAccount => ({
-  ...account,
-  merchantAccount: leg === 'fee' ? feeMerchantAccount : merchantAccount,
-});
+const accountOf = (
+  { merchantAccount, feeMerchantAccount, credentialsRef, feeCredentialsRef = credentialsRef, ...account }: PortalGateway,
+  leg: Leg,
+): GatewayAccount =>
+  leg === 'fee'
+    ? { ...account, merchantAccount: feeMerchantAccount, credentialsRef: feeCredentialsRef }
+    : { ...account, merchantAccount, credentialsRef };
 
 /** The merchant accounts that the charges of a portal with this gateway may use. */
 export const gatewayAccountsOf = (gateway: PortalGateway): readonly GatewayAccount[] => [accountOf(gateway, 'principal'), accountOf(gateway, 'fee')];
@@ -335,28 +443,36 @@ const methodOf = (instrument: PaymentInstrument): PaymentTerms['paymentMethod'] 
   return { type: 'card', brand: brandOf(digits), last4: digits.slice(-4) };
 };
 
+/** The intent of a charge: its position in the log, and its time. */
+interface SentIntent {
+  readonly position: Position | null;
+  readonly begunAt: string;
+}
+
 /** Charges the principal first. The fee is charged only if the principal was approved. If the fee fails, the principal is taken back (C41). */
 const moveMoney = async (
   ports: PaymentPorts,
-  gateway: PaymentGateway,
-  plan: PaymentTerms,
+  gateways: ReadonlyMap<Leg, PaymentGateway>,
+  plan: Pick<PaymentTerms, 'legs'>,
   { attemptId }: ChargeAttempt,
-  intent: Position | null,
+  intent: SentIntent,
   request: ChargeRequest,
   deadline: Deadline,
 ): Promise<ChargeOutcome | { kind: 'too_late' }> => {
-  const approved: { leg: LegTerms; txn: ChargeTxn }[] = [];
-  const postalCode = request.payer?.address?.zip;
+  const approved: (Made & { readonly txn: ChargeTxn })[] = [];
+  const { position, begunAt } = intent;
+  const { instrument, payer } = request;
   for (const leg of plan.legs) {
     const call = {
       ref: leg.references.charge,
       leg: leg.leg,
       account: leg.account,
-      amountCents: leg.principalCents + leg.feeCents,
-      instrument: request.instrument,
-      ...(postalCode === undefined ? {} : { postalCode }),
+      begunAt,
+      amountCents: cents(leg),
+      instrument,
+      ...(payer !== null && { payer }),
     };
-    const outcome = await callGateway(ports, deadline, intent, (signal) => gateway.charge(call, signal));
+    const outcome = await callGateway(ports, deadline, position, (signal) => gateways.get(leg.leg)!.charge(call, signal));
     if (outcome.kind === 'approved') {
       approved.push({ leg, txn: outcome.txn });
       continue;
@@ -364,7 +480,15 @@ const moveMoney = async (
     // Recovery finalised the reference before this call and owns the attempt now. So nothing is recorded here (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
-    const takenBack = await takeBack(ports, gateway, approved, intent, deadline);
+    if (outcome.kind === 'held') {
+      // Nothing may wait for a person at the gateway: the API has no such status. So the charge is undone, and the answer is a decline.
+      const { transactionId, raw } = outcome;
+      const takenBack = await takeBack(ports, gateways, [...approved, { leg, txn: { transactionId } }], intent, deadline);
+      if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: HELD_FOR_REVIEW };
+      const declined = { kind: 'declined', leg: leg.leg, code: 'generic_decline', transactionId, ...checksOf({}) } as const;
+      return { ...declined, raw: `held for review${raw === undefined ? '' : `: ${raw}`}`, takenBack };
+    }
+    const takenBack = await takeBack(ports, gateways, approved, intent, deadline);
     if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: 'an approved leg could not be taken back' };
     return { ...definiteFailure(leg.leg, outcome), takenBack };
   }
@@ -378,13 +502,14 @@ const moveMoney = async (
       transactionId: txn.transactionId,
       authCode: txn.authCode,
       ...checksOf(txn),
+      ...(txn.card && { card: txn.card }),
     })),
   };
 };
 
 const definiteFailure = (
   leg: Leg,
-  outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'unknown' }>,
+  outcome: Exclude<Outcome<ChargeTxn>, { kind: 'approved' | 'held' | 'unknown' }>,
 ): Extract<ChargeOutcome, { kind: 'declined' | 'failed' }> => {
   switch (outcome.kind) {
     case 'declined': {
@@ -400,28 +525,39 @@ const definiteFailure = (
   }
 };
 
-/** Voids the approved legs. null: a void failed, or its outcome is unknown. */
+/** A charge that the gateway has made. */
+interface Made {
+  readonly leg: LegTerms;
+  readonly txn: Pick<ChargeTxn, 'transactionId'>;
+}
+
+/** The cause of an unknown outcome: the gateway holds the charge, and the void had no certain outcome. */
+export const HELD_FOR_REVIEW = 'held_for_review';
+
+/** Undoes the charges. null: a call failed, or its outcome is unknown. */
 const takeBack = async (
   ports: PaymentPorts,
-  gateway: PaymentGateway,
-  approved: readonly { leg: LegTerms; txn: ChargeTxn }[],
-  intent: Position | null,
+  gateways: ReadonlyMap<Leg, PaymentGateway>,
+  made: readonly Made[],
+  { position, begunAt }: SentIntent,
   deadline: Deadline,
 ): Promise<TakenBack[] | null> => {
   const takenBack: TakenBack[] = [];
-  for (const { leg, txn } of approved) {
-    const amountCents = leg.principalCents + leg.feeCents;
+  for (const { leg, txn } of made) {
+    const amountCents = cents(leg);
     const call = {
       ref: leg.references.reversal,
       leg: leg.leg,
       account: leg.account,
+      begunAt,
       chargeTransactionId: txn.transactionId,
       amountCents,
       askedBy: 'reversal' as const,
     };
-    const outcome = await callGateway(ports, deadline, intent, (signal) => gateway.void(call, signal));
+    const outcome = await callGateway(ports, deadline, position, (signal) => gateways.get(leg.leg)!.void(call, signal));
     if (outcome.kind !== 'approved') return null;
-    takenBack.push({ leg: leg.leg, amountCents, transactionId: txn.transactionId, voidTransactionId: outcome.txn.transactionId });
+    const { transactionId: voidTransactionId, means } = outcome.txn;
+    takenBack.push({ leg: leg.leg, amountCents, transactionId: txn.transactionId, voidTransactionId, ...(means && { means }) });
   }
   return takenBack;
 };

@@ -1,5 +1,5 @@
 /** Actions of partners and staff on payments. An action that moves money runs once for each key (C12–C20). */
-import { ageMs, canonicalJson, type Cents, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
+import { ageMs, canonicalJson, type Cents, CLOSED, Deadline, fold, isCents, isUuid, MAX_AMOUNT_CENTS, type Reveal, ServiceError } from '#kernel';
 import type { Logger, Slot } from '#platform';
 import { charge, chargeAnswer, type ChargeRequest, type PaymentPorts, reconciliationRequired } from './charge.js';
 import { serviceFee } from './fee.js';
@@ -9,10 +9,11 @@ import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, atStableTime, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts } from './list.js';
-import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent } from './payment.js';
+import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent, type VisiblePayment } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
+import { keyOfText, openPayment } from './personal.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
-import { reverse, type ReverseRequest } from './reverse.js';
+import { reversalAgain, reverse, type ReverseRequest } from './reverse.js';
 import { refuseStaffText, staff } from './staff.js';
 import { paymentEvents } from './stream.js';
 import { type Origin, StoreIncident } from '#eventstore';
@@ -46,9 +47,14 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     run: async (owned) => {
       const attempt = owned ?? { paymentId: ports.ids.uuid(), attemptId: ports.ids.uuid() };
       const idempotency = owned?.recorded ?? null;
-      return { view: await charge(ports, request, { ...attempt, idempotency }, origin, deadline), replayed: false };
+      return { ...(await charge(ports, request, { ...attempt, idempotency }, origin, deadline)), replayed: false };
     },
     takeOver: (owned) => finishCreate(ports, owned, request.accountId, origin, deadline),
+    viewAgain: async ({ paymentId }) => {
+      const found = createResult(paymentId, (await ports.streams.events(paymentId)).map(paymentEvents.read), CLOSED);
+      if (!found || 'error' in found) throw new Error(`${paymentId}: the stream does not hold the payment that was answered`);
+      return found.view;
+    },
     reconciliationRequired: async (paymentId) => {
       // If the log cannot be read now, the answer asks the caller to check the payment.
       const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
@@ -73,9 +79,11 @@ export const finishCreate = async (
 ): Promise<Result<PaymentView> | 'reserved'> => {
   const recorded = await ports.streams.events(paymentId);
   const events = recorded.map(paymentEvents.read);
-  const found = createResult(paymentId, events);
-  if (found) return found;
-  const loaded = { paymentId, payment: fold(decider, events), revision: recorded.at(-1)?.revision ?? null };
+  const payment = fold(decider, events);
+  const opened = await openPayment(ports, payment);
+  const found = createResult(paymentId, events, opened);
+  if (found) return 'error' in found ? found : { ...found, key: isVisible(payment) ? keyOfText(opened, payment.terms.personal) : null };
+  const loaded = { paymentId, payment, revision: recorded.at(-1)?.revision ?? null };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null) {
     // A missing stream may be a lost one, so the log is checked first.
@@ -88,14 +96,18 @@ export const finishCreate = async (
 };
 
 /** Makes the answer of a create again from its stream (C15). null: the stream holds no PaymentCreated and no PaymentDeclined. */
-export const createResult = (paymentId: string, events: readonly PaymentEvent[]): Result<PaymentView> | null => {
+export const createResult = (
+  paymentId: string,
+  events: readonly PaymentEvent[],
+  reveal: Reveal,
+): { readonly view: PaymentView } | { readonly error: ServiceError } | null => {
   const outcome = events[1];
   return outcome?.type === 'PaymentCreated' || outcome?.type === 'PaymentDeclined'
-    ? resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2))))
+    ? resultOf(() => chargeAnswer(paymentId, fold(decider, events.slice(0, 2)), reveal))
     : null;
 };
 
-const resultOf = (view: () => PaymentView): Result<PaymentView> => {
+const resultOf = (view: () => PaymentView) => {
   try {
     return { view: view() };
   } catch (error) {
@@ -156,6 +168,7 @@ const reverseKeyed = (
       if (!isUuid(paymentId)) throw notFound();
       return reverse(ports, { ...request, paymentId }, owned, origin, deadline);
     },
+    viewAgain: ({ attemptId }) => reversalAgain(ports, paymentId, attemptId),
   });
 };
 
@@ -168,7 +181,7 @@ const keyed = <View>(
 ): Promise<Answered<View>> =>
   atStableTime(ports, () =>
     onceByKey(
-      { idempotency, claims, answers, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
+      { idempotency, claims, answers, personal: ports.personal, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
       { accountId, key, operation, fingerprintText, loggedText },
       work,
     ),
@@ -196,11 +209,12 @@ export const findPayment = async (services: PaymentServices, accountId: string, 
   let { payment } = inIncident ? await furthest(services, id) : await ports.streams.load(id);
   if (!isHis(payment) && !inIncident && (await mayBeLost(ports))) ({ payment } = await furthest(services, id));
   if (!isVisible(payment) || !isHis(payment)) throw ports.ownLog.incident ? storeIncident() : notFound();
-  if (ports.ownLog.incident) return paymentView(id, payment);
+  const view = async (shown: VisiblePayment) => paymentView(id, shown, await openPayment(ports, shown));
+  if (ports.ownLog.incident) return view(payment);
   // If the payment has been open for a while, recovery tries to resolve it in the background (docs/contract.md#recovery).
   const open = openOf(payment);
   if (open && ports.sandboxTime?.isOpen !== false && ageMs(ports.clock, open.since) >= RECOVERY_STARTS_AFTER_MS) recovery.look(id);
-  return paymentView(id, payment);
+  return view(payment);
 };
 
 /** True if a check finds that the log is not whole. Throws the store's error if the store cannot be asked. */

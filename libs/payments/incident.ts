@@ -66,21 +66,25 @@ export interface EndedCreate {
   readonly accountId: string;
   readonly paymentId: string;
   readonly attemptId: string;
+  /** RFC 3339: when the key was claimed. The intent followed within seconds. */
+  readonly claimedAt: string;
 }
 
 /** All ended creates: the key is reserved, or its lease has ended. */
 export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> => {
-  const { rows } = await pool.query<EndedCreate>(
-    `select api_account_id as "accountId", payment_id as "paymentId", attempt_id as "attemptId" from idempotency_key
+  const { rows } = await pool.query<Omit<EndedCreate, 'claimedAt'> & { claimedAt: Date }>(
+    `select api_account_id as "accountId", payment_id as "paymentId", attempt_id as "attemptId", created_at as "claimedAt" from idempotency_key
      where operation = 'create' and (state = 'reserved' or (state = 'in_progress' and lease_until < clock_timestamp())) order by created_at`,
   );
-  return rows;
+  return rows.map((row) => ({ ...row, claimedAt: row.claimedAt.toISOString() }));
 };
 
 /** An ended create without an intent in the log. Its intent went to another log, or its process died before it sent the intent. */
 export interface EmptyCreate extends EndedCreate {
   /** True if every merchant account has a gateway here, and every gateway promised that no charge of this attempt will ever be executed. */
   readonly wasNeverCharged: boolean;
+  /** When the gateway that could not promise it can tell, RFC 3339. null: it promised it, it charged, or it does not say when. */
+  readonly until: string | null;
 }
 
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
@@ -98,10 +102,11 @@ export const emptyCreates = async (
   accounts: readonly GatewayAccount[],
 ): Promise<readonly EmptyCreate[]> => {
   const found: EmptyCreate[] = [];
-  for (const { accountId, paymentId, attemptId } of creates) {
-    if ((await ports.streams.load(paymentId)).revision !== null) continue;
+  for (const create of creates) {
+    if ((await ports.streams.load(create.paymentId)).revision !== null) continue;
     const deadline = new Deadline(ports.clock, FINALISE_MS);
-    found.push({ accountId, paymentId, attemptId, wasNeverCharged: await wasNeverCharged(ports, attemptId, accounts, deadline) });
+    const { accountId, paymentId, attemptId, claimedAt } = create;
+    found.push({ accountId, paymentId, attemptId, claimedAt, ...(await findCharge(ports, create, accounts, deadline)) });
   }
   return found;
 };
@@ -121,16 +126,24 @@ export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: re
   }
 };
 
-const wasNeverCharged = async (ports: PaymentPorts, attemptId: string, accounts: readonly GatewayAccount[], deadline: Deadline): Promise<boolean> => {
+const findCharge = async (
+  ports: PaymentPorts,
+  { attemptId, claimedAt: begunAt }: EndedCreate,
+  accounts: readonly GatewayAccount[],
+  deadline: Deadline,
+): Promise<Pick<EmptyCreate, 'wasNeverCharged' | 'until'>> => {
   for (const account of accounts) {
     const gateway = ports.gateways.find(account);
-    if (!gateway) return false;
+    if (!gateway) return { wasNeverCharged: false, until: null };
     for (const leg of LEGS) {
-      const { kind } = await finalizeReference(ports, gateway, { ref: gatewayRef(attemptId, leg, 'charge'), account, op: 'charge' }, deadline);
-      if (kind !== 'never') return false;
+      const ref = gatewayRef(attemptId, leg, 'charge');
+      // The intent is lost, and with it the amount.
+      const call = { ref, op: 'charge', leg, account, begunAt, amountCents: 0, chargeTransactionId: null, last4: null } as const;
+      const found = await finalizeReference(ports, gateway, call, deadline);
+      if (found.kind !== 'never') return { wasNeverCharged: false, until: (found.kind === 'cannot_tell' && found.until) || null };
     }
   }
-  return accounts.length > 0;
+  return { wasNeverCharged: accounts.length > 0, until: null };
 };
 
 const namedIn = ({ attemptId, toldAs }: { readonly attemptId?: string; readonly toldAs?: string | null }) => [attemptId, toldAs];

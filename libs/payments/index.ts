@@ -1,9 +1,11 @@
 export {
+  aboutLeg,
   charge,
   chargeAnswer,
   type ChargeRequest,
   gatewayAccountsOf,
   gatewayRef,
+  loadGateways,
   type PaymentPorts,
   refuseByTerms,
   refuseExpiredCard,
@@ -27,7 +29,11 @@ export { callGateway, REQUEST_DEADLINE_MS } from './gateway/call.js';
 export { type GatewayCall, GatewayCalls } from './gateway/calls.js';
 export { awayAtGateway, GATEWAY_SLOTS, type GatewaySlotLimits, GatewaySlots } from './gateway/slots.js';
 export {
+  type AccountDescription,
+  type CannotTell,
+  CHARGE_SENT_WITHIN_MS,
   type ChargeCall,
+  type ChargedCard,
   type ChargeTxn,
   type Check,
   DECLINE_CODES,
@@ -35,9 +41,12 @@ export {
   type Finalized,
   type GatewayAccount,
   type GatewayCapabilities,
+  type GatewayDispute,
+  lateAfterDays,
   type Gateways,
   type Leg,
   type LookedUp,
+  MAX_CURSOR_CHARACTERS,
   type NamedTransaction,
   type Op,
   type Outcome,
@@ -49,7 +58,9 @@ export {
   type RejectionReason,
   type ReversalTxn,
   Secret,
+  type SettledBatch,
   type SettlementRecord,
+  type TransactionState,
   UnknownCursor,
   type VoidCall,
 } from './gateway/gateway.js';
@@ -78,7 +89,7 @@ export {
   keysFromLogMigration,
   rebuildKeys,
 } from './keys/from-log.js';
-export { abandon, type EmptyCreate, emptyCreates, endedCreates, unborne, type Unborne } from './incident.js';
+export { abandon, type EmptyCreate, emptyCreates, type EndedCreate, endedCreates, unborne, type Unborne } from './incident.js';
 export { type Answered, type AnswerEncoder, atStableTime, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { type Claims, type ClaimsDatabase, ClaimsGate, claimsMigration, type KeptPlace } from './keys/claims.js';
@@ -92,7 +103,11 @@ export {
   listPlaces,
   type ListRequest,
   MAX_PAGE,
+  OPEN_STATES,
+  type OpenState,
   openAttempts,
+  type WaitingPayment,
+  waitingPayments,
   paymentListModel,
   paymentListRow,
   PAGE_BYTES,
@@ -103,6 +118,8 @@ export {
   postgresListRows,
 } from './list.js';
 export {
+  type ApprovedCharge,
+  type Awaiting,
   cents,
   type Charge,
   type Charged,
@@ -110,15 +127,18 @@ export {
   type Coding,
   type Dispute,
   DISPUTE_STATUSES,
+  disputeContext,
   disputedCents,
   type DisputeStatus,
   type Initiator,
   type Intent,
   isVisible,
+  keysOfPayment,
   type LegMove,
   type LegReturned,
   type LegTerms,
   type LineItem,
+  type LineTexts,
   type Means,
   openAttempt,
   type Payer,
@@ -129,6 +149,10 @@ export {
   type PaymentEvent,
   type PaymentStatus,
   type PaymentTerms,
+  type PaymentTexts,
+  personalIn,
+  type Reason,
+  reasonContext,
   type RecordedKey,
   remaining,
   type RequestRefund,
@@ -137,9 +161,14 @@ export {
   type ReversalRequest,
   SETTLEMENT_STATUSES,
   statusOf,
+  termsContext,
   type VisiblePayment,
+  undoneBy,
+  undoneByRequest,
+  type UndoneCharge,
 } from './payment.js';
-export { type LineItemView, type PaymentView, paymentView, type RefundView, type VoidView } from './payment.view.js';
+export { type LineItemView, type PaymentView, paymentView, reasonOf, type RefundView, type VoidView } from './payment.view.js';
+export { keyForPayment, openPayment } from './personal.js';
 export {
   createRecovery,
   postgresRecoveryWork,
@@ -148,6 +177,7 @@ export {
   RECOVERY_STARTS_AFTER_MS,
   RECOVERY_SCHEDULE_MS,
   recoveryMigration,
+  recoveryWhyMigration,
   type RecoveryWork,
   type Resolution,
 } from './recovery.js';
@@ -160,12 +190,13 @@ export {
   type AcknowledgeRequest,
   operator,
   raiseStaffTask,
+  refuseClearText,
   refuseStaffText,
   staff,
   type StaffTaskReason,
 } from './staff.js';
 export { OPEN_STAFF_TASKS, openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
-export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent } from './stream.js';
+export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent, textOf } from './stream.js';
 export {
   listRefusals,
   postgresRefusals,

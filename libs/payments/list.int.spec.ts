@@ -24,6 +24,7 @@ import {
 import { listRowsContract } from '../../test/support/list-rows.contract.js';
 import { ownLogOver } from '../../test/support/mark-book.js';
 import { refused } from '../../test/support/payments.js';
+import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 import { openCursor } from './cursor.js';
 import {
   listPayments,
@@ -43,6 +44,7 @@ const ids = systemIds(() => systemClock.now());
 const old = randomBytes(32);
 const ring = new KeyRing('k1', new Map([['k1', old]]));
 const OTHER_ACCOUNT = ids.uuid();
+const personal = memoryPersonalKeys();
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
@@ -69,6 +71,7 @@ const ports = (keys = ring): PaymentListPorts => ({
   ownLog,
   keys,
   directory,
+  personal,
   head: () => store.head(),
   caughtUpTo: async () => true,
 });

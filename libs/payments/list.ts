@@ -4,11 +4,22 @@
  */
 import { type Bind, type Directory, EVERYTHING, type Scope, scopeCondition } from '#accounts';
 import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
-import { ServiceError, timestamp } from '#kernel';
-import { type Client, copyInto, type KeyRing, type Queryable } from '#platform';
+import { type Cents, ServiceError, timestamp } from '#kernel';
+import { type Client, copyInto, type KeyRing, type PersonalKeys, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
+import type { CannotTell } from './gateway/gateway.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
-import { isVisible, openOf, payment as decider, type Payment, PAYMENT_STATUSES, statusOf } from './payment.js';
+import {
+  isVisible,
+  keysOfPayment,
+  type Means,
+  openAttempt,
+  openOf,
+  payment as decider,
+  type Payment,
+  PAYMENT_STATUSES,
+  statusOf,
+} from './payment.js';
 import { type PaymentView, paymentView } from './payment.view.js';
 import { WAITS_FOR_STAFF } from './staff-work.js';
 import { LONG_STREAM_EVENTS, paymentIdOf, paymentEvents } from './stream.js';
@@ -154,7 +165,7 @@ const lateEvents = async function* (late: Client): AsyncIterable<readonly Record
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 5,
+  shape: 6,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],
@@ -296,16 +307,79 @@ export const paymentScopeCondition = (scope: Scope, paymentId: string, bind: Bin
 // Reading pages.
 
 /**
- * The number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. Payments that wait for staff are
- * not counted: {@link openStaffTasks} counts them.
+ * - `running`: a request or recovery works on it.
+ * - `waiting`: the gateway shows no trace of it, and can tell only later.
+ * - `overdue`: the gateway should have been able to tell by now.
+ * - `staff`: a person decides. {@link openStaffTasks} counts the tasks.
  */
-export const openAttempts = async (db: Queryable, nowMs: number): Promise<{ readonly count: number; readonly oldestSeconds: number }> => {
-  const { rows } = await db.query<{ count: string; oldest: string | null }>(
-    `select count(*) as count, extract(epoch from $1::timestamptz - min(p.open_since)) as oldest from payment_list p
-     where p.open_since is not null and not (${WAITS_FOR_STAFF})`,
+export const OPEN_STATES = ['running', 'waiting', 'overdue', 'staff'] as const;
+export type OpenState = (typeof OPEN_STATES)[number];
+
+/** SQL: the state of an open row `p` of the list, whose try is `t`. `now`: the parameter with the present time. */
+const openState = (now: string): string => `
+  case when ${WAITS_FOR_STAFF} then 'staff'
+       when t.why = 'not_visible' and t.until > ${now}::timestamptz then 'waiting'
+       when t.why = 'not_visible' and t.until <= ${now}::timestamptz then 'overdue'
+       else 'running' end`;
+
+const WITH_TRY = 'left join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id';
+
+/** For each state, the number of charges and reversals without an outcome, and the age of the oldest in seconds. 0: there is none. */
+export const openAttempts = async (
+  db: Queryable,
+  nowMs: number,
+): Promise<Readonly<Record<OpenState, { readonly count: number; readonly oldestSeconds: number }>>> => {
+  const { rows } = await db.query<{ state: OpenState; count: string; oldest: string }>(
+    `select ${openState('$1')} as state, count(*) as count, extract(epoch from $1::timestamptz - min(p.open_since)) as oldest
+     from payment_list p ${WITH_TRY} where p.open_since is not null group by 1`,
     [timestamp(nowMs)],
   );
-  return { count: Number(rows[0]!.count), oldestSeconds: Number(rows[0]!.oldest ?? 0) };
+  const of = (state: OpenState) => {
+    const row = rows.find((one) => one.state === state);
+    return { count: Number(row?.count ?? 0), oldestSeconds: Number(row?.oldest ?? 0) };
+  };
+  return { running: of('running'), waiting: of('waiting'), overdue: of('overdue'), staff: of('staff') };
+};
+
+/** An open attempt about which the gateway cannot tell. */
+export interface WaitingPayment {
+  readonly paymentId: string;
+  readonly portalId: string;
+  /** Principal and fee of the payment. */
+  readonly amountCents: Cents;
+  readonly operation: 'charge' | Means;
+  /** RFC 3339: since when the attempt is open. */
+  readonly since: string;
+  readonly state: OpenState;
+  /** null: it was not asked yet, or our own store did not answer. */
+  readonly why: CannotTell | null;
+  /** RFC 3339: when the gateway can tell. null: not known. */
+  readonly decidedBy: string | null;
+}
+
+/** The open attempts that recovery has tried, oldest first. The list must have reached the end of the log. */
+export const waitingPayments = async (db: Queryable, nowMs: number): Promise<readonly WaitingPayment[]> => {
+  const { rows } = await db.query<{
+    payment_id: string;
+    open_since: Date;
+    state: OpenState;
+    why: CannotTell | null;
+    until: Date | null;
+    payment: string;
+  }>(
+    `select p.payment_id, p.open_since, ${openState('$1')} as state, t.why, t.until, p.state as payment
+     from payment_list p join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id
+     where p.open_since is not null order by p.open_since, p.payment_id`,
+    [timestamp(nowMs)],
+  );
+  return rows.flatMap(({ payment_id: paymentId, open_since: since, state, why, until, payment: folded }) => {
+    const payment = JSON.parse(folded) as Payment;
+    if (!isVisible(payment)) return [];
+    const { portalId, amountCents, serviceFeeCents } = payment.terms;
+    const operation = payment.phase === 'charged' ? openAttempt(payment)!.operation : 'charge';
+    const times = { since: since.toISOString(), decidedBy: until?.toISOString() ?? null };
+    return [{ paymentId, portalId, amountCents: amountCents + serviceFeeCents, operation, state, why, ...times }];
+  });
 };
 
 export interface PaymentPage {
@@ -318,6 +392,7 @@ export interface PaymentListPorts {
   readonly ownLog: LogGate;
   readonly keys: KeyRing;
   readonly directory: Directory;
+  readonly personal: Pick<PersonalKeys, 'open'>;
   head(): Promise<Position | null>;
   /** true as soon as the list has reached the position. false: the list did not reach it in time. */
   caughtUpTo(position: Position, timeoutMs: number): Promise<boolean>;
@@ -351,12 +426,13 @@ export const listPayments = async (ports: PaymentListPorts, { accountId, filters
   const complete = isOurs && (head === null || (await ports.caughtUpTo(head, LIST_WAIT_MS)));
   const size = limit ?? DEFAULT_PAGE;
   const { rows, hasMore } = await ports.rows.page(accountId, filters, after, size);
+  const opened = await ports.personal.open([...new Set(rows.flatMap(({ payment }) => keysOfPayment(payment)))]);
   const last = hasMore ? rows.at(-1) : undefined;
   return {
     page: {
       payments: rows.map(({ paymentId, payment }) => {
         if (!isVisible(payment)) throw new Error('a row without a payment');
-        return paymentView(paymentId, payment);
+        return paymentView(paymentId, payment, opened);
       }),
       nextCursor:
         last && isVisible(last.payment)

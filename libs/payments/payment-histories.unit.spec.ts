@@ -1,7 +1,7 @@
 /** Tests random valid histories of a payment: the amounts always add up (docs/contract.md#money-and-states). */
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
-import { fold, ServiceError } from '#kernel';
+import { CLOSED, fold, ServiceError } from '#kernel';
 import { AT, created, dispute, initiated, LATER, PAYMENT, requestRefund, requestVoid, separate, withLines } from '../../test/support/given.js';
 import { feeByLine } from './fee.js';
 import {
@@ -77,7 +77,7 @@ describe('in every history', () => {
 
   const check = (state: Payment): void => {
     if (!isVisible(state)) return;
-    const view = paymentView(PAYMENT, state);
+    const view = paymentView(PAYMENT, state, CLOSED);
     const { capturedAmountCents: captured, refundedAmountCents: refunded, remainingRefundableAmountCents: left, status, lineItems } = view;
     expect(captured).toBe(refunded + left);
     expect([captured, refunded, left].every((cents) => cents >= 0)).toBe(true);
@@ -235,7 +235,7 @@ describe('in every history', () => {
       { numRuns: 300 },
     ));
   const moneyOf = (state: Parameters<typeof paymentView>[1]) => {
-    const { refundedAmountCents, remainingRefundableAmountCents, lineItems } = paymentView(PAYMENT, state);
+    const { refundedAmountCents, remainingRefundableAmountCents, lineItems } = paymentView(PAYMENT, state, CLOSED);
     return { refundedAmountCents, remainingRefundableAmountCents, lines: lineItems.map((line) => line.refundedAmountCents) };
   };
 });

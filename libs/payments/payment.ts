@@ -4,8 +4,8 @@
  * Order of this file: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here calls a
  * gateway, a clock or a database: commands bring times, ids, references and gateway outcomes. GET, list, answers and audit all use this `evolve`.
  */
-import { type Cents, type Decider, type Json, proRata, ServiceError, sumCents, unreachable } from '#kernel';
-import type { Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
+import { type Cents, type Decider, isSamePersonal, type Json, keysIn, type Personal, proRata, ServiceError, sumCents, unreachable } from '#kernel';
+import type { ChargedCard, Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Events. Each is a fact in the past tense, with amounts in whole cents, and never holds card data. `at` is the event's recordedAt (RFC 3339,
@@ -15,7 +15,7 @@ type Fact<Type extends string, Data> = { readonly type: Type; readonly at: strin
 
 export type PaymentEvent =
   | Fact<'PaymentInitiated', PaymentTerms & Intent>
-  | Fact<'PaymentCreated', { readonly attemptId: string } & Charge>
+  | Fact<'PaymentCreated', { readonly attemptId: string } & ApprovedCharge>
   | Fact<
       'PaymentDeclined',
       {
@@ -33,7 +33,8 @@ export type PaymentEvent =
   | Fact<'ReconciliationStarted', { readonly attemptId: string }>
   | Fact<'VoidRequested', ReversalRequest & Intent>
   | Fact<'RefundRequested', ReversalRequest & Intent>
-  | Fact<'PaymentVoided', LegReturned>
+  /** `undone`: the charge of an unknown payment was undone by a refund. The processor settles both transactions. Absent: nothing of the leg settles. */
+  | Fact<'PaymentVoided', LegReturned & { readonly undone?: Undone }>
   | Fact<'PaymentRefunded', LegReturned>
   | Fact<'FeeRefunded', LegReturned>
   | Fact<'ReversalEnded', ReversalEnd>
@@ -97,13 +98,32 @@ export interface LineItem {
   /** This line's share of the service fee, in cents (C33). */
   readonly serviceFeeCents: Cents;
   readonly referenceId: string;
-  readonly description: string | null;
-  readonly metadata: Readonly<Record<string, Json>> | null;
   /** Codes for the general ledger, from the metadata. null: the portal named no key, or the line has none of them. */
   readonly coding: Coding | null;
 }
 
 export type Coding = Readonly<Record<string, string>>;
+
+/** The texts of a create: the payer, and what the lines say. They lie in a box. `lines`: in the order of the line items. */
+export interface PaymentTexts {
+  readonly payer: Payer | null;
+  readonly lines: readonly LineTexts[];
+}
+
+export interface LineTexts {
+  readonly description: string | null;
+  readonly metadata: Readonly<Record<string, Json>> | null;
+}
+
+/** Why money was returned or disputed, in words. */
+export interface Reason {
+  readonly reason: string;
+}
+
+// Contexts of the boxes of a payment: its stream and the field.
+export const termsContext = (paymentId: string): string => `payment-${paymentId}/terms`;
+export const reasonContext = (paymentId: string, attemptId: string): string => `payment-${paymentId}/reason:${attemptId}`;
+export const disputeContext = (paymentId: string, disputeId: string): string => `payment-${paymentId}/dispute:${disputeId}`;
 
 export interface Payer {
   readonly firstName?: string;
@@ -139,7 +159,7 @@ export interface PaymentTerms {
   readonly feeVersion: number;
   readonly chargeMode: 'separate' | 'combined';
   readonly lineItems: readonly LineItem[];
-  readonly payer: Payer | null;
+  readonly personal: Personal<PaymentTexts>;
   readonly paymentMethod: { readonly type: 'card' | 'card_token'; readonly brand: string; readonly last4: string };
   readonly legs: readonly LegTerms[];
 }
@@ -161,6 +181,9 @@ export interface Charge {
   } & Checks)[];
 }
 
+/** A charge as its request saw it. `card`: the card behind a token, as the gateway named it. Absent: the terms name the card, or nobody does. */
+export type ApprovedCharge = Omit<Charge, 'legs'> & { readonly legs: readonly (Charge['legs'][number] & { readonly card?: ChargedCard })[] };
+
 /**
  * A leg that was charged and then voided by the same request, because the other leg failed (C41). The processor has both transactions. The field
  * `takenBack` is absent if no leg was voided.
@@ -170,6 +193,14 @@ export interface TakenBack {
   readonly amountCents: Cents;
   readonly transactionId: string;
   readonly voidTransactionId: string;
+  /** Absent: a void. */
+  readonly means?: Means;
+}
+
+/** How the charge of a leg was undone, if the processor settles both the charge and what undid it. */
+export interface Undone {
+  readonly means: 'refund';
+  readonly chargeTransactionId: string;
 }
 
 export type Initiator = 'partner' | 'staff';
@@ -179,7 +210,7 @@ export type Means = 'void' | 'refund';
 export interface ReversalRequest {
   readonly attemptId: string;
   readonly initiatedBy: Initiator;
-  readonly reason: string | null;
+  readonly personal: Personal<Reason>;
   /** The amount and the fee as they were requested. They identify a repeat without a key (C18). */
   readonly asked: { readonly amountCents: Cents | null; readonly includeFee: boolean };
   readonly legs: readonly LegMove[];
@@ -214,7 +245,8 @@ export interface ReversalEnd {
   readonly reversalType: Means | null;
   /** Cents that this attempt returned, fee included. */
   readonly amountCents: Cents;
-  readonly reason: string | null;
+  /** Copied from the request. */
+  readonly personal: Personal<Reason>;
   readonly initiatedBy: Initiator;
 }
 
@@ -227,7 +259,7 @@ export interface Dispute {
   /** The processor's own word for the latest step, at most 64 characters (C57). */
   readonly stage: string;
   readonly reasonCode: string;
-  readonly reason: string;
+  readonly personal: Personal<Reason>;
   readonly disputedAmountCents: Cents;
   /** The leg whose charge the processor named. Absent if it named none. The books take the merchant account from this leg. */
   readonly leg?: Leg;
@@ -251,9 +283,9 @@ export type Payment =
   /** The stream holds only the fence of a create that never began: there is no payment (C64). */
   | { readonly phase: 'abandoned'; readonly accountId: string }
   | Awaiting
-  | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null })
+  | (Known & { readonly phase: 'failed'; readonly declineCode: DeclineCode | null; readonly undone?: readonly UndoneCharge[] })
   /** The payment was pending or unknown. Its charge was reversed, or was never processed. Nothing was captured. */
-  | (Known & { readonly phase: 'voided' })
+  | (Known & { readonly phase: 'voided'; readonly undone?: readonly UndoneCharge[] })
   | Charged;
 
 /**
@@ -277,11 +309,21 @@ export type Charged = Known & {
   readonly disputes: readonly Dispute[];
 };
 
+/** A charge and the refund that undid it. Both settle, although the payment was never charged. Cents: of each of them. */
+export interface UndoneCharge {
+  readonly leg: Leg;
+  readonly chargeTransactionId: string;
+  readonly refundTransactionId: string;
+  readonly amountCents: Cents;
+}
+
 export interface ChargedLeg {
   readonly leg: Leg;
   readonly account: GatewayAccount;
   readonly transactionId: string;
   readonly authCode: string;
+  /** Absent: the terms of the payment name the card, or nobody does. */
+  readonly card?: ChargedCard;
   readonly principalCents: Cents;
   readonly feeCents: Cents;
   readonly principalReturnedCents: Cents;
@@ -337,9 +379,9 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'PaymentCreated':
       return charged(pending(payment, event), event.data, at);
     case 'PaymentDeclined':
-      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: event.data.declineCode };
+      return { ...known(awaiting(payment, event), at), phase: 'failed', declineCode: event.data.declineCode, ...takenBackByRefund(event.data) };
     case 'PaymentFailed':
-      return { ...known(pending(payment, event), at), phase: 'failed', declineCode: null };
+      return { ...known(pending(payment, event), at), phase: 'failed', declineCode: null, ...takenBackByRefund(event.data) };
     case 'PaymentOutcomeUnknown': {
       const before = pending(payment, event);
       return { ...before, phase: 'unknown', updatedAt: at };
@@ -395,8 +437,8 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'PaymentVoided':
       // For an unknown payment, this event says that the charge was undone or never made. A pending payment must be fenced first, because its charge may
       // still succeed.
-      if (payment.phase === 'voided') return { ...payment, updatedAt: at };
-      if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided' };
+      if (payment.phase === 'voided') return { ...payment, updatedAt: at, ...withUndone(payment.undone, undoneBy(event.data)) };
+      if (payment.phase === 'unknown') return { ...known(payment, at), phase: 'voided', ...withUndone([], undoneBy(event.data)) };
       if (payment.phase !== 'charged') throw impossible(payment, event);
       return returned(payment, event, 'void');
     case 'PaymentRefunded':
@@ -449,9 +491,31 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
   }
 };
 
+const withUndone = (before: readonly UndoneCharge[] = [], more: readonly UndoneCharge[]): { undone?: readonly UndoneCharge[] } =>
+  before.length + more.length > 0 ? { undone: [...before, ...more] } : {};
+
+/** The charge that this event says was undone by a refund. */
+export const undoneBy = ({ leg, principalCents, feeCents, transactionId, undone }: LegReturned & { readonly undone?: Undone }): UndoneCharge[] => {
+  if (!undone || leg === null || transactionId === null) return [];
+  return [{ leg, chargeTransactionId: undone.chargeTransactionId, refundTransactionId: transactionId, amountCents: principalCents + feeCents }];
+};
+
+/** The charges that the request itself took back by refunds. */
+export const undoneByRequest = ({ takenBack = [] }: { readonly takenBack?: readonly TakenBack[] }): UndoneCharge[] =>
+  takenBack
+    .filter(({ means }) => means === 'refund')
+    .map(({ leg, amountCents, transactionId, voidTransactionId }) => ({
+      leg,
+      chargeTransactionId: transactionId,
+      refundTransactionId: voidTransactionId,
+      amountCents,
+    }));
+
+const takenBackByRefund = (data: { readonly takenBack?: readonly TakenBack[] }) => withUndone([], undoneByRequest(data));
+
 const known = ({ terms, attemptId, createdAt }: Known, at: string): Known => ({ terms, attemptId, createdAt, updatedAt: at });
 
-const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
+const charged = (before: Awaiting, charge: ApprovedCharge, at: string): Charged => ({
   ...known(before, at),
   phase: 'charged',
   confirmationNumber: charge.confirmationNumber,
@@ -459,12 +523,13 @@ const charged = (before: Awaiting, charge: Charge, at: string): Charged => ({
   legs: before.terms.legs.map(({ leg, account, principalCents, feeCents }) => {
     const txn = charge.legs.find((candidate) => candidate.leg === leg);
     if (!txn) throw new Error(`a charge without its ${leg} leg`);
-    const { transactionId, authCode } = txn;
+    const { transactionId, authCode, card } = txn;
     return {
       leg,
       account,
       transactionId,
       authCode,
+      ...(card && { card }),
       principalCents,
       feeCents,
       principalReturnedCents: 0,
@@ -619,12 +684,33 @@ export const settlementOf = (payment: Charged): Settlement => {
   return { status: settledAt === null ? 'unsettled' : 'settled', settledAt };
 };
 
+/** The card of a payment. For a token, the gateway may have named it with the charge. */
+export const cardOf = (payment: VisiblePayment): PaymentTerms['paymentMethod'] => {
+  const { paymentMethod } = payment.terms;
+  const card = payment.phase === 'charged' ? payment.legs.find((leg) => leg.card)?.card : undefined;
+  return card ? { ...paymentMethod, ...card } : paymentMethod;
+};
+
+/** The last four digits of the card of a leg. Empty: they are not known. */
+export const last4Of = ({ terms }: Pick<Charged, 'terms'>, leg: ChargedLeg): string => leg.card?.last4 ?? terms.paymentMethod.last4;
+
 /** Cents that cannot be refunded because of open and lost disputes (C30). */
 export const disputedCents = (payment: Charged): Cents =>
   sumCents(
     payment.disputes.filter(({ status }) => status !== 'recovered'),
     ({ disputedAmountCents }) => disputedAmountCents,
   );
+
+/** Every text about a person that the payment holds. */
+export const personalIn = (payment: Payment): readonly Personal<unknown>[] => {
+  if (!isVisible(payment)) return [];
+  const { terms } = payment;
+  if (payment.phase !== 'charged') return [terms.personal];
+  return [terms.personal, ...payment.attempts.map(({ personal }) => personal), ...payment.disputes.map(({ personal }) => personal)];
+};
+
+/** The ids of the keys of these texts, that of the create first. */
+export const keysOfPayment = (payment: Payment): readonly string[] => keysIn(personalIn(payment));
 
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
@@ -751,7 +837,7 @@ export type PaymentCommand =
     };
 
 export type ChargeOutcome =
-  | ({ readonly kind: 'charged' } & Charge)
+  | ({ readonly kind: 'charged' } & ApprovedCharge)
   | ({
       readonly kind: 'declined';
       readonly leg: Leg;
@@ -765,7 +851,7 @@ export type ChargeOutcome =
 
 /** Recovery's finding about one leg of a charge, after it finalised the leg's references. `reversed`: the charge was executed, then undone. */
 export type ChargeFinding = { readonly leg: Leg } & (
-  | { readonly found: 'reversed'; readonly transactionId: string }
+  | { readonly found: 'reversed'; readonly transactionId: string; readonly undone?: Undone }
   | ({ readonly found: 'declined'; readonly code: DeclineCode; readonly transactionId: string | null } & Checks)
   | { readonly found: 'never' }
 );
@@ -773,7 +859,7 @@ export type ChargeFinding = { readonly leg: Leg } & (
 interface ReversalCommand extends Intent {
   readonly at: string;
   readonly initiatedBy: Initiator;
-  readonly reason: string | null;
+  readonly personal: Personal<Reason>;
   readonly references: (leg: Leg) => { readonly void: Ref; readonly refund: Ref };
 }
 export interface RequestVoid extends ReversalCommand {
@@ -883,9 +969,9 @@ const recordChargeFindings = (payment: Payment, { at, attemptId, findings }: Ask
   if (payment.terms.legs.some(({ leg }) => !findings.some((finding) => finding.leg === leg))) throw new Error('a leg was not looked at');
   const undone = findings.flatMap((finding) => (finding.found === 'reversed' ? [finding] : []));
   if (undone.length > 0)
-    return undone.map(({ leg, transactionId }) => {
+    return undone.map(({ leg, transactionId, undone: by }) => {
       const { principalCents, feeCents } = payment.terms.legs.find((candidate) => candidate.leg === leg)!;
-      return { type: 'PaymentVoided', at, data: { attemptId, leg, principalCents, feeCents, transactionId } };
+      return { type: 'PaymentVoided', at, data: { attemptId, leg, principalCents, feeCents, transactionId, ...(by && { undone: by }) } };
     });
   const declined = findings.find((finding) => finding.found === 'declined');
   if (declined?.found === 'declined') {
@@ -977,8 +1063,8 @@ const request = (
     feeCents: feeCents > 0 ? line.serviceFeeCents - payment.lines[index]!.feeReturnedCents : 0,
   }));
   if (sumCents(lines, (line) => line.feeCents) !== feeCents) throw new Error('a fee goes back whole or not at all');
-  const { attemptId, initiatedBy, reason, idempotency } = command;
-  return { attemptId, initiatedBy, reason, asked, legs, lines, completes, idempotency };
+  const { attemptId, initiatedBy, personal, idempotency } = command;
+  return { attemptId, initiatedBy, personal, asked, legs, lines, completes, idempotency };
 };
 
 const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transactionId }: Ask<'RecordLegReturned'>): PaymentEvent[] => {
@@ -1000,8 +1086,8 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   const outcome = missing === 0 ? 'completed' : attempt.returned.length > 0 ? 'partial' : unfinished!;
   const reversalType = attempt.returned.length === 0 ? null : attempt.returned.some(({ means }) => means === 'refund') ? 'refund' : 'void';
   const amountCents = sumCents(attempt.returned, cents);
-  const { operation, reason, initiatedBy } = attempt;
-  return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, reason, initiatedBy } }];
+  const { operation, personal, initiatedBy } = attempt;
+  return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, personal, initiatedBy } }];
 };
 
 /** A leg settles in one batch. Later amounts from the same batch replace the first ones. A report of another batch changes nothing. */
@@ -1034,7 +1120,7 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt
 
 /**
  * Opens a dispute on a charged payment. Its amount is at least 1 cent, and at most the captured amount of the named leg or of all legs (C30). A
- * second opening with the same terms changes nothing.
+ * second opening with the same terms changes nothing. Its reason is sealed under the key of the first one, so equal reasons are equal boxes.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
   const { legs, disputes } = disputable(payment);
@@ -1046,8 +1132,8 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
     throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
   const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
   if (!before) return [{ type: 'PaymentDisputed', at, data: dispute }];
-  const { status, stage, ...terms } = dispute;
-  if (Object.entries(terms).some(([name, value]) => before[name as keyof Dispute] !== value))
+  const { status, stage, personal, ...terms } = dispute;
+  if (!isSamePersonal(before.personal, personal) || Object.entries(terms).some(([name, value]) => before[name as keyof Dispute] !== value))
     throw new ServiceError('INVALID_STATE', 'A dispute with this id was opened with other terms.');
   return [];
 };

@@ -21,6 +21,7 @@ import {
   given,
   halfRefunded,
   halfVoided,
+  IN_CLEAR,
   initiated,
   LATER,
   move,
@@ -890,7 +891,7 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
     legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)],
     lines: wholeLines.both,
     asked: { amountCents: null, includeFee: true },
-    reason: 'asked by phone',
+    personal: { clear: { reason: 'asked by phone' } },
   });
   const record = (leg: 'principal' | 'fee', means: 'void' | 'refund') =>
     ({ type: 'RecordLegReturned', at: LATER, attemptId: 'A', leg, means, transactionId: `A-${leg}-txn` }) as const;
@@ -950,7 +951,7 @@ describe('legs come back, and an attempt ends (C39, C61)', () => {
   ])('%s', (_, facts, how, expected) => {
     given(...open, ...facts)
       .when({ ...end, ...how })
-      .then(ended('A', { ...expected, reason: 'asked by phone' }));
+      .then(ended('A', { ...expected, personal: { clear: { reason: 'asked by phone' } } }));
   });
   test('an attempt with a leg missing ends only for a reason, and only once', () => {
     given(...open, principal)
@@ -1328,7 +1329,7 @@ describe('settlement and disputes', () => {
       .thenRefused('INVALID_STATE', /other terms/);
     for (const other of [
       { reasonCode: '13.1' },
-      { reason: 'not received' },
+      { personal: { clear: { reason: 'not received' } } },
       { openedOn: '2026-01-06' },
       { dueDate: '2026-01-26' },
       { leg: 'principal' as const },
@@ -1401,7 +1402,13 @@ describe('results (C38)', () => {
   const completion = [
     refundRequested(
       'B',
-      { legs: [move('B', 'fee', 0, 325)], lines: wholeLines.fee, asked: { amountCents: null, includeFee: true }, completes: 'A', reason: 'again' },
+      {
+        legs: [move('B', 'fee', 0, 325)],
+        lines: wholeLines.fee,
+        asked: { amountCents: null, includeFee: true },
+        completes: 'A',
+        personal: { clear: { reason: 'again' } },
+      },
       LATER,
     ),
     returned('B', 'fee', 0, 325, 'refund'),
@@ -1409,7 +1416,7 @@ describe('results (C38)', () => {
   ];
   test('of a refund: everything it returned, the principal leg’s transaction', () => {
     const facts = [...charged(), ...partRefunded('A', [333, 333, 334])];
-    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toEqual({
+    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR)).toEqual({
       id: PAYMENT,
       target: 'group',
       reversalType: 'void',
@@ -1424,13 +1431,13 @@ describe('results (C38)', () => {
   });
   test('stays the same after every later refund (T7)', () => {
     const facts = [...charged(), ...partRefunded('A', [333, 333, 334])];
-    const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'));
+    const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR);
     const later = [...facts, ...partRefunded('B', [1, 0, 0])];
-    expect(refundView(PAYMENT, chargedState(...later), attempt(later, 'A'))).toEqual(first);
+    expect(refundView(PAYMENT, chargedState(...later), attempt(later, 'A'), IN_CLEAR)).toEqual(first);
   });
   test('of a refund completed later: one refund, principal and fee, the same under either attempt', () => {
-    const facts = [...charged(), ...halfRefunded('A', { reason: 'first' }), ...completion];
-    const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'));
+    const facts = [...charged(), ...halfRefunded('A', { personal: { clear: { reason: 'first' } } }), ...completion];
+    const first = refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR);
     expect(first).toMatchObject({
       amountCents: 10_325,
       reversalType: 'refund',
@@ -1439,7 +1446,7 @@ describe('results (C38)', () => {
       gateway: { transactionId: 'A-principal-txn' },
       createdAt: LATER,
     });
-    expect({ ...refundView(PAYMENT, chargedState(...facts), attempt(facts, 'B')), reason: 'first' }).toEqual(first);
+    expect({ ...refundView(PAYMENT, chargedState(...facts), attempt(facts, 'B'), IN_CLEAR), reason: 'first' }).toEqual(first);
   });
   test('of an earlier refund stays its own when a later one is completed', () => {
     const part = [...charged(), ...partRefunded('P', [333, 333, 334])];
@@ -1454,15 +1461,17 @@ describe('results (C38)', () => {
       ...completion,
     ];
     const facts = [...part, ...rest];
-    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'P'))).toEqual(refundView(PAYMENT, chargedState(...part), attempt(part, 'P')));
-    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toMatchObject({ amountCents: 9_325 });
+    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'P'), IN_CLEAR)).toEqual(
+      refundView(PAYMENT, chargedState(...part), attempt(part, 'P'), IN_CLEAR),
+    );
+    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR)).toMatchObject({ amountCents: 9_325 });
   });
   test('there is none of an attempt that is open, or returned nothing', () => {
     const open = [...charged(), ...halfRefunded('A').slice(0, 2)];
     const nothing = [...charged(), refundRequested('A', { legs: [move('A', 'principal', 10_000, 0)], lines: wholeLines.principal }), ended('A', { outcome: 'rejected' })]; // prettier-ignore
     for (const facts of [open, nothing]) {
-      expect(() => refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toThrow(/without a refund/);
-      expect(() => voidView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toThrow(/without a void/);
+      expect(() => refundView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR)).toThrow(/without a refund/);
+      expect(() => voidView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR)).toThrow(/without a void/);
     }
   });
   test('of a refund of the fee alone: the fee leg’s transaction', () => {
@@ -1471,14 +1480,14 @@ describe('results (C38)', () => {
       ...principalRefunded('A'),
       ...completion.map((event) => (event.type === 'RefundRequested' ? { ...event, data: { ...event.data, completes: null } } : event)),
     ];
-    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'B'))).toMatchObject({
+    expect(refundView(PAYMENT, chargedState(...facts), attempt(facts, 'B'), IN_CLEAR)).toMatchObject({
       amountCents: 325,
       gateway: { transactionId: 'B-fee-txn' },
     });
   });
   test('of a void: the whole payment, lines and fee apart', () => {
     const facts = [...charged(), ...voided('A')];
-    expect(voidView(PAYMENT, chargedState(...facts), attempt(facts, 'A'))).toEqual({
+    expect(voidView(PAYMENT, chargedState(...facts), attempt(facts, 'A'), IN_CLEAR)).toEqual({
       id: PAYMENT,
       amountCents: 10_325,
       currency: 'USD',
@@ -1498,7 +1507,7 @@ describe('results (C38)', () => {
       returned('B', 'fee', 0, 325),
       ended('B', { operation: 'void', outcome: 'completed', reversalType: 'void', amountCents: 325 }),
     ];
-    expect(voidView(PAYMENT, chargedState(...facts), attempt(facts, 'B'))).toMatchObject({
+    expect(voidView(PAYMENT, chargedState(...facts), attempt(facts, 'B'), IN_CLEAR)).toMatchObject({
       amountCents: 10_325,
       voidedServiceFeeCents: 325,
       voidedLineItems: separate.lineItems.map(({ id, amountCents }) => ({ id, amountCents })),

@@ -1,18 +1,22 @@
 /**
- * The resources of the specification that show a payment. They depend only on the folded state, since the same state must give the same text. So
- * nothing here reads the time.
+ * The resources of the specification that show a payment. They depend only on the folded state and on what `reveal` may show, since the same state
+ * must give the same text. So nothing here reads the time.
  */
-import { type Cents, type Json, sumCents } from '#kernel';
+import { type Cents, type Json, type Reveal, sumCents } from '#kernel';
 import {
   attemptOf,
+  cardOf,
   type Charged,
   type Payer,
   type PaymentStatus,
+  personalIn,
+  reasonContext,
   type ReversalAttempt,
   remaining,
   type Settlement,
   settlementOf,
   statusOf,
+  termsContext,
   type VisiblePayment,
 } from './payment.js';
 
@@ -41,6 +45,8 @@ export interface PaymentView {
   readonly capturedAt: string | null;
   readonly createdAt: string;
   readonly updatedAt: string;
+  /** When personal data of the payment was erased (RFC 3339). Absent: never. */
+  readonly personalDataErasedAt?: string;
 }
 
 export interface LineItemView {
@@ -56,8 +62,10 @@ export interface LineItemView {
 }
 
 /** The specification's PaymentGroupResponse. In every status captured = refunded + remaining (docs/contract.md#money-and-states). */
-export const paymentView = (id: string, payment: VisiblePayment): PaymentView => {
+export const paymentView = (id: string, payment: VisiblePayment, reveal: Reveal): PaymentView => {
   const { terms } = payment;
+  const texts = reveal.content(terms.personal, termsContext(id));
+  const erasedAt = reveal.erasedAt(personalIn(payment));
   const charge = payment.phase === 'charged' ? payment : null;
   const status = statusOf(payment);
   const totalCents = terms.amountCents + terms.serviceFeeCents;
@@ -80,8 +88,8 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
     confirmationNumber: charge?.confirmationNumber ?? null,
     portalId: terms.portalId,
     referenceId: terms.referenceId,
-    payer: terms.payer,
-    paymentMethod: terms.paymentMethod,
+    payer: texts?.payer ?? null,
+    paymentMethod: cardOf(payment),
     gateway: { transactionId: leg?.transactionId ?? null, authCode: leg?.authCode ?? null },
     lineItems: terms.lineItems.map((line, index) => {
       const back = charge?.lines[index];
@@ -94,8 +102,8 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
         refundedAmountCents: refunded,
         remainingRefundableAmountCents: charge ? line.amountCents + line.serviceFeeCents - refunded : 0,
         referenceId: line.referenceId,
-        description: line.description,
-        metadata: line.metadata,
+        description: texts?.lines[index]!.description ?? null,
+        metadata: texts?.lines[index]!.metadata ?? null,
       };
     }),
     settlement: charge ? settlementOf(charge) : null,
@@ -103,6 +111,7 @@ export const paymentView = (id: string, payment: VisiblePayment): PaymentView =>
     capturedAt: charge?.capturedAt ?? null,
     createdAt: payment.createdAt,
     updatedAt: payment.updatedAt,
+    ...(erasedAt !== null && { personalDataErasedAt: erasedAt }),
   };
 };
 
@@ -127,7 +136,7 @@ export interface RefundView {
 }
 
 /** The result of a completed refund. If a later attempt completed it, both attempts are one refund, with principal and fee together (C38). */
-export const refundView = (id: string, payment: Charged, attempt: ReversalAttempt): RefundView => {
+export const refundView = (id: string, payment: Charged, attempt: ReversalAttempt, reveal: Reveal): RefundView => {
   const parts = partsOf(payment, attempt);
   const last = parts.at(-1)!;
   const moved = parts.flatMap((part) => part.returned);
@@ -138,7 +147,7 @@ export const refundView = (id: string, payment: Charged, attempt: ReversalAttemp
     reversalType: moved.some(({ means }) => means === 'refund') ? 'refund' : 'void',
     amountCents: sumCents(moved, (leg) => leg.principalCents + leg.feeCents),
     currency: 'USD',
-    reason: attempt.reason,
+    reason: reasonOf(id, attempt, reveal),
     status: 'succeeded',
     remainingRefundableAmountCents: last.ended.remainingRefundableCents,
     gateway: { transactionId: (moved.find(({ leg }) => leg !== 'fee') ?? moved[0]!).transactionId },
@@ -161,7 +170,7 @@ export interface VoidView {
 export type ReversalView = RefundView | VoidView;
 
 /** The result of a completed void. The view always shows the whole payment, even if a retry voided only the fee (C27, C38). */
-export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt): VoidView => {
+export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt, reveal: Reveal): VoidView => {
   const parts = partsOf(payment, attempt);
   const moved = parts.flatMap((part) => part.returned);
   const ended = parts.at(-1)!.ended;
@@ -179,7 +188,7 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
     id,
     amountCents: sumCents(voidedLineItems, ({ amountCents }) => amountCents) + voidedServiceFeeCents,
     currency: 'USD',
-    reason: attempt.reason,
+    reason: reasonOf(id, attempt, reveal),
     status: 'voided',
     voidedLineItems,
     voidedServiceFeeCents,
@@ -187,6 +196,10 @@ export const voidView = (id: string, payment: Charged, attempt: ReversalAttempt)
     createdAt: ended.at,
   };
 };
+
+/** The reason of an attempt. null: it has none, or the reader must not see it. */
+export const reasonOf = (id: string, { attemptId, personal }: Pick<ReversalAttempt, 'attemptId' | 'personal'>, reveal: Reveal): string | null =>
+  reveal.content(personal, reasonContext(id, attemptId))?.reason ?? null;
 
 /** The attempts of one refund or void, in order: the one that began it, and the one that completed it, if there is one. */
 const partsOf = (payment: Charged, attempt: ReversalAttempt): ReversalAttempt[] => {

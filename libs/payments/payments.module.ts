@@ -4,8 +4,8 @@ import { Command, Query } from '@nestjs/cqrs';
 import type { Directory } from '#accounts';
 import { DIRECTORY } from '#accounts/module';
 import { checkpointOf, type EventStore, type LogGate, postgresCheckpoint, ReadModels, type Subscriber, watchProjection } from '#eventstore';
-import { EVENT_STORE, LOG_GATE, type OpenReactor, POOL, REACTOR } from '#eventstore/module';
-import type { Pool } from '#platform';
+import { EVENT_STORE, LOG_GATE, type OpenReactor, PERSONAL_KEYS, POOL, REACTOR } from '#eventstore/module';
+import type { PersonalKeys, Pool } from '#platform';
 import { commandHandler, ProcessContext, queryHandler } from '#platform/module';
 import type { ChargeRequest, PaymentPorts } from './charge.js';
 import {
@@ -118,8 +118,15 @@ export class PaymentsModule {
     const providers = [
       {
         provide: PAYMENT_PORTS,
-        inject: [ProcessContext, EVENT_STORE, LOG_GATE, DIRECTORY, GATEWAYS],
-        useFactory: (context: ProcessContext, store: EventStore, ownLog: LogGate, directory: Directory, gateways: Gateways): PaymentPorts => {
+        inject: [ProcessContext, EVENT_STORE, LOG_GATE, DIRECTORY, GATEWAYS, PERSONAL_KEYS],
+        useFactory: (
+          context: ProcessContext,
+          store: EventStore,
+          ownLog: LogGate,
+          directory: Directory,
+          gateways: Gateways,
+          personal: PersonalKeys,
+        ): PaymentPorts => {
           const { clock, ids, keys, log } = context;
           const velocityPool = context.pool({ name: 'velocity', max: VELOCITY_POOL_CONNECTIONS, byKey: true });
           const refusals = postgresRefusals(context.pool(REFUSALS_POOL), keys, clock, ids, log);
@@ -136,6 +143,7 @@ export class PaymentsModule {
             streams: new PaymentStreams(store, clock, ids),
             velocity: postgresVelocity(velocityPool, keys, clock),
             refusals,
+            personal,
           };
         },
       },
@@ -147,8 +155,9 @@ export class PaymentsModule {
       },
       {
         provide: KEYS,
-        inject: [ProcessContext, REACTOR, EVENT_STORE],
-        useFactory: ({ clock, log }: ProcessContext, reactor: OpenReactor, store: EventStore) => reactor(keysFromLog({ store, answers, clock, log })),
+        inject: [ProcessContext, REACTOR, EVENT_STORE, PERSONAL_KEYS],
+        useFactory: ({ clock, log }: ProcessContext, reactor: OpenReactor, store: EventStore, personal: PersonalKeys) =>
+          reactor(keysFromLog({ store, answers, personal, clock, log })),
       },
       ...HANDLERS,
     ];
@@ -194,6 +203,7 @@ const paymentServices = (
       ownLog: ports.ownLog,
       keys,
       directory: ports.directory,
+      personal: ports.personal,
       head: () => store.head(),
       caughtUpTo: (position, timeoutMs) => (list.state === 'active' ? list : watch).caughtUpTo(position, timeoutMs),
     },

@@ -22,10 +22,11 @@ import {
   unheard,
 } from '../../test/support/payments.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
+import { aboutLeg } from './charge.js';
 import { findPayment } from './commands.js';
 import { paymentListModel } from './list.js';
 import type { Awaiting } from './payment.js';
-import { postgresRecoveryWork, purgeTries, recoveryMigration } from './recovery.js';
+import { countedTries, nextTryAt, postgresRecoveryWork, purgeTries, recoveryMigration, recoveryWhyMigration } from './recovery.js';
 
 let ground: Ground;
 let house: House;
@@ -183,11 +184,11 @@ describe('a charge', () => {
   });
   test('a leg that staff have had it promised to stand: neither it nor the next one is undone', async () => {
     const id = await unknown();
-    const [principal, fee] = ((await house.state(id)) as Awaiting).terms.legs;
-    const { account, references } = principal!;
+    const state = (await house.state(id)) as Awaiting;
+    const [principal, fee] = state.terms.legs;
     const promise = house.services.ports.gateways
-      .find(account)!
-      .finalize({ ref: references.reversal, account, op: 'reversal' }, AbortSignal.timeout(5_000));
+      .find(principal!.account)!
+      .finalize(aboutLeg(state, principal!, 'reversal'), AbortSignal.timeout(5_000));
     expect(await promise).toEqual({ kind: 'never' });
     const held = await house.balance();
     expect(await resolve(id)).toBe('staff');
@@ -432,7 +433,7 @@ describe('the list of its work', () => {
     database = await freshDatabase();
     pool = createPool(database.url, { name: 'spec', max: 2 });
     await makeTables(pool, paymentListModel);
-    await migrate(pool, [recoveryMigration]);
+    await migrate(pool, [recoveryMigration, recoveryWhyMigration]);
   });
   afterAll(async () => {
     await pool.end();
@@ -450,6 +451,7 @@ describe('the list of its work', () => {
     await refused(house.refund(refunding, { amountCents: 1 }));
     const { id: done } = await house.charge();
     for (const id of [stuck, refunding, done]) await list(id);
+    const NOT_SAID = { why: null, until: null };
     const at = (inMs: number) => new Date(Date.now() + inMs).toISOString();
     const now = { begunBefore: at(1_000), begunAfter: at(HOST_CLOCKS_DIFFER_MS), nextTryBefore: at(1_000), nextTryAfter: at(2 * DAY) };
     const due = await work.due(now);
@@ -458,18 +460,18 @@ describe('the list of its work', () => {
       [refunding, 0],
     ]);
     expect(await work.due({ ...now, begunBefore: at(-MINUTE) })).toEqual([]);
-    await work.record({ ...due[0]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open' });
+    await work.record({ ...due[0]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open', ...NOT_SAID });
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
-    await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open' });
+    await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open', ...NOT_SAID });
     expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
     // A time far in the future comes from a wrong clock, so the payment is due immediately.
     expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
-    await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open' });
+    await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open', ...NOT_SAID });
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
-    await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'staff' });
+    await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'staff', ...NOT_SAID });
     await work.hurry(at(0));
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
-    await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'open' });
+    await work.record({ ...due[0]!, tries: 4, nextTryAt: at(MINUTE), outcome: 'open', ...NOT_SAID });
     await work.hurry(at(0));
     expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toEqual([
       [stuck, 3],
@@ -477,7 +479,7 @@ describe('the list of its work', () => {
     ]);
     house.clock.advance(MINUTE);
     await house.recovery.resolve(refunding);
-    await work.record({ ...due[1]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open' });
+    await work.record({ ...due[1]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open', ...NOT_SAID });
     await list(refunding);
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([stuck]);
     // `refunding` was resolved outside the round. The purge deletes its row, and keeps the row of the payment that is still open.
@@ -494,6 +496,41 @@ describe('the list of its work', () => {
     expect(await purgeTries(pool, AbortSignal.abort())).toBe(PURGE_BATCH);
     expect(await purgeTries(pool)).toBe(PURGE_BATCH + 1);
     expect(await purged()).toEqual([{ payment_id: stuck }]);
+  });
+});
+
+describe('when a payment is tried next', () => {
+  const [now, hour] = [Date.parse('2026-03-10T12:00:00.000Z'), 60 * MINUTE];
+  const minutesTo = (tries: number, still: Parameters<typeof nextTryAt>[2]) => (nextTryAt(now, tries, still) - now) / MINUTE;
+  const at = (inMs: number) => new Date(now + inMs).toISOString();
+
+  test('after 2, 5 and 15 minutes, after 1 and 6 hours, then daily', () => {
+    for (const still of [null, { why: 'unreachable' }, { why: 'not_visible' }] as const)
+      expect([1, 2, 3, 4, 5, 6, 7].map((tries) => minutesTo(tries, still))).toEqual([2, 5, 15, 60, 360, 1_440, 1_440]);
+  });
+  test('after 1, 2 and 10 minutes, then hourly, while no trace is visible, and a minute after the gateway can tell', () => {
+    const waiting = { why: 'not_visible', until: at(10 * hour) } as const;
+    expect([1, 2, 3, 4, 5, 99].map((tries) => minutesTo(tries, waiting))).toEqual([1, 2, 10, 60, 60, 60]);
+    expect(minutesTo(9, { why: 'not_visible', until: at(20 * MINUTE) })).toBe(21);
+    // The time has passed, and the gateway still cannot tell.
+    expect(minutesTo(9, { why: 'not_visible', until: at(-1) })).toBe(1_440);
+  });
+  test('once more ten minutes before a charge that still appears can no longer be voided', () => {
+    const waiting = { why: 'not_visible', until: at(10 * hour) } as const;
+    expect(minutesTo(9, { ...waiting, voidableUntil: at(40 * MINUTE) })).toBe(30);
+    expect(minutesTo(9, { ...waiting, voidableUntil: at(10 * MINUTE) })).toBe(60);
+    expect(minutesTo(9, { ...waiting, voidableUntil: at(5 * hour) })).toBe(60);
+  });
+  test('a wait for the gateway does not lengthen the pauses of an outage that follows', () => {
+    const counted = (tries: number, still: Parameters<typeof countedTries>[2]) => countedTries(now, tries, still);
+    for (const why of ['not_visible', 'in_flight'] as const) expect(counted(30, { why, until: at(1) })).toBe(3);
+    expect(counted(2, { why: 'not_visible', until: at(1) })).toBe(2);
+    for (const still of [null, { why: 'unreachable' }, { why: 'not_visible', until: at(-1) }] as const) expect(counted(30, still)).toBe(30);
+    // It was unreachable when it could tell: an hour, not a day.
+    expect(minutesTo(counted(30, { why: 'not_visible', until: at(1) }) + 1, { why: 'unreachable' })).toBe(60);
+  });
+  test('as soon as the running scan has ended', () => {
+    expect(minutesTo(9, { why: 'in_flight', until: at(MINUTE / 2) }) * 60).toBeCloseTo(31);
   });
 });
 

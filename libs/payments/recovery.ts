@@ -7,10 +7,10 @@
 import { Conflict, type EventStore, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
 import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable } from '#platform';
-import type { PaymentPorts } from './charge.js';
+import { aboutLeg, type PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
-import { type Awaiting, type ChargeFinding, checksOf, openOf } from './payment.js';
-import { finalizeReference, resolveReversal } from './reverse.js';
+import { type Awaiting, cents, type ChargeFinding, checksOf, openOf } from './payment.js';
+import { finalizeReference, resolveReversal, stillOpen, type StillOpen } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 
 /** Recovery does not touch a younger attempt, since its request may still be running (C42). */
@@ -18,13 +18,24 @@ export const RECOVERY_STARTS_AFTER_MS = 60_000;
 const MINUTE = 60_000;
 /** The wait before the first try, the second try and so on. The last wait repeats for ever. */
 export const RECOVERY_SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
+/**
+ * The wait before the first try, the second try and so on, while the gateway shows no trace of a reference. A charge that appears in the first minutes
+ * is undone within two minutes. Later it is asked hourly: a charge that still arrives can be voided only until its batch closes.
+ */
+const WAITING_SCHEDULE_MS = [MINUTE, MINUTE, 2 * MINUTE, 10 * MINUTE, 60 * MINUTE];
+const WAITING_TRIES = WAITING_SCHEDULE_MS.length - 1;
+/** The last chance to find such a charge while it can be voided. */
+const BEFORE_THE_BATCH_MS = 10 * MINUTE;
+/** When the gateway can tell, it is asked this long after. */
+const AFTER_UNTIL_MS = MINUTE;
+/** If the gateway cannot tell this long after it should, staff get a task. */
+const OVERDUE_AFTER_MS = 24 * 60 * MINUTE;
 /** Time limit for one payment, which may need several gateway calls, one after the other. */
 const RESOLUTION_MS = 40_000;
 /** Payments that a round works on at the same time. */
 const AT_ONCE = 8;
 /**
- * After a round has resolved a payment, all other open payments become due, since the gateway probably answers again. This happens at most once in
- * this time.
+ * After a payment is resolved, all other open payments become due, since the gateway probably answers again. This happens at most once in this time.
  */
 const HURRY_EVERY_MS = MINUTE;
 /** Reads of one open payment start at most one try in this time. */
@@ -40,6 +51,12 @@ export const recoveryMigration: Migration = {
   `,
 };
 
+/** Why the gateway cannot tell about an attempt, and until when. `until` null: not known. */
+export const recoveryWhyMigration: Migration = {
+  name: '0053-recovery-why',
+  sql: 'alter table recovery_try add column why text, add column until timestamptz',
+};
+
 /** `staff`: the gateway holds money that recovery must not touch. A person decides, with the evidence in the staff task. */
 export type Resolution = 'resolved' | 'open' | 'staff';
 
@@ -52,25 +69,55 @@ export interface Recovery {
   round(stop?: AbortSignal): Promise<number>;
 }
 
+/** The result of one try. `still`: why the attempt is open. null: it is not, or our own store did not answer. */
+interface Tried {
+  readonly outcome: Resolution;
+  readonly still: StillOpen | null;
+}
+const RESOLVED: Tried = { outcome: 'resolved', still: null };
+const OPEN: Tried = { outcome: 'open', still: null };
+const openBecause = (still: StillOpen): Tried => ({ outcome: 'open', still });
+
+/** When an attempt that is still open is tried next, in milliseconds since the epoch. `tries`: the tries so far, this one included. */
+export const nextTryAt = (now: number, tries: number, still: StillOpen | null): number => {
+  const until = still?.until === undefined ? Number.NaN : Date.parse(still.until);
+  const isWaiting = still?.why === 'not_visible' && now < until;
+  const schedule = isWaiting ? WAITING_SCHEDULE_MS : RECOVERY_SCHEDULE_MS;
+  const planned = now + schedule[Math.min(tries, schedule.length - 1)]!;
+  // The end of a scan at the gateway.
+  if (still?.why === 'in_flight' && now < until) return Math.min(planned, until + 1_000);
+  if (!isWaiting) return planned;
+  const lastChance = still.voidableUntil === undefined ? Number.NaN : Date.parse(still.voidableUntil) - BEFORE_THE_BATCH_MS;
+  return Math.min(planned, until + AFTER_UNTIL_MS, lastChance > now ? lastChance : Number.POSITIVE_INFINITY);
+};
+
+/**
+ * The tries that count for later pauses. A gateway that says when it can tell has answered. So a wait for it does not lengthen the pauses of an outage
+ * that follows.
+ */
+export const countedTries = (now: number, tries: number, still: StillOpen | null): number =>
+  still?.until !== undefined && now < Date.parse(still.until) ? Math.min(tries, WAITING_TRIES - 1) : tries;
+
 export const createRecovery = (ports: PaymentPorts, store: EventStore, work: RecoveryWork, options: { startsAfterMs?: number } = {}): Recovery => {
   const { clock, ids, log } = ports;
   const startsAfterMs = options.startsAfterMs ?? RECOVERY_STARTS_AFTER_MS;
 
-  const resolveOne = async (paymentId: string): Promise<Resolution> => {
+  const resolveOne = async (paymentId: string): Promise<Tried> => {
     const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
     const deadline = new Deadline(clock, RESOLUTION_MS);
     const { payment } = await ports.streams.load(paymentId);
     const old = (since: string) => ageMs(clock, since) >= startsAfterMs;
     const open = openOf(payment);
-    if (!open) return 'resolved';
-    if (!old(open.since)) return 'open';
+    if (!open) return RESOLVED;
+    if (!old(open.since)) return OPEN;
     if (payment.phase !== 'charged') return resolveCharge(ports, store, payment as Awaiting, paymentId, origin, deadline);
-    return (await resolveReversal(ports, paymentId, open.attemptId, origin, deadline)) ? 'resolved' : 'open';
+    const found = await resolveReversal(ports, paymentId, open.attemptId, origin, deadline);
+    return found === 'resolved' ? RESOLVED : openBecause(found);
   };
 
   /** The running tries of this process, by payment id. A payment has at most one. */
-  const running = new Map<string, Promise<Resolution>>();
-  const resolve = (paymentId: string): Promise<Resolution> => {
+  const running = new Map<string, Promise<Tried>>();
+  const attempt = (paymentId: string): Promise<Tried> => {
     const present = running.get(paymentId);
     if (present) return present;
     const begun = resolveOne(paymentId).finally(() => running.delete(paymentId));
@@ -87,14 +134,16 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
 
   const looks = new Map<string, number>();
   return {
-    resolve,
+    resolve: async (paymentId) => (await attempt(paymentId)).outcome,
     look: (paymentId) => {
       const before = looks.get(paymentId);
       if (before !== undefined && clock.monotonic() - before < LOOK_AGAIN_MS) return;
       if (looks.size >= REMEMBERED_LOOKS) looks.clear();
       looks.set(paymentId, clock.monotonic());
       if (ports.ownLog.incident) return;
-      void resolve(paymentId).catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
+      void attempt(paymentId)
+        .then(({ outcome }) => (outcome === 'resolved' ? hurry() : undefined))
+        .catch((error: unknown) => log.warn({ paymentId, err: error }, 'recovery on reading failed'));
     },
     round: async (stop) => {
       const now = clock.now();
@@ -110,17 +159,25 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
         for (const { paymentId, attemptId, tries } of queue) {
           if (stop?.aborted) return;
           let failure: unknown;
-          const outcome = await resolve(paymentId).catch((error: unknown): Resolution => {
+          const { outcome, still } = await attempt(paymentId).catch((error: unknown): Tried => {
             failure = error;
             log.warn({ paymentId, err: error }, 'recovery could not resolve a payment');
-            return 'open';
+            return OPEN;
           });
           if (outcome === 'resolved') resolved += 1;
-          log.info({ paymentId, attemptId, outcome, tries: tries + 1 }, 'recovery');
+          const { why = null, until = null } = still ?? {};
+          log.info({ paymentId, attemptId, outcome, tries: tries + 1, ...(why !== null && { why }), ...(until !== null && { until }) }, 'recovery');
           // An outage of our own event store says nothing about the gateway, so it does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
-          const pause = ours ? RECOVERY_SCHEDULE_MS[0]! : RECOVERY_SCHEDULE_MS[Math.min(tries + 1, RECOVERY_SCHEDULE_MS.length - 1)]!;
-          await work.record({ paymentId, attemptId, tries: ours ? tries : tries + 1, nextTryAt: timestamp(clock.now() + pause), outcome });
+          const next = ours ? clock.now() + RECOVERY_SCHEDULE_MS[0]! : nextTryAt(clock.now(), tries + 1, still);
+          const counted = ours ? tries : countedTries(clock.now(), tries + 1, still);
+          await work.record({ paymentId, attemptId, tries: counted, nextTryAt: timestamp(next), outcome, why, until });
+          if (until !== null && clock.now() >= Date.parse(until) + OVERDUE_AFTER_MS) {
+            const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
+            await raiseStaffTask(ports, store, paymentId, 'outcome_overdue', { attemptId, why, until }, origin).catch((error: unknown) =>
+              log.warn({ paymentId, err: error }, 'the task about an overdue outcome could not be recorded'),
+            );
+          }
         }
       };
       await Promise.all(Array.from({ length: AT_ONCE }, resolveNext));
@@ -138,55 +195,64 @@ const resolveCharge = async (
   paymentId: string,
   origin: Origin,
   deadline: Deadline,
-): Promise<Resolution> => {
+): Promise<Tried> => {
   const work = () => resolveWithSlot(ports, store, paymentId, origin, deadline);
-  return (await ports.slots.inHouse(terms.legs[0]!.account.gateway, terms.accountId, deadline, work)) ?? 'open';
+  return (await ports.slots.inHouse(terms.legs[0]!.account.gateway, terms.accountId, deadline, work)) ?? OPEN;
 };
 
-const resolveWithSlot = async (
-  ports: PaymentPorts,
-  store: EventStore,
-  paymentId: string,
-  origin: Origin,
-  deadline: Deadline,
-): Promise<Resolution> => {
+const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId: string, origin: Origin, deadline: Deadline): Promise<Tried> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   let loaded = await streams.load(paymentId);
-  if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown') return 'resolved';
+  if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown') return RESOLVED;
   try {
     loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
     const kept: { leg: string; transactionId: string; why: string }[] = [];
+    let waits: StillOpen | null = null;
     for (const leg of payment.terms.legs) {
       const gateway = ports.gateways.find(leg.account);
-      if (!gateway) return 'open';
-      const call = { ref: leg.references.charge, account: leg.account, op: 'charge' as const };
-      const found = await finalizeReference(ports, gateway, call, deadline);
-      if (found.kind === 'cannot_tell') return 'open';
+      if (!gateway) return OPEN;
+      const found = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'charge'), deadline);
+      if (found.kind === 'cannot_tell') {
+        if (found.why !== 'not_visible') return openBecause(stillOpen(found));
+        // This may last until the batch has closed. A charge of another leg must be undone before.
+        waits = laterOf(waits, stillOpen(found));
+        continue;
+      }
+      if (found.kind === 'undone') {
+        findings.push({ leg: leg.leg, found: 'reversed', transactionId: found.transactionId });
+        continue;
+      }
       if (found.kind === 'never') {
         // The reference of the reversal is finalised, too. A process that resumes late then cannot reverse a charge that was never made (C61).
-        if ((await finalizeReference(ports, gateway, { ...call, ref: leg.references.reversal, op: 'reversal' }, deadline)).kind === 'cannot_tell')
-          return 'open';
+        const reversal = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'reversal'), deadline);
+        if (reversal.kind === 'cannot_tell') {
+          waits = laterOf(waits, stillOpen(reversal));
+          continue;
+        }
         findings.push({ leg: leg.leg, found: 'never' });
-      } else if (found.result.kind === 'approved') {
-        const { transactionId } = found.result.txn;
+      } else if (found.result.kind === 'approved' || found.result.kind === 'held') {
+        const { transactionId } = found.result.kind === 'held' ? found.result : found.result.txn;
         const undone = await callGateway(ports, deadline, null, (signal) =>
           gateway.void(
             {
               ref: leg.references.reversal,
               leg: leg.leg,
               account: leg.account,
+              begunAt: payment.createdAt,
               chargeTransactionId: transactionId,
-              amountCents: leg.principalCents + leg.feeCents,
+              amountCents: cents(leg),
               askedBy: 'reversal',
             },
             signal,
           ),
         );
-        if (undone.kind === 'approved') findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId });
-        else if (undone.kind === 'rejected') {
+        if (undone.kind === 'approved') {
+          const by = undone.txn.means === 'refund' ? { undone: { means: 'refund', chargeTransactionId: transactionId } as const } : {};
+          findings.push({ leg: leg.leg, found: 'reversed', transactionId: undone.txn.transactionId, ...by });
+        } else if (undone.kind === 'rejected') {
           kept.push({ leg: leg.leg, transactionId, why: undone.why });
           // `finalised`: the gateway has promised staff that this leg stays charged. Staff are about to resolve the payment as succeeded, so recovery
           // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.
@@ -194,25 +260,30 @@ const resolveWithSlot = async (
         }
         // The gateway's answer for this reference is final, so the call is not repeated.
         else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
-        else return 'open';
+        else return openBecause({ why: 'unreachable' });
       } else if (found.result.kind === 'declined') {
         const { decline, transactionId = null } = found.result;
         findings.push({ leg: leg.leg, found: 'declined', code: decline.code, transactionId, ...checksOf(decline) });
-      } else if (found.result.kind === 'unknown') return 'open';
+      } else if (found.result.kind === 'unknown') return openBecause({ why: 'unreachable' });
       else findings.push({ leg: leg.leg, found: 'never' });
     }
     if (kept.length > 0) {
       // A leg has settled, or cannot be voided. Only a person may decide about this money (C29). The payment stays unknown.
       await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);
-      return 'staff';
+      return { outcome: 'staff', still: waits };
     }
+    if (waits) return openBecause(waits);
     await streams.execute(loaded, [{ type: 'RecordChargeFindings', at: at(), attemptId: payment.attemptId, findings }], origin, deadline);
-    return 'resolved';
+    return RESOLVED;
   } catch (error) {
-    if (error instanceof Conflict) return 'open';
+    if (error instanceof Conflict) return OPEN;
     throw error;
   }
 };
+
+/** Of two legs, the one that the gateway can tell about last. */
+const laterOf = (one: StillOpen | null, other: StillOpen): StillOpen =>
+  one !== null && (other.until === undefined || (one.until !== undefined && one.until >= other.until)) ? one : other;
 
 /**
  * Limits for the times of open attempts, RFC 3339. `begunAfter` and `nextTryAfter` are in the future. Only a wrong clock can write a later time. An
@@ -232,7 +303,16 @@ export interface RecoveryWork {
    * than `nextTryBefore`, or later than `nextTryAfter`.
    */
   due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
-  record(tried: { paymentId: string; attemptId: string; tries: number; nextTryAt: string; outcome: Resolution }): Promise<void>;
+  record(tried: {
+    paymentId: string;
+    attemptId: string;
+    tries: number;
+    nextTryAt: string;
+    outcome: Resolution;
+    /** Why the gateway cannot tell, and until when. null: not known. */
+    why: StillOpen['why'] | null;
+    until: string | null;
+  }): Promise<void>;
   /**
    * Sets the next try of open attempts to `nextTryAt` if it is planned for later. Attempts that are left to staff do not change. Lowers `tries` by
    * one, so that the extra try does not lengthen the later waits.
@@ -254,15 +334,16 @@ export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
     );
     return rows.map((row) => ({ paymentId: row.payment_id, attemptId: row.attempt_id, tries: row.tries }));
   },
-  record: async ({ paymentId, attemptId, tries, nextTryAt, outcome }) => {
+  record: async ({ paymentId, attemptId, tries, nextTryAt, outcome, why, until }) => {
     if (outcome === 'resolved') {
       await pool.query('delete from recovery_try where payment_id = $1 and attempt_id = $2', [paymentId, attemptId]);
       return;
     }
     await pool.query(
-      `insert into recovery_try (payment_id, attempt_id, tries, next_try_at, outcome) values ($1, $2, $3, $4, $5)
-       on conflict (payment_id, attempt_id) do update set tries = excluded.tries, next_try_at = excluded.next_try_at, outcome = excluded.outcome`,
-      [paymentId, attemptId, tries, nextTryAt, outcome],
+      `insert into recovery_try (payment_id, attempt_id, tries, next_try_at, outcome, why, until) values ($1, $2, $3, $4, $5, $6, $7)
+       on conflict (payment_id, attempt_id) do update set tries = excluded.tries, next_try_at = excluded.next_try_at, outcome = excluded.outcome,
+         why = excluded.why, until = excluded.until`,
+      [paymentId, attemptId, tries, nextTryAt, outcome, why, until],
     );
   },
   hurry: async (nextTryAt) => {

@@ -7,14 +7,14 @@
  * If the evidence agrees, references are finalised. For `succeeded`: those that could still undo the charge. For any other decision: also those that
  * could still make the charge.
  */
-import { type Cents, Deadline, ServiceError, timestamp } from '#kernel';
-import type { PaymentPorts } from './charge.js';
+import { type Cents, CLOSED, Deadline, ServiceError, timestamp } from '#kernel';
+import { aboutLeg, type PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
-import type { GatewayAccount, Leg, LookedUp, NamedTransaction, PaymentGateway } from './gateway/gateway.js';
+import type { Leg, LookedUp, NamedTransaction, PaymentGateway } from './gateway/gateway.js';
 import { type Awaiting, cents, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
-import { refuseStaffText, staff } from './staff.js';
+import { refuseClearText, staff } from './staff.js';
 import { retryingConflicts } from './stream.js';
 import type { Origin } from '#eventstore';
 
@@ -77,7 +77,7 @@ export class GatewayCannotTell extends ServiceError {
 
 /** Resolves a payment that is pending or unknown. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND, INVALID_STATE or {@link GatewayCannotTell}. */
 export const resolvePayment = async (ports: PaymentPorts, settled: SettledCharges, request: ResolveRequest): Promise<PaymentView> => {
-  refuseStaffText('evidence', request.evidence);
+  refuseClearText('evidence', request.evidence);
   const origin = staff(request.by, ports.ids.uuid());
   await settled.caughtUp();
   const { paymentId } = request;
@@ -107,14 +107,16 @@ const resolveOnce = async (
     throw new ServiceError('INVALID_STATE', `The payment is ${statusOf(loaded.payment)}: only one with an unknown outcome can be resolved.`);
   refuseReturned(loaded.payment, as);
   loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
-  const { terms } = loaded.payment as Awaiting;
+  const asked = loaded.payment as Awaiting;
+  const { terms } = asked;
 
   const returned = (leg: Leg) => as === 'voided' && force && request.transactions[leg] !== undefined;
   const found: { terms: LegTerms; evidence: LegEvidence }[] = [];
   for (const leg of terms.legs)
     found.push({
       terms: leg,
-      evidence: (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, leg, deadline), settled[leg.leg]),
+      evidence:
+        (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
     });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
@@ -125,7 +127,7 @@ const resolveOnce = async (
   const charge = as === 'succeeded' ? chargeOf(found, request.transactions, ids.confirmationNumber()) : null;
 
   for (const { terms: leg, evidence: shown } of found)
-    if (!returned(leg.leg) && !(await promised(ports, leg, as, shown, deadline))) uncertain.push(leg.leg);
+    if (!returned(leg.leg) && !(await promised(ports, asked, leg, as, shown, deadline))) uncertain.push(leg.leg);
   refuseUncertain(uncertain, force);
   const taken = found.filter(({ terms: { leg }, evidence: shown }) => shown.shows === 'charged' && returned(leg)).map(({ terms: { leg } }) => leg);
   const forced = uncertain.length + taken.length > 0;
@@ -142,7 +144,8 @@ const resolveOnce = async (
   const command = { type: 'Resolve', at: at(), as, charge, evidence: [evidence, ...said].join('; '), by, forced } as const;
   const { payment } = await streams.execute(loaded, [command], origin, deadline);
   if (!isVisible(payment)) throw new Error('a resolved payment is visible');
-  return paymentView(paymentId, payment);
+  // Staff see no personal data here.
+  return paymentView(paymentId, payment, CLOSED);
 };
 
 const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, evidence: LegEvidence): void => {
@@ -177,7 +180,7 @@ const refuseOtherTransactions = async (
     const { terms, evidence } = leg;
     if (as === 'succeeded' && evidence.shows === 'charged' && evidence.transactionId !== transactionId)
       throw refuse(`is not the charge of the ${name} leg, which is ${evidence.transactionId}`);
-    const known = await transactionOf(ports, ports.gateways.find(terms.account), terms.account, transactionId, deadline);
+    const known = await transactionOf(ports, ports.gateways.find(terms.account), transactionId, deadline);
     if (known === 'cannot_tell') unchecked.push(name);
     else if (known === null) throw refuse('is unknown to the gateway');
     else {
@@ -206,7 +209,7 @@ const returns = async (
 ): Promise<boolean> => {
   if (chargeTransactionId === null) return false;
   if (evidence.shows === 'charged') return evidence.transactionId === chargeTransactionId;
-  const charge = await transactionOf(ports, ports.gateways.find(terms.account), terms.account, chargeTransactionId, deadline);
+  const charge = await transactionOf(ports, ports.gateways.find(terms.account), chargeTransactionId, deadline);
   return charge !== null && charge !== 'cannot_tell' && charge.ref === terms.references.charge;
 };
 
@@ -214,7 +217,6 @@ const returns = async (
 export const transactionOf = async (
   { clock }: Pick<PaymentPorts, 'clock'>,
   gateway: PaymentGateway | null,
-  account: GatewayAccount,
   transactionId: string,
   deadline: Deadline,
 ): Promise<NamedTransaction | null | 'cannot_tell'> => {
@@ -223,7 +225,7 @@ export const transactionOf = async (
   return bounded<NamedTransaction | null | 'cannot_tell'>(
     clock,
     Math.max(1, Math.min(GATEWAY_CALL_MS, deadline.leftMs)),
-    (signal) => ask(account, transactionId, signal).catch(() => 'cannot_tell' as const),
+    (signal) => ask(transactionId, signal).catch(() => 'cannot_tell' as const),
     () => 'cannot_tell',
   );
 };
@@ -238,34 +240,36 @@ const refuseUncertain = (legs: readonly Leg[], force: boolean): void => {
  */
 const promised = async (
   ports: PaymentPorts,
+  payment: Awaiting,
   leg: LegTerms,
   as: ResolveRequest['as'],
-  { shows }: LegEvidence,
+  evidence: LegEvidence,
   deadline: Deadline,
 ): Promise<boolean> => {
+  const { shows } = evidence;
+  const transactionId = evidence.shows === 'charged' ? evidence.transactionId : null;
   const gateway = ports.gateways.find(leg.account);
   if (!gateway) return false;
-  const { account, references } = leg;
   if (as !== 'succeeded') {
-    const charge = await finalizeReference(ports, gateway, { ref: references.charge, account, op: 'charge' }, deadline);
+    const charge = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'charge'), deadline);
     if (charge.kind === 'cannot_tell') return shows === 'undone' || shows === 'declined';
     if (charge.kind === 'executed' && charge.result.kind === 'approved' && shows === 'never')
       refuseContradiction(as, leg, { shows: 'charged', ...charge.result.txn, authCode: '' });
     if (shows === 'undone') return true;
   }
-  const reversal = await finalizeReference(ports, gateway, { ref: references.reversal, account, op: 'reversal' }, deadline);
+  const reversal = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'reversal', transactionId), deadline);
   if (reversal.kind === 'executed' && reversal.result.kind === 'approved') refuseContradiction(as, leg, { shows: 'undone' });
   return reversal.kind !== 'cannot_tell';
 };
 
-const lookup = async ({ clock, gateways }: PaymentPorts, { account, references }: LegTerms, deadline: Deadline) => {
+const lookup = async ({ clock, gateways }: PaymentPorts, payment: Awaiting, leg: LegTerms, deadline: Deadline) => {
   const cannotTell = { found: 'cannot_tell' } as const;
-  const gateway = gateways.find(account);
+  const gateway = gateways.find(leg.account);
   if (!gateway) return cannotTell;
   return bounded<LookedUp | { readonly found: 'cannot_tell' }>(
     clock,
     Math.max(1, Math.min(GATEWAY_CALL_MS, deadline.leftMs)),
-    (signal) => gateway.lookup({ ref: references.charge, account, op: 'charge' }, signal).catch(() => cannotTell),
+    (signal) => gateway.lookup(aboutLeg(payment, leg, 'charge'), signal).catch(() => cannotTell),
     () => cannotTell,
   );
 };

@@ -799,7 +799,7 @@ describe('a late wake-up (C61)', () => {
   const overtaken = (id: string) => async () => {
     const [attempt] = await attempts(id);
     const owner = { actor: { type: 'recovery' as const, id: 'spec' }, correlationId: house.ids.uuid() };
-    expect(await resolveReversal(house.ports, id, attempt!.attemptId, owner, new Deadline(house.clock, REQUEST_DEADLINE_MS))).toBe(true);
+    expect(await resolveReversal(house.ports, id, attempt!.attemptId, owner, new Deadline(house.clock, REQUEST_DEADLINE_MS))).toBe('resolved');
   };
   test('before the call: finalised, 504, nothing recorded, nothing moved', async () => {
     const id = await charged();
@@ -837,8 +837,10 @@ describe('a late wake-up (C61)', () => {
       const [attempt] = await attempts(id);
       const state = await house.state(id);
       if (state.phase !== 'charged') throw new Error(state.phase);
-      const { account } = state.legs[0]!;
-      await house.ports.gateways.find(account)!.finalize({ ref: attempt!.legs[0]!.references.void, account, op: 'void' }, AbortSignal.timeout(5_000));
+      const { account, leg, transactionId: chargeTransactionId } = state.legs[0]!;
+      const call = { ref: attempt!.legs[0]!.references.void, op: 'void', leg, account, begunAt: attempt!.requestedAt } as const;
+      const about = { ...call, amountCents: 4_000, chargeTransactionId, last4: null };
+      await house.ports.gateways.find(account)!.finalize(about, AbortSignal.timeout(5_000));
     });
     expect((await refused(house.refund(id, PARTIAL))).code).toBe('PAYMENT_TIMEOUT');
     expect((await house.history(id)).at(-1)).toBe('RefundRequested');
@@ -957,7 +959,7 @@ describe('facts of others in between', () => {
             status: 'debited',
             stage: 'chargeback',
             reasonCode: 'x',
-            reason: 'x',
+            personal: null,
             disputedAmountCents: 9_000,
             openedOn: '2026-01-01',
             dueDate: '2026-01-20',

@@ -5,26 +5,30 @@
  * every reference that the attempt may have used (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
-import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
-import type { Slot } from '#platform';
+import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, timestamp } from '#kernel';
+import { OpenedKeys, type PersonalKey, type Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
 import { bounded, duringOf, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
-import type { ChargeTxn, Finalized, Leg, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
+import type { ChargeTxn, Finalized, GatewayCapabilities, Leg, Outcome, PaymentGateway, ReferenceCall, ReversalTxn } from './gateway/gateway.js';
 import {
   attemptOf,
+  cents,
   completedMeanwhile,
   type Charged,
   type ChargedLeg,
   type Initiator,
   type Intent,
   isVisible,
+  last4Of,
   type LegMove,
   type Means,
   openAttempt,
   payment as decider,
   type PaymentCommand,
+  type Reason,
+  reasonContext,
   type RecordedKey,
   remaining,
   resultOf,
@@ -34,6 +38,7 @@ import {
   voidFailed,
 } from './payment.js';
 import { refundView, type ReversalView, voidView } from './payment.view.js';
+import { keyForPayment, keyOfText } from './personal.js';
 import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
@@ -72,13 +77,15 @@ export const reverse = async (
   deadline: Deadline,
 ): Promise<Executed<ReversalView>> => {
   const { streams, clock, ids } = ports;
-  const executed = (view: ReversalView): Executed<ReversalView> => ({ view, replayed: false });
+  const executed = (result: Told): Executed<ReversalView> => ({ ...result, replayed: false });
   const at = () => timestamp(clock.now());
   const waitUntil = clock.monotonic() + WAIT_FOR_OTHER_MS;
   let attemptId = key?.attemptId ?? ids.uuid();
   let renewed = key === null;
 
   for (;;) {
+    // Taken before the load: no attempt that this load shows as open was fenced earlier. See {@link NOTHING_IS_SENT_AFTER_MS}.
+    const notAfter = endOf(ports, deadline);
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
     let renews = false;
@@ -88,15 +95,18 @@ export const reverse = async (
       throw notFound();
     }
     if (payment.phase === 'charged') {
+      for (const { account } of payment.legs) if (!ports.gateways.find(account)) await ports.gateways.load?.(account);
       for (const leg of payment.legs) gatewayOf(ports, leg);
 
       const own = renewed ? undefined : resultOf(payment, attemptId);
-      // The owner of the attempt vanished. The same calls are made again, and the gateway executes each reference only once.
-      if (own && !own.ended && !own.fenced) {
+      // The owner of the attempt vanished. The same calls are made again, and the gateway executes each reference only once. An older attempt is
+      // resolved like any open one: the gateway could execute its references twice.
+      if (own && !own.ended && !own.fenced && mayRepeat(ports, payment, own)) {
+        const opened = await ports.personal.open(keysIn([own.personal]));
         const slot = await resumed(ports, request, payment, deadline);
         if (!slot) throw timeout(request.paymentId);
         try {
-          return executed(await run(ports, loaded, own.attemptId, origin, deadline, true));
+          return executed(await run(ports, loaded, own.attemptId, opened, origin, deadline, notAfter, true));
         } finally {
           slot.release();
         }
@@ -105,7 +115,7 @@ export const reverse = async (
       // under a new key. If the caller got a 5xx before, this answer is the first one and no replay.
       if (own && isComplete(own)) {
         const replayed = !own.fenced || own.acknowledged;
-        return { view: (await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
+        return { ...(await tell(ports, request, own.attemptId, origin, deadline, 'again'))!, replayed };
       }
       // A void that the gateway rejected is final (C15), even without a stored answer. A second call might get another answer, for example after a
       // new dispute.
@@ -113,11 +123,11 @@ export const reverse = async (
 
       const open = openAttempt(payment);
       if (open) {
-        if (!open.fenced && ageMs(clock, open.requestedAt) < ABANDONED_AFTER_MS) {
+        if (!open.fenced && open !== own && ageMs(clock, open.requestedAt) < ABANDONED_AFTER_MS) {
           if (clock.monotonic() >= waitUntil || deadline.leftMs < POLL_OTHER_MS)
             throw new ServiceError('INVALID_STATE', 'Another refund or void of this payment is in progress.');
           await clock.sleep(POLL_OTHER_MS);
-        } else if (!(await resolveReversal(ports, request.paymentId, open.attemptId, origin, deadline))) {
+        } else if ((await resolveReversal(ports, request.paymentId, open.attemptId, origin, deadline)) !== 'resolved') {
           throw own
             ? timeout(request.paymentId)
             : new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is being reconciled; try later.');
@@ -127,15 +137,17 @@ export const reverse = async (
 
       const repeated = (key === null ? untold(payment, request, timestamp(clock.realNow())) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
-        const told = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
-        if (told) return executed(told);
+        const repeat = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
+        if (repeat) return executed(repeat);
         continue;
       }
       renews = !!own?.ended;
     }
-    const intent = () => command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, at());
+    const intent = (sealing: PersonalKey | null) =>
+      command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, sealedReason(request, attemptId, sealing), at());
     // Throws the refusals of C63 before the wait for a slot.
-    decider.decide(payment, intent());
+    decider.decide(payment, intent(null));
+    const sealing = request.reason === null ? null : await keyForPayment(ports, payment);
     const slot = await reserved(ports, request, payment as Charged, deadline);
     try {
       if (renews) {
@@ -144,8 +156,9 @@ export const reverse = async (
         attemptId = await key!.renew();
         renewed = true;
       }
-      const next = await streams.execute(loaded, [intent()], origin, deadline, INTENT);
-      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, origin, deadline, false));
+      const next = await streams.execute(loaded, [intent(sealing)], origin, deadline, INTENT);
+      const opened = new OpenedKeys(new Map(sealing ? [[sealing.id, sealing]] : []));
+      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, opened, origin, deadline, notAfter, false));
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
@@ -157,6 +170,42 @@ export const reverse = async (
     }
   }
 };
+
+/** The result of an attempt, and the key that seals it where it is stored. */
+type Told = Pick<Executed<ReversalView>, 'view' | 'key'>;
+
+const sealedReason = ({ paymentId, reason }: ReverseRequest, attemptId: string, key: PersonalKey | null): Personal<Reason> =>
+  key === null || reason === null ? null : key.seal({ reason }, reasonContext(paymentId, attemptId));
+
+/**
+ * The end of the work by the wall clock, RFC 3339. No call is sent later. The deadline alone is not enough: the monotonic clock stops while a machine
+ * is suspended, and recovery takes a leg as not sent some time after the fence.
+ */
+const endOf = ({ clock }: PaymentPorts, deadline: Deadline): string => timestamp(clock.now() + Math.max(0, deadline.leftMs));
+
+/** True if every call of the attempt can be sent again without being executed twice. */
+const mayRepeat = (ports: PaymentPorts, payment: Charged, attempt: ReversalAttempt): boolean =>
+  attempt.legs
+    .filter((move) => !attempt.returned.some(({ leg }) => leg === move.leg))
+    .every((move) => {
+      const { capabilities } = gatewayOf(
+        ports,
+        payment.legs.find(({ leg }) => leg === move.leg)!,
+      );
+      return meansOf(attempt).every((means) => isRepeatSafe(ports, attempt, capabilities, means));
+    });
+
+/** True if the call of an attempt can be sent again without being executed twice. A gateway without voids refuses them and sends nothing. */
+const isRepeatSafe = (
+  { clock }: PaymentPorts,
+  { requestedAt }: ReversalAttempt,
+  { repeatSafeMs, voids }: GatewayCapabilities,
+  means: Means,
+): boolean =>
+  (means === 'void' && voids === 'none') || repeatSafeMs[means] === Number.POSITIVE_INFINITY || ageMs(clock, requestedAt) < repeatSafeMs[means];
+
+/** The operations that an attempt may use. A refund may need a void instead (C24). */
+const meansOf = ({ operation }: ReversalAttempt): readonly Means[] => (operation === 'void' ? ['void'] : ['void', 'refund']);
 
 /** Reserves a slot at the gateway for a new attempt. Throws RATE_LIMITED, before anything has begun. */
 const reserved = async (ports: PaymentPorts, request: ReverseRequest, payment: Charged, deadline: Deadline): Promise<Slot> => {
@@ -200,26 +249,48 @@ const tell = (
   origin: Origin,
   deadline: Deadline,
   how: 'again' | { readonly as: Intent | null },
-): Promise<ReversalView | null> =>
+): Promise<Told | null> =>
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(request.paymentId);
-    if (how !== 'again' && attemptOf(loaded.payment, attemptId)!.acknowledged) return null;
+    const { acknowledged, personal } = attemptOf(loaded.payment, attemptId)!;
+    if (how !== 'again' && acknowledged) return null;
+    const opened = await ports.personal.open(keysIn([personal]));
     const toldAs = how === 'again' ? null : how.as;
     const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
     const { payment } = await ports.streams.execute(loaded, [acknowledge], origin, deadline);
-    return reversalResult(request.paymentId, payment as Charged, attemptId);
+    return told(request.paymentId, payment as Charged, attemptId, opened);
   });
 
 /** The answer for an attempt that succeeded. */
-export const reversalResult = (paymentId: string, payment: Charged, attemptId: string): ReversalView => {
+export const reversalResult = (paymentId: string, payment: Charged, attemptId: string, reveal: Reveal): ReversalView => {
   const attempt = attemptOf(payment, attemptId)!;
-  return attempt.operation === 'void' ? voidView(paymentId, payment, attempt) : refundView(paymentId, payment, attempt);
+  return attempt.operation === 'void' ? voidView(paymentId, payment, attempt, reveal) : refundView(paymentId, payment, attempt, reveal);
 };
 
-const command = (ports: PaymentPorts, request: ReverseRequest, { payment }: LoadedPayment, intent: Intent, at: string): PaymentCommand => {
-  const { initiatedBy, reason } = request;
+const told = (paymentId: string, payment: Charged, attemptId: string, opened: OpenedKeys): Told => ({
+  view: reversalResult(paymentId, payment, attemptId, opened),
+  key: keyOfText(opened, attemptOf(payment, attemptId)!.personal),
+});
+
+/** The result that belongs to the key of `attemptId`, made again without its reason. Throws if the payment has no such result. */
+export const reversalAgain = async ({ streams }: PaymentPorts, paymentId: string, attemptId: string): Promise<ReversalView> => {
+  const { payment } = await streams.load(paymentId);
+  const result = payment.phase === 'charged' ? resultOf(payment, attemptId) : undefined;
+  if (payment.phase !== 'charged' || !result) throw new Error(`${paymentId}: the stream does not hold the attempt that was answered`);
+  return reversalResult(paymentId, payment, result.attemptId, CLOSED);
+};
+
+const command = (
+  ports: PaymentPorts,
+  request: ReverseRequest,
+  { payment }: LoadedPayment,
+  intent: Intent,
+  personal: Personal<Reason>,
+  at: string,
+): PaymentCommand => {
+  const { initiatedBy } = request;
   const references = (leg: Leg) => ({ void: gatewayRef(intent.attemptId, leg, 'void'), refund: gatewayRef(intent.attemptId, leg, 'refund') });
-  const common = { at, ...intent, initiatedBy, reason, references };
+  const common = { at, ...intent, initiatedBy, personal, references };
   if (request.operation === 'void') return { type: 'RequestVoid', ...common };
   const capabilities = (leg: Leg) =>
     gatewayOf(
@@ -239,15 +310,20 @@ const gatewayOf = (ports: PaymentPorts, leg: ChargedLeg): PaymentGateway => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Running an attempt: the money of each leg that is not returned yet is returned, principal first.
 
-/** `again`: an earlier request may have made the same calls without recording their outcome. */
+/**
+ * `opened`: the key of the attempt's reason. `notAfter`: see {@link endOf}. `again`: an earlier request may have made the same calls without recording
+ * their outcome.
+ */
 const run = async (
   ports: PaymentPorts,
   begun: LoadedPayment,
   attemptId: string,
+  opened: OpenedKeys,
   origin: Origin,
   deadline: Deadline,
+  notAfter: string,
   again: boolean,
-): Promise<ReversalView> => {
+): Promise<Told> => {
   const { paymentId } = begun;
   const at = () => timestamp(ports.clock.now());
   let loaded = begun;
@@ -257,7 +333,12 @@ const run = async (
     const payment = loaded.payment as Charged;
     const current = attemptOf(payment, attemptId)!;
     if (current.returned.some(({ leg }) => leg === move.leg)) continue;
-    const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline).catch((error: unknown) => {
+    const { capabilities } = gatewayOf(
+      ports,
+      payment.legs.find((charge) => charge.leg === move.leg)!,
+    );
+    const maySend = (means: Means) => !again || isRepeatSafe(ports, attempt, capabilities, means);
+    const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline, notAfter, maySend).catch((error: unknown) => {
       // The intent may be lost, or a call may have been made already (C76). In both cases the outcome is unknown.
       throw error instanceof StoreIncident ? timeout(paymentId) : error;
     });
@@ -265,7 +346,14 @@ const run = async (
     if (outcome.kind === 'approved') {
       const last = current.returned.length + 1 === attempt.legs.length;
       const commands: PaymentCommand[] = [
-        { type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means, transactionId: outcome.txn.transactionId },
+        {
+          type: 'RecordLegReturned',
+          at: at(),
+          attemptId,
+          leg: move.leg,
+          means: outcome.txn.means ?? means,
+          transactionId: outcome.txn.transactionId,
+        },
       ];
       if (last) commands.push({ type: 'EndReversal', at: at(), attemptId });
       loaded = await record(ports, loaded, attemptId, commands, origin, deadline);
@@ -296,10 +384,13 @@ const run = async (
     const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
-  return reversalResult(paymentId, loaded.payment as Charged, attemptId);
+  return told(paymentId, loaded.payment as Charged, attemptId, opened);
 };
 
-/** Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). */
+/**
+ * Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). `notAfter`: see
+ * {@link endOf}. `maySend`: false for a call that the gateway could execute twice by now.
+ */
 const moveLeg = async (
   ports: PaymentPorts,
   payment: Charged,
@@ -307,17 +398,28 @@ const moveLeg = async (
   move: LegMove,
   intent: Position | null,
   deadline: Deadline,
+  notAfter: string,
+  maySend: (means: Means) => boolean,
 ): Promise<{ outcome: Outcome<ReversalTxn>; means: Means }> => {
   const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
   const gateway = gatewayOf(ports, leg);
-  const amountCents = move.principalCents + move.feeCents;
-  const common = { leg: leg.leg, account: leg.account, chargeTransactionId: leg.transactionId };
-  const send = (means: Means) =>
-    callGateway(ports, deadline, intent, (signal) =>
+  const amountCents = cents(move);
+  const common = {
+    leg: leg.leg,
+    account: leg.account,
+    begunAt: attempt.requestedAt,
+    chargeTransactionId: leg.transactionId,
+    notAfter,
+  };
+  const last4 = last4Of(payment, leg);
+  const send = async (means: Means): Promise<Outcome<ReversalTxn>> => {
+    if (!maySend(means)) return { kind: 'not_processed', answered: false, raw: 'must not be sent again' };
+    return callGateway(ports, deadline, intent, (signal) =>
       means === 'void'
         ? gateway.void({ ...common, ref: move.references.void, amountCents, askedBy: attempt.operation }, signal)
-        : gateway.refund({ ...common, ref: move.references.refund, amountCents }, signal),
+        : gateway.refund({ ...common, ref: move.references.refund, amountCents, last4 }, signal),
     );
+  };
 
   const first = await send(move.means);
   if (attempt.operation === 'void' || first.kind !== 'rejected') return { outcome: first, means: move.means };
@@ -422,7 +524,7 @@ const failure = (
       return outcome.why === 'settlement_rejected' ? settlementRejected() : new ServiceError('INVALID_STATE', 'The gateway refused the refund.');
     }
   }
-  if (outcome.kind === 'unknown') return timeout(paymentId);
+  if (outcome.kind === 'unknown' || outcome.kind === 'held') return timeout(paymentId);
   return new ServiceError('PAYMENT_GATEWAY_ERROR', 'The gateway did not process the request; nothing was returned.', { id: paymentId });
 };
 
@@ -437,9 +539,18 @@ const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Resolving an attempt that was left open: by the next request, or by recovery.
 
+/** Why an attempt stays open. The times are those of {@link Finalized}. */
+export type StillOpen = Omit<Extract<Finalized<never>, { kind: 'cannot_tell' }>, 'kind'>;
+
+/** Calls of a request are not sent this long after the attempt was fenced: they carry the end of their request. */
+const NOTHING_IS_SENT_AFTER_MS = 2 * 60_000;
+
 /**
- * Fences the attempt, finalises every reference that it may have used, records the executed calls, and ends the attempt. Sends no void and no refund
- * (C61). false: the gateway or the store cannot tell now, so the attempt stays open.
+ * Fences the attempt, finalises every reference that it may have used, records the executed calls, and ends the attempt. `StillOpen`: the gateway or
+ * the store cannot tell now, so the attempt stays open.
+ *
+ * If the gateway cannot tell about the leg that was under way at the fence, its call is sent again under its reference, and the gateway takes it once
+ * (C72). No other void and no other refund is ever sent (C61).
  */
 export const resolveReversal = async (
   ports: PaymentPorts,
@@ -447,52 +558,149 @@ export const resolveReversal = async (
   attemptId: string,
   origin: Origin,
   deadline: Deadline,
-): Promise<boolean> => {
+): Promise<'resolved' | StillOpen> => {
   const { payment } = await ports.streams.load(paymentId);
-  if (payment.phase !== 'charged') return true;
+  if (payment.phase !== 'charged') return 'resolved';
   const work = () => resolveWithSlot(ports, paymentId, attemptId, origin, deadline);
-  return (await ports.slots.inHouse(payment.legs[0]!.account.gateway, payment.terms.accountId, deadline, work, ports.during)) ?? false;
+  return (await ports.slots.inHouse(payment.legs[0]!.account.gateway, payment.terms.accountId, deadline, work, ports.during)) ?? UNREACHABLE;
 };
 
-const resolveWithSlot = async (ports: PaymentPorts, paymentId: string, attemptId: string, origin: Origin, deadline: Deadline): Promise<boolean> => {
+const UNREACHABLE: StillOpen = { why: 'unreachable' };
+
+const resolveWithSlot = async (
+  ports: PaymentPorts,
+  paymentId: string,
+  attemptId: string,
+  origin: Origin,
+  deadline: Deadline,
+): Promise<'resolved' | StillOpen> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
   for (let round = 1; round <= CONFLICT_ROUNDS; round++) {
     let loaded = await streams.load(paymentId);
-    const attempt = attemptOf(loaded.payment, attemptId);
-    if (!attempt || attempt.ended) return true;
+    const before = attemptOf(loaded.payment, attemptId);
+    if (!before || before.ended) return 'resolved';
     try {
       loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline);
       const payment = loaded.payment as Charged;
+      const attempt = attemptOf(payment, attemptId)!;
       const commands: PaymentCommand[] = [];
       let rejected = false;
-      for (const move of attempt.legs) {
-        if (attempt.returned.some(({ leg }) => leg === move.leg)) continue;
-        const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
-        for (const means of ['void', 'refund'] as const) {
-          const found = await finalizeReference(
-            ports,
-            gatewayOf(ports, leg),
-            { ref: move.references[means], account: leg.account, op: means },
-            deadline,
-          );
-          if (found.kind === 'cannot_tell') return false;
-          if (found.kind !== 'executed') continue;
-          if (found.result.kind === 'approved')
-            commands.push({ type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means, transactionId: found.result.txn.transactionId });
-          else if (found.result.kind === 'rejected') rejected = true;
-          else if (found.result.kind === 'unknown') return false;
-        }
+      const open = attempt.legs.filter((move) => !attempt.returned.some(({ leg }) => leg === move.leg));
+      for (const [index, move] of open.entries()) {
+        // Legs are sent one after the other, and each waits for the recorded return of the one before. So only the first open leg can be under way.
+        const found = await findMove(ports, paymentId, payment, attempt, move, index === 0, deadline);
+        if ('why' in found) return found;
+        if (found.outcome === 'rejected') rejected = true;
+        if (found.outcome === 'returned')
+          commands.push({ type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means: found.means, transactionId: found.transactionId });
       }
       commands.push({ type: 'EndReversal', at: at(), attemptId, unfinished: rejected ? 'rejected' : 'never_executed' });
       await streams.execute(loaded, commands, origin, deadline);
-      return true;
+      return 'resolved';
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
     }
   }
-  return false;
+  return UNREACHABLE;
 };
+
+type FoundMove =
+  { readonly outcome: 'returned'; readonly means: Means; readonly transactionId: string } | { readonly outcome: 'rejected' | 'never' } | StillOpen;
+
+/** When the attempt was fenced, RFC 3339. null: it was not. */
+const fencedSince = async ({ streams }: PaymentPorts, paymentId: string, { attemptId }: ReversalAttempt): Promise<string | null> => {
+  const fence = (await streams.events(paymentId)).find(
+    ({ type, data }) => type === 'ReconciliationStarted' && (data as { readonly attemptId?: unknown }).attemptId === attemptId,
+  );
+  return fence?.meta.recordedAt ?? null;
+};
+
+/** Finds out what became of one leg of a fenced attempt. `isUnderWay`: a request may have sent it. */
+const findMove = async (
+  ports: PaymentPorts,
+  paymentId: string,
+  payment: Charged,
+  attempt: ReversalAttempt,
+  move: LegMove,
+  isUnderWay: boolean,
+  deadline: Deadline,
+): Promise<FoundMove> => {
+  const leg = payment.legs.find((charge) => charge.leg === move.leg)!;
+  const gateway = gatewayOf(ports, leg);
+  let rejected = false;
+  let returned: FoundMove | null = null;
+  let open: StillOpen | null = null;
+  const unseen: Means[] = [];
+  // A reference that the operation cannot use was never sent, and never will be.
+  for (const means of meansOf(attempt)) {
+    const found = await finalizeReference(ports, gateway, aboutMove(payment, attempt, leg, move, means), deadline);
+    if (found.kind === 'undone') returned = { outcome: 'returned', means, transactionId: found.transactionId };
+    else if (found.kind === 'cannot_tell') {
+      // Only where the gateway shows no trace may the call be sent again, or taken as not sent.
+      if (found.why !== 'not_visible') return stillOpen(found);
+      open = stillOpen(found);
+      unseen.push(means);
+    } else if (found.kind === 'executed') {
+      const { result } = found;
+      // The other reference is finalised all the same (C61).
+      if (result.kind === 'approved') returned = returnedBy(means, result.txn);
+      else if (result.kind === 'rejected') rejected = true;
+      else if (result.kind === 'unknown' || result.kind === 'held') return UNREACHABLE;
+    }
+  }
+  if (returned !== null) return returned;
+  if (open === null) return { outcome: rejected ? 'rejected' : 'never' };
+  if (!isUnderWay) {
+    const fencedAt = await fencedSince(ports, paymentId, attempt);
+    return fencedAt !== null && ageMs(ports.clock, fencedAt) >= NOTHING_IS_SENT_AFTER_MS ? { outcome: 'never' } : open;
+  }
+  // A reference that the gateway has promised never to execute must not be sent either.
+  const maySend = (means: Means) => unseen.includes(means) && isRepeatSafe(ports, attempt, gateway.capabilities, means);
+  return repeatMove(ports, payment, attempt, move, open, maySend, deadline);
+};
+
+export const stillOpen = ({ kind: _, ...open }: Extract<Finalized<unknown>, { kind: 'cannot_tell' }>): StillOpen => open;
+
+const returnedBy = (means: Means, { transactionId, means: really = means }: ReversalTxn) =>
+  ({ outcome: 'returned', means: really, transactionId }) as const;
+
+/** Sends the call of the leg again, under its reference (C72). */
+const repeatMove = async (
+  ports: PaymentPorts,
+  payment: Charged,
+  attempt: ReversalAttempt,
+  move: LegMove,
+  open: StillOpen,
+  maySend: (means: Means) => boolean,
+  deadline: Deadline,
+): Promise<FoundMove> => {
+  const { outcome, means } = await moveLeg(ports, payment, attempt, move, null, deadline, endOf(ports, deadline), maySend);
+  switch (outcome.kind) {
+    case 'approved':
+      return returnedBy(means, outcome.txn);
+    case 'rejected':
+      return outcome.why === 'finalised' ? open : { outcome: 'rejected' };
+    case 'declined':
+      return { outcome: 'never' };
+    case 'not_processed':
+      return outcome.answered ? { outcome: 'never' } : open;
+    default:
+      return open;
+  }
+};
+
+/** The call that asks about the void or refund of a leg. */
+const aboutMove = (payment: Charged, { requestedAt }: ReversalAttempt, charge: ChargedLeg, move: LegMove, means: Means): ReferenceCall => ({
+  ref: move.references[means],
+  op: means,
+  leg: charge.leg,
+  account: charge.account,
+  begunAt: requestedAt,
+  amountCents: cents(move),
+  chargeTransactionId: charge.transactionId,
+  last4: last4Of(payment, charge) || null,
+});
 
 /**
  * Finalises a reference within the deadline and the time limit of one gateway call. Checks the log first, since the caller decides by events that it
@@ -501,10 +709,10 @@ const resolveWithSlot = async (ports: PaymentPorts, paymentId: string, attemptId
 export const finalizeReference = async (
   ports: PaymentPorts,
   gateway: PaymentGateway,
-  call: Parameters<PaymentGateway['finalize']>[0],
+  call: ReferenceCall,
   deadline: Deadline,
 ): Promise<Finalized<ChargeTxn | ReversalTxn>> => {
-  const cannotTell: Finalized<never> = { kind: 'cannot_tell' };
+  const cannotTell: Finalized<never> = { kind: 'cannot_tell', why: 'unreachable' };
   if (!(await isVerified(ports, deadline, null))) return cannotTell;
   const limit = Math.min(GATEWAY_CALL_MS, deadline.leftMs);
   return limit <= 0

@@ -2,12 +2,13 @@
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import { memoryEventStore, type NewEvent, type Origin, type Recorded } from '#eventstore';
 import { type Json, systemClock } from '#kernel';
-import { createLogger, createPool, type Pool, systemIds, transaction } from '#platform';
+import { createLogger, createPool, migrate, type Pool, systemIds, transaction } from '#platform';
 import { charged, declined, initiated, principalRefunded, unknown } from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import { openAttempts, paymentListModel } from './list.js';
 import type { PaymentEvent } from './payment.js';
 import { acknowledgeStaffTask, raiseStaffTask, staff, type StaffTaskReason } from './staff.js';
+import { recoveryMigration, recoveryWhyMigration } from './recovery.js';
 import { openStaffTasks, staffTasks, staffWorkModel } from './staff-work.js';
 import { paymentStream } from './stream.js';
 
@@ -24,6 +25,7 @@ beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'spec', max: 2 });
   for (const model of [paymentListModel, staffWorkModel]) await makeTables(pool, model);
+  await migrate(pool, [recoveryMigration, recoveryWhyMigration]);
 });
 afterAll(async () => {
   await pool.end();
@@ -77,7 +79,7 @@ test('payments that wait for staff are counted by their task, and not among the 
     { task: 'settled_while_unknown', count: 1, oldestSeconds: expect.any(Number) },
     { task: 'settlement_rejected', count: 1, oldestSeconds: expect.any(Number) },
   ]);
-  expect((await openAttempts(pool, Date.now())).count).toBe(2);
+  expect((await openAttempts(pool, Date.now())).running.count).toBe(2);
   expect(await shown()).toEqual([
     [stuck, 'charge_cannot_be_undone'],
     [stuck, 'settled_while_unknown'],
@@ -93,7 +95,7 @@ test('payments that wait for staff are counted by their task, and not among the 
     ['charge_cannot_be_undone', 1],
     ['settlement_rejected', 1],
   ]);
-  expect((await openAttempts(pool, Date.now())).count).toBe(2);
+  expect((await openAttempts(pool, Date.now())).running.count).toBe(2);
   expect((await shown()).map(([paymentId]) => paymentId)).toEqual([other, refunding]);
 });
 

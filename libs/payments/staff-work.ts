@@ -77,6 +77,8 @@ const whyOf = ({ data }: Recorded): string | null => {
 
 /** SQL for the reasons of tasks that wait while the payment is unknown. A decision ends them. */
 const UNTIL_DECIDED = `('charge_cannot_be_undone', 'settled_while_unknown')`;
+/** SQL condition: the task `t` of an open payment `p` waits. An overdue outcome may also be that of a refund or void. */
+const WAITS = `(t.reason = 'outcome_overdue' or (p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}))`;
 /** SQL for the reasons of tasks that wait until a person acknowledges them. */
 const UNTIL_ACKNOWLEDGED = `(${ACKNOWLEDGED_TASKS.map((task) => `'${task}'`).join(', ')})`;
 
@@ -87,7 +89,7 @@ export const WAITS_FOR_STAFF = `p.status = 'unknown' and exists (
 /** SQL for the open tasks: `payment_id`, `reason` and `raised_at`. It reads only open payments and open tasks. */
 export const OPEN_STAFF_TASKS = `
   select t.payment_id, t.reason, t.raised_at from payment_list p join staff_task t on t.payment_id = p.payment_id
-  where p.open_since is not null and p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}
+  where p.open_since is not null and ${WAITS}
   union all select payment_id, reason, raised_at from staff_task where reason in ${UNTIL_ACKNOWLEDGED} and acknowledged_at is null`;
 
 export interface OpenStaffTasks {

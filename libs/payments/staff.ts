@@ -2,9 +2,9 @@
 import { isDeepStrictEqual } from 'node:util';
 import { change, Conflict, type DecidedStreamType, defineEvents, type EventStore, execute, load, type Origin } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
-import { cardInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
+import { cardInText, contactInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
-import type { Payment } from './payment.js';
+import { openOf, type Payment } from './payment.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** The same limit as for a partner's refund reason (C8). */
@@ -34,6 +34,16 @@ export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TE
   if (card) throw refuse(card);
 };
 
+/**
+ * As {@link refuseStaffText}, for a text about the books or about a decision, which the log keeps in clear. Also refuses e-mail addresses and telephone
+ * numbers, since no erasure reaches them.
+ */
+export const refuseClearText = (field: string, text: string): void => {
+  refuseStaffText(field, text);
+  const contact = contactInText(text);
+  if (contact) throw new ServiceError('VALIDATION_ERROR', `${field} ${contact}.`);
+};
+
 export type StaffTaskReason =
   /** Recovery found money at the gateway that it must not undo (C29). */
   | 'charge_cannot_be_undone'
@@ -42,10 +52,21 @@ export type StaffTaskReason =
   /** C67. */
   | 'settlement_rejected'
   /** A batch accepted a sale whose settlement had been rejected before. */
-  | 'settled_after_rejection';
+  | 'settled_after_rejection'
+  /** A refund has failed after it was settled. The payer has not got the money. */
+  | 'refund_failed'
+  /** The gateway lists a dispute that no payment can have. If the payment is unknown, the id is that of the dispute. */
+  | 'gateway_dispute_unmatched'
+  /** The gateway should have been able to tell about an attempt a day ago, and still cannot. */
+  | 'outcome_overdue';
 
-/** Tasks about money that a batch has decided. A person ends them by an acknowledgement; nothing else can. */
-export const ACKNOWLEDGED_TASKS = ['settlement_rejected', 'settled_after_rejection'] as const satisfies readonly StaffTaskReason[];
+/** Tasks about money that a batch or a bank has decided. A person ends them by an acknowledgement; nothing else can. */
+export const ACKNOWLEDGED_TASKS = [
+  'settlement_rejected',
+  'settled_after_rejection',
+  'refund_failed',
+  'gateway_dispute_unmatched',
+] as const satisfies readonly StaffTaskReason[];
 export type AcknowledgedTask = (typeof ACKNOWLEDGED_TASKS)[number];
 
 /** A person's word that a task is dealt with. */
@@ -54,9 +75,17 @@ export interface Acknowledgement {
   readonly by: string;
 }
 
-/** A task about an unknown outcome is open while the payment is unknown. A task about a batch is open until a person acknowledges it. */
-export const isTaskOpen = (reason: StaffTaskReason, { phase }: Payment, acknowledged: Acknowledgement | null): boolean =>
-  reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown' ? phase === 'unknown' : phase === 'charged' && acknowledged === null;
+/**
+ * A task about an unknown outcome is open while the payment is unknown, and a task about an overdue one while the attempt is open. A task about a
+ * batch is open until a person acknowledges it.
+ */
+export const isTaskOpen = (reason: StaffTaskReason, payment: Payment, acknowledged: Acknowledgement | null): boolean => {
+  if (reason === 'outcome_overdue') return openOf(payment) !== null;
+  const { phase } = payment;
+  if (reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown') return phase === 'unknown';
+  // The refund of an undone charge fails on a payment that was never charged, and a dispute may be of no payment.
+  return acknowledged === null && (reason === 'refund_failed' || reason === 'gateway_dispute_unmatched' || phase === 'charged');
+};
 
 type Evidence = Readonly<Record<string, Json>>;
 
@@ -67,7 +96,10 @@ type StaffTaskEvent =
       readonly data: { readonly paymentId: string; readonly task: AcknowledgedTask } & Acknowledgement;
     };
 
-export const staffTaskEvents = defineEvents<StaffTaskEvent>({ StaffTaskRaised: [], StaffTaskAcknowledged: [] });
+/** Upcast to version 2, which knows more reasons. */
+const asItWas = <Data>(data: Data): Data => data;
+
+export const staffTaskEvents = defineEvents<StaffTaskEvent>({ StaffTaskRaised: [asItWas], StaffTaskAcknowledged: [asItWas] });
 
 interface StaffTaskState {
   /** The evidence of each time that the task was raised, oldest first. */
@@ -144,7 +176,7 @@ export const acknowledgeStaffTask = async (
   store: EventStore,
   { paymentId, task, reason, by }: AcknowledgeRequest,
 ): Promise<AcknowledgeRequest> => {
-  refuseStaffText('reason', reason);
+  refuseClearText('reason', reason);
   const origin = staff(by, ids.uuid());
   const busy = () => new ServiceError('INVALID_STATE', 'The task is being changed; try again.');
   const command = { type: 'Acknowledge', paymentId, task, reason, by: origin.actor.id } as const;

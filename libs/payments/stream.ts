@@ -1,5 +1,5 @@
 import { hash } from 'node:crypto';
-import { canonicalJson, type Clock, type Deadline, fold, type Ids, type Json, ServiceError } from '#kernel';
+import { canonicalJson, type Clock, type Deadline, fold, type Ids, inClear, type Json, type Personal, ServiceError } from '#kernel';
 import {
   defineEvents,
   type DecidedStreamType,
@@ -14,51 +14,104 @@ import {
 } from '#eventstore';
 import {
   type Checks,
+  disputeContext,
   type Intent,
   type KeyedEvent,
   type LineItem,
+  type LineTexts,
   payment as decider,
+  type Payer,
   type Payment,
   type PaymentCommand,
   type PaymentEvent,
   type PaymentTerms,
+  type Reason,
+  reasonContext,
+  termsContext,
 } from './payment.js';
 
 /** Upcasts to version 2. Events of version 1 did not name the key of their request. */
 const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
 
 /** Upcast to version 3. Lines of version 2 had no coding. */
-const withoutCoding = ({ lineItems, ...data }: Initiated<Omit<LineItem, 'coding'>>): Initiated<LineItem> => ({
+const withoutCoding = ({ lineItems, ...data }: InitiatedInClear<Omit<LineItem, 'coding'>>): InitiatedInClear<LineItem> => ({
   ...data,
   lineItems: lineItems.map((line) => ({ ...line, coding: null })),
 });
-type Initiated<Line> = Intent & Omit<PaymentTerms, 'lineItems'> & { readonly lineItems: readonly Line[] };
+type Initiated = Intent & PaymentTerms;
+type InitiatedInClear<Line> = Omit<Initiated, 'lineItems' | 'personal'> & {
+  readonly lineItems: readonly (Line & LineTexts)[];
+  readonly payer: Payer | null;
+};
+
+/** Upcast to version 4. Version 3 held payer and texts of lines in clear. */
+const termsInClear = ({ payer, lineItems, ...data }: InitiatedInClear<LineItem>): Initiated => {
+  const lines = lineItems.map(({ description, metadata }) => ({ description, metadata }));
+  const isEmpty = payer === null && lines.every(({ description, metadata }) => description === null && metadata === null);
+  return {
+    ...data,
+    lineItems: lineItems.map(({ description: _, metadata: __, ...line }) => line),
+    personal: isEmpty ? null : inClear({ payer, lines }),
+  };
+};
+
+/** Upcast from the version that held the reason in clear. */
+const reasonInClear = <Data extends { readonly personal: Personal<Reason> }>({
+  reason,
+  ...data
+}: Omit<Data, 'personal'> & { readonly reason: string | null }): Data =>
+  ({ ...data, personal: reason === null ? null : inClear({ reason }) }) as unknown as Data;
 
 /** Upcast to version 2. Version 1 dropped the results of AVS and CVV. */
 const withoutChecks = <Data extends Checks>(data: Omit<Data, keyof Checks>): Data => ({ ...data, avs: null, cvv: null }) as Data;
 
+/**
+ * Upcast to a version whose new fields are absent in the old one. The version rises all the same: a release that does not know the fields must not
+ * read the event.
+ */
+const asItWas = <Data>(data: Data): Data => data;
+
 export const paymentEvents = defineEvents<PaymentEvent>({
-  PaymentInitiated: [withoutKey, withoutCoding],
-  PaymentCreated: [],
-  PaymentDeclined: [withoutChecks],
-  PaymentFailed: [],
+  PaymentInitiated: [withoutKey, withoutCoding, termsInClear],
+  PaymentCreated: [asItWas],
+  PaymentDeclined: [withoutChecks, asItWas],
+  PaymentFailed: [asItWas],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],
   ReconciliationStarted: [],
-  VoidRequested: [withoutKey],
-  RefundRequested: [withoutKey],
-  PaymentVoided: [],
+  VoidRequested: [withoutKey, reasonInClear],
+  RefundRequested: [withoutKey, reasonInClear],
+  PaymentVoided: [asItWas],
   PaymentRefunded: [],
   FeeRefunded: [],
-  ReversalEnded: [],
+  ReversalEnded: [reasonInClear],
   ReversalAcknowledged: [withoutKey],
   PaymentSettled: [],
   SettlementRejected: [],
   SettlementWithdrawn: [],
-  PaymentDisputed: [],
+  PaymentDisputed: [reasonInClear],
   ReturnRequested: [],
   PaymentResolved: [],
 });
+
+/** The text about a person in an event, with the context of its box. null: the event has no such field. */
+export const textOf = (
+  paymentId: string,
+  { type, data }: PaymentEvent,
+): { readonly personal: Personal<unknown>; readonly context: string } | null => {
+  switch (type) {
+    case 'PaymentInitiated':
+      return { personal: data.personal, context: termsContext(paymentId) };
+    case 'VoidRequested':
+    case 'RefundRequested':
+    case 'ReversalEnded':
+      return { personal: data.personal, context: reasonContext(paymentId, data.attemptId) };
+    case 'PaymentDisputed':
+      return { personal: data.personal, context: disputeContext(paymentId, data.disputeId) };
+    default:
+      return null;
+  }
+};
 
 const NAMES_A_KEY: ReadonlySet<string> = new Set<KeyedEvent['type']>([
   'PaymentInitiated',

@@ -33,6 +33,22 @@ export interface WebhookSettings {
   readonly dnsServers: readonly string[];
 }
 
+/** From when on something that waits is an alert, by the name of the alert. The settings are `ALERT_<NAME>_DAYS` and `ALERT_<NAME>_SECONDS`. */
+export interface AlertThresholds {
+  /** Days for which an exception of settlement may stay open. */
+  readonly exceptions_old: number;
+  /** Days after the closing of a batch by which its money should be funded. */
+  readonly in_transit_old: number;
+  /** Days before the due date of a dispute from which a missing answer to it is an alert. */
+  readonly dispute_due: number;
+  /** Seconds for which a charge or reversal may have no outcome. */
+  readonly unknown_outcome: number;
+  /** Seconds within which each event should be in the sealed log. */
+  readonly seal: number;
+  /** Seconds within which the keys of an erasure should be destroyed. */
+  readonly erasure_pending: number;
+}
+
 export interface Config {
   readonly host: string;
   readonly port: number;
@@ -41,6 +57,10 @@ export interface Config {
   readonly marksDir: string;
   /** The folder of the signed heads (`HEADS_DIR`), outside the database. All processes of an installation share it. */
   readonly headsDir: string;
+  /** The folder of the erasure files (`ERASURES_DIR`), outside the database. All processes of an installation share it. */
+  readonly erasuresDir: string;
+  /** Days for which backups of the database are kept. After this time, no copy of an erased key is left. */
+  readonly backupRetentionDays: number;
   /** null: embedded Postgres. */
   readonly databaseUrl: string | null;
   /** null: Postgres is the event store too. */
@@ -78,12 +98,25 @@ export interface Config {
   /** Crash point for tests, `<port call>:<before|after>`. null: none. */
   readonly failpoint: string | null;
   readonly webhooks: WebhookSettings;
+  readonly alerts: AlertThresholds;
 }
 
 /** About every 2 minutes (specification, Retries). */
 const WEBHOOK_RETRY_SECONDS = 120;
 const WEBHOOK_KEEP_DAYS = 400;
 const MAX_KEEP_DAYS = 36_500;
+const BACKUP_RETENTION_DAYS = 35;
+/** The thresholds of alerts, and the unit of each. */
+const ALERTS = {
+  exceptions_old: [7, 'days'],
+  in_transit_old: [5, 'days'],
+  dispute_due: [5, 'days'],
+  unknown_outcome: [900, 'seconds'],
+  seal: [60, 'seconds'],
+  erasure_pending: [60, 'seconds'],
+} as const satisfies Readonly<Record<keyof AlertThresholds, readonly [number, 'days' | 'seconds']>>;
+/** The greatest threshold. An alert that comes later would help nobody. */
+const MAX_ALERT = { days: 366, seconds: 86_400 } as const;
 const WEBHOOK_PORTS: readonly number[] = [443, 8443];
 const MAX_RATE = 1_000_000;
 /** Defaults in production, per minute and process. In the sandbox, these limits are off. */
@@ -157,10 +190,11 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
 
   const databaseUrl = url('DATABASE_URL', ['postgres:', 'postgresql:']);
   if (production && !env.MASTER_KEY_FILE) faults.push('MASTER_KEY_FILE: required in production');
-  if (env.HEADS_DIR && !isAbsolute(env.HEADS_DIR)) faults.push(`HEADS_DIR=${env.HEADS_DIR}: must be an absolute path`);
-  // Otherwise each process would keep heads where it was started.
-  if (production && !env.HEADS_DIR && !isAbsolute(env.DATA_DIR ?? ''))
-    faults.push('HEADS_DIR: required in production if DATA_DIR is no absolute path');
+  for (const name of ['HEADS_DIR', 'ERASURES_DIR'] as const) {
+    if (env[name] && !isAbsolute(env[name])) faults.push(`${name}=${env[name]}: must be an absolute path`);
+    // Otherwise each process would keep its files where it was started.
+    if (production && !env[name] && !isAbsolute(env.DATA_DIR ?? '')) faults.push(`${name}: required in production if DATA_DIR is no absolute path`);
+  }
   if (production && !databaseUrl && !faults.some((fault) => fault.startsWith('DATABASE_URL'))) faults.push('DATABASE_URL: required in production');
   if (production && !publicUrl.startsWith('https:')) faults.push('PUBLIC_URL: must be https in production');
   if ((parseUrl(publicUrl)?.pathname ?? '/') !== '/') faults.push('PUBLIC_URL: must have no path; checkout pages stand at the root');
@@ -195,16 +229,25 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     faults.push(`WEBHOOK_RETRY_SECONDS=${retrySeconds}: must be a number of seconds, up to 9999`);
   else if (production && Number(retrySeconds) !== WEBHOOK_RETRY_SECONDS)
     faults.push(`WEBHOOK_RETRY_SECONDS: refused in production, where it is ${WEBHOOK_RETRY_SECONDS}`);
-  const keepDays = text('WEBHOOK_KEEP_DAYS', String(WEBHOOK_KEEP_DAYS));
-  if (!/^\d{1,5}$/.test(keepDays) || Number(keepDays) < 1 || Number(keepDays) > MAX_KEEP_DAYS)
-    faults.push(`WEBHOOK_KEEP_DAYS=${keepDays}: must be a whole number of days, 1 to ${MAX_KEEP_DAYS}`);
+  const time = (name: string, unit: 'days' | 'seconds', otherwise: number, most: number): number => {
+    const value = text(name, String(otherwise));
+    if (/^\d{1,5}$/.test(value) && Number(value) >= 1 && Number(value) <= most) return Number(value);
+    faults.push(`${name}=${value}: must be a whole number of ${unit}, 1 to ${most}`);
+    return otherwise;
+  };
+  const days = (name: string, otherwise: number, most = MAX_KEEP_DAYS): number => time(name, 'days', otherwise, most);
+  const alert = (name: keyof AlertThresholds): number => {
+    const [otherwise, unit] = ALERTS[name];
+    return time(`ALERT_${name}_${unit}`.toUpperCase(), unit, otherwise, MAX_ALERT[unit]);
+  };
+  const keepDays = days('WEBHOOK_KEEP_DAYS', WEBHOOK_KEEP_DAYS);
   const privateTargets = list('WEBHOOK_PRIVATE_TARGETS', 'host:port=network', readPrivateTarget);
   if (production && privateTargets.length > 0 && env.WEBHOOK_PRIVATE_TARGETS_ACK !== env.WEBHOOK_PRIVATE_TARGETS)
     faults.push('WEBHOOK_PRIVATE_TARGETS: lets webhooks reach private addresses; in production WEBHOOK_PRIVATE_TARGETS_ACK must hold the same text');
   const ports = list('WEBHOOK_PORTS', 'ports', (part) => (isPort(part) ? Number(part) : null));
   const webhooks: WebhookSettings = {
     retrySeconds: Number(retrySeconds),
-    keepDays: Number(keepDays),
+    keepDays,
     ports: ports.length > 0 ? ports : WEBHOOK_PORTS,
     blockedNetworks: list('WEBHOOK_BLOCKED_NETWORKS', 'networks such as 198.51.100.0/24', readNetwork),
     privateTargets,
@@ -226,6 +269,8 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     dataDir,
     marksDir: resolve(text('MARKS_DIR', `${dataDir}/marks`)),
     headsDir: resolve(text('HEADS_DIR', `${dataDir}/heads`)),
+    erasuresDir: resolve(text('ERASURES_DIR', `${dataDir}/erasures`)),
+    backupRetentionDays: days('BACKUP_RETENTION_DAYS', BACKUP_RETENTION_DAYS),
     databaseUrl,
     kurrentdbUrl: url('KURRENTDB_URL', ['kurrentdb:', 'kurrentdb+discover:', 'kurrent:', 'kdb:', 'esdb:', 'esdb+discover:']),
     simulatorUrl: url('SIMULATOR_URL', ['http:']),
@@ -249,6 +294,14 @@ export const readConfig = (env: Readonly<Record<string, string | undefined>> = p
     connectionsPerAddress,
     failpoint,
     webhooks,
+    alerts: {
+      exceptions_old: alert('exceptions_old'),
+      in_transit_old: alert('in_transit_old'),
+      dispute_due: alert('dispute_due'),
+      unknown_outcome: alert('unknown_outcome'),
+      seal: alert('seal'),
+      erasure_pending: alert('erasure_pending'),
+    },
   };
   if (faults.length > 0) throw new ConfigError(faults);
   return config;

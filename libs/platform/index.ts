@@ -1,16 +1,33 @@
 export { batched, Convoy, shared } from './batch.js';
 export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
-export { type Config, ConfigError, isLoopback, type Network, readConfig, type WebhookSettings } from './config.js';
+export { contactInText } from './contact-text.js';
+export { type AlertThresholds, type Config, ConfigError, isLoopback, type Network, readConfig, type WebhookSettings } from './config.js';
 // Exported here and not from #platform/http, which would load the HTTP server and its validators into every process.
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';
 export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
 export { createKeyFile, KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';
-export { NotOurs, readOwnFile, requireOwnFolder, writeOwnFile } from './own-file.js';
+export { appendOwnFile, NotOurs, readOwnFile, requireOwnFolder, writeOwnFile } from './own-file.js';
 export { copyInto } from './postgres/copy.js';
 export { type EmbeddedPostgres, freePort, levelOfLine, startEmbeddedPostgres } from './postgres/embedded.js';
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';
+export {
+  boxAsText,
+  boxInText,
+  createPersonalKeys,
+  type Erasure,
+  OpenedKeys,
+  type Opening,
+  type Openings,
+  PersonalKey,
+  type PersonalKeyRows,
+  type PersonalKeys,
+  personalKeyMigration,
+  postgresOpenings,
+  postgresPersonalKeyRows,
+  type WrappedKey,
+} from './personal.js';
 export { type DatabasePlace, databasePlace, follows } from './postgres/place.js';
 export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';
 export { ALL_AS_TEXT, type Client, createPool, endConnections, type Pool, type PoolOptions, type Queryable, transaction } from './postgres/pool.js';

@@ -24,7 +24,9 @@ export type Purpose =
   | 'verify-pass'
   | 'webhook-listen'
   | 'key-check'
-  | 'checkout';
+  | 'checkout'
+  | 'personal-key'
+  | 'personal-mail';
 
 const KEY_BYTES = 32;
 const NONCE_BYTES = 12;

@@ -4,7 +4,20 @@
  * operator's.
  */
 import { randomBytes } from 'node:crypto';
-import { closeSync, constants, fstatSync, fsyncSync, openSync, readFileSync, renameSync, rmSync, statSync, type Stats, writeSync } from 'node:fs';
+import {
+  closeSync,
+  constants,
+  fstatSync,
+  fsyncSync,
+  openSync,
+  readFileSync,
+  readSync,
+  renameSync,
+  rmSync,
+  statSync,
+  type Stats,
+  writeSync,
+} from 'node:fs';
 import process from 'node:process';
 
 /** Bits of a mode that let the group or others read, write or run a file. */
@@ -33,16 +46,22 @@ const refuseOwner = (place: string, { uid }: Stats, owners: readonly number[]): 
 
 /**
  * Opens a file without following a link and without waiting for a pipe. Throws {@link NotOurs} for anything but a file of ours. null: there is none.
- * `owners`: other users whose file is accepted. `secret`: its group and others must not have any right.
+ * `owners`: other users whose file is accepted. `secret`: its group and others must not have any right. `append`: each write goes to the
+ * end, and a missing file is made.
  */
 export const openOwnFile = (
   file: string,
-  { owners = [], secret = false, write = false }: { owners?: readonly number[]; secret?: boolean; write?: boolean } = {},
+  {
+    owners = [],
+    secret = false,
+    append = false,
+    write = append,
+  }: { owners?: readonly number[]; secret?: boolean; append?: boolean; write?: boolean } = {},
 ): number | null => {
-  const { O_RDONLY, O_RDWR, O_NONBLOCK, O_NOFOLLOW = 0 } = constants;
+  const { O_APPEND, O_CREAT, O_RDONLY, O_RDWR, O_NONBLOCK, O_NOFOLLOW = 0 } = constants;
   let descriptor: number;
   try {
-    descriptor = openSync(file, (write ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_NOFOLLOW);
+    descriptor = openSync(file, (write ? O_RDWR : O_RDONLY) | (append ? O_APPEND | O_CREAT : 0) | O_NONBLOCK | O_NOFOLLOW, 0o600);
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
     if (code === 'ENOENT') return null;
@@ -63,6 +82,20 @@ export const openOwnFile = (
   } catch (error) {
     closeSync(descriptor);
     throw error;
+  }
+};
+
+/** Appends a text to a file of ours, durably. If the file does not end with a line feed, a line was cut off there; a new line is begun. */
+export const appendOwnFile = (file: string, text: string): void => {
+  const descriptor = openOwnFile(file, { append: true })!;
+  try {
+    const { size } = fstatSync(descriptor);
+    const last = Buffer.alloc(1);
+    if (size > 0) readSync(descriptor, last, 0, 1, size - 1);
+    writeSync(descriptor, size > 0 && last.toString() !== '\n' ? `\n${text}` : text);
+    fsyncSync(descriptor);
+  } finally {
+    closeSync(descriptor);
   }
 };
 

@@ -26,6 +26,8 @@ export interface ProcessOptions {
   readonly sandboxTime?: SandboxTime;
   /** The role of a process that keeps running, recorded for `payfold upgrade`. Absent for a command. */
   readonly role?: string;
+  /** Replaces the addresses of gateways, by name. Tests only: no setting of an operator does this in production. */
+  readonly gatewayEndpoints?: Readonly<Record<string, string>>;
   /** The owner of the leases on projections (`SubscriberOptions.owner`). */
   readonly leaseOwner?: string;
   /** Aborts when the process must end, even if the process is still starting. */

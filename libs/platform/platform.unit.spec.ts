@@ -172,6 +172,21 @@ test('signed heads have one folder for all processes, wherever a process was sta
   for (const env of [{ DATA_DIR: '/data' }, { DATA_DIR: 'data', HEADS_DIR: '/evidence' }]) expect(faults(env)).not.toContain('HEADS_DIR');
 });
 
+test('each alert has a setting for its threshold', () => {
+  expect(readConfig({}).alerts).toEqual({
+    exceptions_old: 7,
+    in_transit_old: 5,
+    dispute_due: 5,
+    unknown_outcome: 900,
+    seal: 60,
+    erasure_pending: 60,
+  });
+  const set = { ALERT_EXCEPTIONS_OLD_DAYS: '366', ALERT_SEAL_SECONDS: '86400' };
+  expect(readConfig(set).alerts).toMatchObject({ exceptions_old: 366, seal: 86_400 });
+  for (const value of ['0', '367', '1.5', 'x'])
+    expect(() => readConfig({ ALERT_DISPUTE_DUE_DAYS: value })).toThrow(`ALERT_DISPUTE_DUE_DAYS=${value}: must be a whole number of days, 1 to 366`);
+});
+
 test('connections are limited by address, unless a proxy is in front or the operator decides', () => {
   const limit = (env: Record<string, string>) => readConfig(env).connectionsPerAddress;
   expect([limit({}), limit({ PROXY_HOPS: '1' }), limit({ BEHIND_TLS: 'on' })]).toEqual([512, null, null]);

@@ -5,7 +5,17 @@
  * exactly once, with the result of its matching. A line that fits no payment is recorded too, as an exception for staff.
  */
 import { type Cents, sumCents } from '#kernel';
-import { cents, type Charged, type ChargedLeg, type DisputeStatus, type Leg, openAttempt, type Payment, type SettlementRecord } from '#payments';
+import {
+  cents,
+  type Charged,
+  type ChargedLeg,
+  type DisputeStatus,
+  type Leg,
+  openAttempt,
+  type Payment,
+  type SettlementRecord,
+  type UndoneCharge,
+} from '#payments';
 import type { SettlementCase } from './exception.js';
 
 /**
@@ -14,8 +24,10 @@ import type { SettlementCase } from './exception.js';
  * - `MISSING_HERE`: the line belongs to no payment here, or is an adjustment.
  * - `STATUS_MISMATCH`: the line does not fit the state of its payment. For example, the payment is unknown, failed or voided.
  * - `WRONG_ACCOUNT`: the charge was made on another merchant account.
+ * - `REFUND_FAILED`: a settled refund has failed, and its money is back at the merchant.
  */
-export type LineResult = 'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT';
+export type LineResult =
+  'MATCHED' | 'MISSING_HERE' | 'AMOUNT_MISMATCH' | 'STATUS_MISMATCH' | 'DUPLICATE_AT_GATEWAY' | 'WRONG_ACCOUNT' | 'REFUND_FAILED';
 
 export interface RecordedLine {
   /** From 0, in the processor's order. */
@@ -33,6 +45,8 @@ export interface RecordedLine {
   readonly leg: Leg | null;
   /** The expected gross, if it differs. */
   readonly expectedCents: number | null;
+  /** The line is of a charge that was undone by a refund, or of that refund. Its payment was never charged. Absent: it is not. */
+  readonly undone?: true;
 }
 
 export interface LineCorrection {
@@ -190,7 +204,7 @@ export interface Registered {
 const isMatched = ({ result }: RecordedLine): boolean => result === 'MATCHED' || result === 'AMOUNT_MISMATCH';
 
 /** True for a sale that was matched with its payment. The payment's stream records that the leg has settled. */
-export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && isMatched(line);
+export const isSettledSale = (line: RecordedLine): boolean => line.type === 'sale' && !line.undone && isMatched(line);
 
 /** True for a sale or a refund that was matched with its payment, even with another amount. */
 export const isSettledLine = (line: RecordedLine): boolean => (line.type === 'sale' || line.type === 'refund') && isMatched(line);
@@ -205,11 +219,21 @@ export const unexplainedCents = (line: RecordedLine): number => {
 };
 
 export type Judgement =
-  | { readonly result: LineResult; readonly expectedCents: number | null; /** True: the payment's stream records it. */ readonly settles: boolean }
+  | {
+      readonly result: LineResult;
+      readonly expectedCents: number | null;
+      /** True: the payment's stream records it. */
+      readonly settles: boolean;
+      readonly undone?: true;
+    }
   /** The payment is being charged or reversed. The line is judged when this has ended. */
   | 'wait';
 
-const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Judgement => ({ result, expectedCents, settles });
+const judged = (result: LineResult, expectedCents: number | null = null, settles = false): Exclude<Judgement, 'wait'> => ({
+  result,
+  expectedCents,
+  settles,
+});
 
 /** Lines wait this long for an open reversal. After that, they are judged by the payment's present state. */
 const WAIT_FOR_REVERSAL_MS = 3_600_000;
@@ -218,6 +242,9 @@ const WAIT_FOR_REVERSAL_MS = 3_600_000;
 export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (payment.phase === 'pending') return 'wait';
+  // The money of the refund is back at the merchant. A person must return it in another way.
+  if (line.type === 'refund_failure') return judged('REFUND_FAILED', 0);
+  if (payment.phase === 'failed' || payment.phase === 'voided') return judgeUndone(line, batch, found, payment.undone ?? []);
   // A settlement line never resolves a payment whose outcome is unknown. A person resolves it (C29).
   if (payment.phase !== 'charged') return judged('STATUS_MISMATCH', 0);
   const leg = payment.legs.find((candidate) => candidate.leg === found.leg);
@@ -236,6 +263,19 @@ export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gatewa
     case 'adjustment':
       return judged('MISSING_HERE');
   }
+};
+
+/** Judges a line of a payment that was never charged. A charge that was undone by a refund settles all the same, and so does the refund. */
+const judgeUndone = (line: SettlementRecord, { batchId }: { batchId: string }, found: Registered, charges: readonly UndoneCharge[]): Judgement => {
+  const charge = charges.find(({ leg }) => leg === found.leg);
+  const fits =
+    charge && ((line.type === 'sale' && line.transactionId === charge.chargeTransactionId) || (line.type === 'refund' && line.transactionId === charge.refundTransactionId)); // prettier-ignore
+  if (charge && line.type === 'fee') return { ...judged('MATCHED'), undone: true };
+  // The processor must not reject one of the two: the other one stands.
+  if (!fits || !line.accepted) return judged('STATUS_MISMATCH', 0);
+  if (found.settledBatchId !== null && found.settledBatchId !== batchId) return judged('DUPLICATE_AT_GATEWAY');
+  const expected = line.type === 'sale' ? charge.amountCents : -charge.amountCents;
+  return { ...(line.grossCents === expected ? judged('MATCHED') : judged('AMOUNT_MISMATCH', expected)), undone: true };
 };
 
 const judgeSale = (
@@ -291,6 +331,7 @@ export const judgeSentRefund = (
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (line.type === 'fee') return judged('MATCHED');
   if (line.type === 'adjustment') return judged('MISSING_HERE');
+  if (line.type === 'refund_failure') return judged('REFUND_FAILED', 0);
   if (line.type !== 'refund' || (found.settledBatchId !== null && found.settledBatchId !== batch.batchId)) return judged('DUPLICATE_AT_GATEWAY');
   if (refund?.attemptId !== found.attemptId) return judged('STATUS_MISMATCH', 0);
   if (refund.transactionId === null) return now - Date.parse(refund.requestedAt) < WAIT_FOR_REVERSAL_MS ? 'wait' : judged('STATUS_MISMATCH', 0);

@@ -45,8 +45,6 @@ const NOW = Date.parse(AT) + 60_000;
 const HOUR = 3_600_000;
 const BATCH = { merchantAccount: 'm', batchId: 'bat_1' };
 const line = (change: Partial<SettlementRecord> = {}): SettlementRecord => ({
-  batchId: 'bat_1',
-  closedAt: AT,
   transactionId: 'ch_principal',
   type: 'sale',
   accepted: true,

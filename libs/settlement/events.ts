@@ -3,16 +3,19 @@ import { type DecidedStreamType, defineEvents, type StreamType } from '#eventsto
 import { emptyBatch, evolveBatch, type SettlementBatch, type SettlementEvent } from './batch.js';
 import { type ExceptionCommand, type ExceptionEvent, type SettlementCase, settlementException } from './exception.js';
 
+/** Upcast to version 2. Version 1 knew no undone charge and no failed refund. */
+const asItWas = <Data>(data: Data): Data => data;
+
 export const settlementEvents = defineEvents<SettlementEvent>({
-  SettlementLinesRecorded: [],
+  SettlementLinesRecorded: [asItWas],
   SettlementBatchRecorded: [],
   SettlementBatchListed: [],
-  SettlementLinesCorrected: [],
+  SettlementLinesCorrected: [asItWas],
   BatchFunded: [],
 });
 
 export const exceptionEvents = defineEvents<ExceptionEvent>({
-  ExceptionOpened: [],
+  ExceptionOpened: [asItWas],
   ExceptionAssigned: [],
   ExceptionExplained: [],
   ExceptionRefundRequested: [],

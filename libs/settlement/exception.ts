@@ -10,6 +10,7 @@ import type { GatewayAccount, Leg, Ref } from '#payments';
 /**
  * All results of a line except `MATCHED`, and kinds that follow from time limits or sums.
  *
+ * - `REFUND_FAILED`: a settled refund has failed, and its money is back at the merchant.
  * - `SUSPENSE_MISMATCH`: a line was corrected after its exception was resolved. The resolution took a wrong amount out of suspense.
  * - `SOURCE_MISMATCH`: the processor's interface contradicts the recorded batch.
  */
@@ -20,6 +21,7 @@ export const EXCEPTION_KINDS = [
   'STATUS_MISMATCH',
   'DUPLICATE_AT_GATEWAY',
   'WRONG_ACCOUNT',
+  'REFUND_FAILED',
   'FEE_MISMATCH',
   'LATE',
   'FUNDING_MISMATCH',

@@ -42,19 +42,19 @@ export const fileBatches = async function* (file: string, onBytes: (bytes: Buffe
         continue;
       }
     }
-    const { record, fundedOn } = recordOf(parse(text, number), number);
-    if (batch && batch.batchId !== record.batchId) {
+    const { record, batchId, closedAt, fundedOn } = recordOf(parse(text, number), number);
+    if (batch && batch.batchId !== batchId) {
       yield batch;
       batch = null;
     }
     if (!batch) {
-      if (done.has(record.batchId)) throw new RefusedFile(number, `batch ${record.batchId} goes on after another one`);
-      done.add(record.batchId);
-      batch = { batchId: record.batchId, closedAt: record.closedAt, fundedOn, lines: [] };
+      if (done.has(batchId)) throw new RefusedFile(number, `batch ${batchId} goes on after another one`);
+      done.add(batchId);
+      batch = { batchId, closedAt, fundedOn, lines: [] };
     }
-    if (batch.closedAt !== record.closedAt) throw new RefusedFile(number, `batch ${record.batchId} has two times of closing`);
-    if (batch.fundedOn !== fundedOn) throw new RefusedFile(number, `batch ${record.batchId} has two days of funding`);
-    if (batch.lines.length >= MAX_BATCH_LINES) throw new RefusedFile(number, `batch ${record.batchId} has more than ${MAX_BATCH_LINES} lines`);
+    if (batch.closedAt !== closedAt) throw new RefusedFile(number, `batch ${batchId} has two times of closing`);
+    if (batch.fundedOn !== fundedOn) throw new RefusedFile(number, `batch ${batchId} has two days of funding`);
+    if (batch.lines.length >= MAX_BATCH_LINES) throw new RefusedFile(number, `batch ${batchId} has more than ${MAX_BATCH_LINES} lines`);
     batch.lines.push(record);
   }
   if (!batch) throw new RefusedFile(null, 'the file holds no lines');
@@ -136,7 +136,7 @@ const parseCsv = (text: string, number: number): Row => {
 
 const INSTANT = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:Z|[+-]\d{2}:\d{2})$/;
 
-const recordOf = (row: Row, number: number): { readonly record: SettlementRecord; readonly fundedOn: string | null } => {
+const recordOf = (row: Row, number: number): Omit<FileBatch, 'lines'> & { readonly record: SettlementRecord } => {
   const refuse = (column: Column, why: string) => new RefusedFile(number, `${column} ${why}`);
   const text = (column: Column, pattern: RegExp): string => {
     const value = row[column];
@@ -158,9 +158,8 @@ const recordOf = (row: Row, number: number): { readonly record: SettlementRecord
   if (!TYPES.includes(type)) throw refuse('type', `must be one of ${TYPES.join(', ')}`);
   const fundedOn = optional('funded_on') ? null : text('funded_on', /^\d{4}-\d{2}-\d{2}$/);
   if (fundedOn !== null && !isDay(fundedOn)) throw refuse('funded_on', 'is no day');
+  const batchId = text('batch_id', /^[\w.-]{1,64}$/);
   const record: SettlementRecord = {
-    batchId: text('batch_id', /^[\w.-]{1,64}$/),
-    closedAt: new Date(Date.parse(closed)).toISOString(),
     transactionId: text('transaction_id', /^[\w.:-]{1,64}$/),
     ...(optional('ref') ? {} : { ref: text('ref', /^[\w.:-]{1,64}$/) }),
     type: type as SettlementRecord['type'],
@@ -168,9 +167,8 @@ const recordOf = (row: Row, number: number): { readonly record: SettlementRecord
     grossCents: cents('gross_cents'),
     feeCents: cents('fee_cents'),
     netCents: cents('net_cents'),
-    ...(fundedOn !== null && { fundedOn }),
   };
   if (type === 'sale' && record.grossCents < 0) throw refuse('gross_cents', 'of a sale must not be negative');
   if (type === 'refund' && record.grossCents > 0) throw refuse('gross_cents', 'of a refund must not be positive');
-  return { record, fundedOn };
+  return { record, batchId, closedAt: new Date(Date.parse(closed)).toISOString(), fundedOn };
 };

@@ -8,7 +8,7 @@ export {
   type RecordedLine,
   type SettlementEvent,
 } from './batch.js';
-export { openDispute, updateDispute } from './dispute.js';
+export { type DisputeFacts, type DisputeTerms, openDispute, updateDispute } from './dispute.js';
 export { exceptionEvents, settlementEvents, settlementFileEvents } from './events.js';
 export { EXCEPTION_STATUSES, type ExceptionEvent, type ExceptionStatus, OPEN_STATUSES, type Resolution, settlementException } from './exception.js';
 export { batchFigures, exceptionFigures } from './figures.js';
@@ -24,5 +24,7 @@ export {
   openExceptions,
 } from './matching.js';
 export { createRefundRecovery, type SentRefund, sendRefund, type SendRequest } from './send.js';
-export { batchOf, type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
+export { type Feed, type FeedRows, feedsOf, forgetFeeds, gatewayFeedMigration, pauseAfter, postgresFeedRows } from './feeds.js';
+export { batchOf, type BatchSummary, type SettlementPorts } from './record.js';
+export { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 export { paymentRegisterModel, postgresRegister, type Register, type RegisteredDispute, type RegisteredTransaction } from './register.js';

@@ -47,8 +47,8 @@ beforeAll(async () => {
     [ROWS],
   );
   await pool.query(
-    `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
-     select gen_random_uuid(), gen_random_uuid(), (array['debited', 'in_dispute', 'lost', 'recovered'])[1 + n % 4], 'chargeback', '10.4', 'fraud', n, '2026-01-01',
+    `insert into dispute (dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on, due_date, updated_at)
+     select gen_random_uuid(), gen_random_uuid(), (array['debited', 'in_dispute', 'lost', 'recovered'])[1 + n % 4], 'chargeback', '10.4', n, '2026-01-01',
        '2026-02-01'::date + n / 7 % 300, '2026-01-01' from generate_series(1, $1) n`,
     [ROWS],
   );

@@ -10,8 +10,7 @@ import type { Scope } from '#accounts';
 import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
 import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
-import { type GatewayAccount, type Leg, paymentScopeCondition, refuseStaffText } from '#payments';
-import { LATE_AFTER_DAYS } from './register.js';
+import { type GatewayAccount, lateAfterDays, type Leg, paymentScopeCondition, refuseClearText, refuseStaffText } from '#payments';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
 import {
@@ -291,17 +290,21 @@ const newLines = async (db: Queryable): Promise<OpenedException[]> => {
   }));
 };
 
-/** Charges and refunds that are in no batch after `LATE_AFTER_DAYS`. A transaction that has an exception through its line is left out. */
+/** Charges and refunds that are in no batch after the days of {@link lateAfterDays}. A transaction that has an exception through its line is left out. */
 const missing = async (db: Queryable, now: string): Promise<OpenedException[]> => {
+  const { rows: gateways } = await db.query<{ gateway: string }>('select distinct gateway from gateway_account');
+  if (gateways.length === 0) return [];
+  const days = Object.fromEntries(gateways.map(({ gateway }) => [gateway, lateAfterDays(gateway)]));
   const { rows } = await db.query<Record<string, string>>(
     `select t.*, (select count(*) from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY') as before from gateway_transaction t
-     where t.settled_batch_id is null and not t.rejected and t.moved_at < $1::timestamptz - $2::int * interval '1 day' and t.amount_cents > t.voided_cents
+     where t.settled_batch_id is null and not t.rejected and t.moved_at is not null and t.amount_cents > t.voided_cents
+       and t.moved_at < $1::timestamptz - $2::int * interval '1 day' and t.moved_at < $1::timestamptz - ($4::json ->> t.gateway)::int * interval '1 day'
        and not exists (select from settlement_case c where c.ref = t.ref and c.kind = 'MISSING_AT_GATEWAY' and c.status <> 'superseded')
        and not exists (select from settlement_exception d where (d.payment_id = t.payment_id or t.payment_id is null and d.payment_id is null)
          and d.gateway = t.gateway and d.merchant_account = t.merchant_account and d.transaction_id = t.transaction_id
          and d.type = case t.op when 'charge' then 'sale' else 'refund' end and not d.superseded)
      order by t.moved_at limit $3`,
-    [now, LATE_AFTER_DAYS, DETECTED_PER_ROUND],
+    [now, Math.min(...Object.values(days)), DETECTED_PER_ROUND, JSON.stringify(days)],
   );
   return rows.map((row) => {
     const expectedCents = Number(row.amount_cents) - Number(row.voided_cents);
@@ -378,7 +381,7 @@ export type ExceptionChange =
 export const changeException = async (ports: SettlementPorts, exceptionId: string, change: ExceptionChange, origin: Origin): Promise<void> => {
   const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
-  else refuseStaffText('reason', change.reason);
+  else refuseClearText('reason', change.reason);
   if (change.type === 'Resolve' && change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };

@@ -13,15 +13,14 @@ import {
   type Leg,
   type LoadedPayment,
   type PaymentCommand,
-  type PaymentGateway,
   type PaymentPorts,
   raiseStaffTask,
   REQUEST_DEADLINE_MS,
   retryingConflicts,
   type SettlementRecord,
-  UnknownCursor,
 } from '#payments';
 import { BATCH_STREAM, EXCEPTION_STREAM } from './events.js';
+import type { FeedRows } from './feeds.js';
 import type { Register, RegisteredTransaction } from './register.js';
 import {
   type BatchName,
@@ -48,6 +47,7 @@ export interface SettlementPorts {
   readonly payments: PaymentPorts;
   readonly store: EventStore;
   readonly register: Register;
+  readonly feeds: FeedRows;
 }
 
 /** A batch as the command line shows it. `amountCents`: gross of the accepted lines, minus refunds. */
@@ -64,60 +64,8 @@ export interface BatchSummary {
 export class NotYet extends Error {}
 
 /** True for an error of our own event store. It concerns all batches. */
-const isOfStore = (error: unknown): boolean => error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof StoreIncident;
-
-/**
- * Records all closed batches that are not recorded yet, and the funding of batches whose day has come. Returns the listed batches that are complete
- * now. A fault of a processor or of one batch is logged, and the other accounts continue. Throws if our own stores fail.
- */
-export const recordSettlements = async (ports: SettlementPorts, signal: AbortSignal): Promise<BatchSummary[]> => {
-  const { register, payments } = ports;
-  await register.caughtUp();
-  const recorded: BatchSummary[] = [];
-  for (const account of await register.accounts()) {
-    const gateway = payments.gateways.find(account);
-    if (!gateway || gateway.capabilities.settlement === 'none') continue;
-    const { merchantAccount } = account;
-    try {
-      const cursor = await register.lastListed(account);
-      try {
-        await recordListed(ports, account, gateway, cursor, recorded, signal);
-      } catch (error) {
-        if (!(error instanceof UnknownCursor) || cursor === null) throw error;
-        payments.log.error(
-          { merchantAccount, batchId: cursor },
-          'the processor does not know its own last batch any more; all of its batches are read',
-        );
-        await recordListed(ports, account, gateway, null, recorded, signal);
-      }
-    } catch (error) {
-      // A fault of our stores affects all accounts. Any other fault affects only this account.
-      if (isOfStore(error) || signal.aborted) throw error;
-      if (error instanceof NotYet) payments.log.info({ merchantAccount }, error.message);
-      else payments.log.error({ merchantAccount, err: error }, 'a settlement batch cannot be recorded');
-    }
-  }
-  await recordFunding(ports);
-  return recorded;
-};
-
-/** Records the batches that the processor's interface lists after the batch `cursor`. null: all batches. */
-const recordListed = async (
-  ports: SettlementPorts,
-  account: GatewayAccount,
-  gateway: PaymentGateway,
-  cursor: string | null,
-  recorded: BatchSummary[],
-  signal: AbortSignal,
-): Promise<void> => {
-  const reader = readWhilePossible(gateway.settlements(account, cursor, signal), ports.payments, account);
-  for await (const batch of batchesOf(reader)) {
-    const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
-    recorded.push({ batchId, count, amountCents });
-    // Bring the register up to date. Otherwise a refund in two batches would match twice.
-    await ports.register.caughtUp();
-  }
-};
+export const isOfStore = (error: unknown): boolean =>
+  error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof StoreIncident;
 
 /**
  * Thrown if a batch cannot be recorded as the processor lists it. For example, it contradicts the recorded lines. Nothing more is written, and a
@@ -125,49 +73,12 @@ const recordListed = async (
  */
 export class ImpossibleBatch extends Error {}
 
-/** Passes on the processor's lines. A fault of the processor becomes {@link NotYet}. */
-const readWhilePossible = async function* (
-  records: AsyncIterable<SettlementRecord>,
-  { log }: PaymentPorts,
-  { merchantAccount }: GatewayAccount,
-): AsyncIterable<SettlementRecord> {
-  const iterator = records[Symbol.asyncIterator]();
-  for (;;) {
-    let next: IteratorResult<SettlementRecord>;
-    try {
-      next = await iterator.next();
-    } catch (error) {
-      if (error instanceof UnknownCursor) throw error;
-      log.warn({ merchantAccount, err: error }, 'the processor cannot be asked for its batches');
-      throw new NotYet('the processor cannot be asked now');
-    }
-    if (next.done) return;
-    yield next.value;
-  }
-};
-
 export interface IncomingBatch {
   readonly batchId: string;
   readonly closedAt: string;
   readonly fundedOn: string | null;
   readonly lines: AsyncIterable<SettlementRecord>;
 }
-
-/** Groups the processor's lines into batches. The caller must read each batch to its end. */
-const batchesOf = async function* (records: AsyncIterable<SettlementRecord>): AsyncIterable<IncomingBatch> {
-  const iterator = records[Symbol.asyncIterator]();
-  let next = await iterator.next();
-  while (!next.done) {
-    const { batchId, closedAt, fundedOn = null } = next.value;
-    const lines = async function* (): AsyncIterable<SettlementRecord> {
-      while (!next.done && next.value.batchId === batchId) {
-        yield next.value;
-        next = await iterator.next();
-      }
-    };
-    yield { batchId, closedAt, fundedOn, lines: lines() };
-  }
-};
 
 /** Maximum number of lines in a batch. Memory holds the whole batch. */
 export const MAX_BATCH_LINES = 200_000;
@@ -603,7 +514,7 @@ const settleLine = (
     before = null;
     if (judgement === 'wait')
       throw new NotYet(`payment ${paymentId} of batch ${batchId} is being charged or reversed; the batch goes on when that has ended`);
-    const { result, expectedCents, settles } = judgement;
+    const { result, expectedCents, settles, undone } = judgement;
     const origin = ownerOf(merchantAccount, batchId);
     if (settles)
       await streams.execute(
@@ -630,7 +541,11 @@ const settleLine = (
     const rejected = loaded.payment.phase === 'charged' && loaded.payment.legs.some((one) => one.leg === leg && one.settlementRejected);
     if (result === 'STATUS_MISMATCH' && line.type === 'sale' && rejected)
       await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, origin);
-    return toRecorded(number, line, result, { paymentId, leg }, expectedCents);
+    if (result === 'REFUND_FAILED') {
+      const wasVoided = loaded.payment.phase === 'failed' || loaded.payment.phase === 'voided';
+      await raiseStaffTask(payments, store, paymentId, 'refund_failed', { ...evidence, cents: line.grossCents, wasVoided }, origin);
+    }
+    return { ...toRecorded(number, line, result, { paymentId, leg }, expectedCents), ...(undone && { undone }) };
   });
 };
 

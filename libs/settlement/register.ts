@@ -6,15 +6,21 @@ import type { ReadModel, Recorded } from '#eventstore';
 import type { Cents } from '#kernel';
 import { collect, everyRow, hashedUuid, type Pool, type Queryable } from '#platform';
 import {
+  type ApprovedCharge,
   type Charge,
   type Dispute,
   type DisputeStatus,
   type GatewayAccount,
+  gatewayRef,
+  lateAfterDays,
   type Leg,
   type PaymentEvent,
   paymentEvents,
   paymentIdOf,
   type PaymentTerms,
+  undoneBy,
+  undoneByRequest,
+  type UndoneCharge,
 } from '#payments';
 import { exceptionEvents, settlementEvents } from './events.js';
 import type { ExceptionEvent } from './exception.js';
@@ -30,7 +36,7 @@ const TABLES = `
     ref text not null, gateway text not null, merchant_account text not null, leg text not null, op text not null, transaction_id text,
     settled_batch_id text, exception_id uuid, rejected boolean not null default false, auth_code text, brand text, last4 text, avs text, cvv text);
   create table dispute (
-    dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null, reason text not null,
+    dispute_id uuid not null primary key, payment_id uuid not null, status text not null, stage text not null, reason_code text not null,
     disputed_amount_cents bigint not null, opened_on date not null, due_date date not null, updated_at timestamptz not null);
   create table settlement_batch (
     gateway text not null, merchant_account text not null, batch_id text not null, closed_at timestamptz not null, funded_on date, line_count int not null,
@@ -75,7 +81,7 @@ const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 7,
+  shape: 8,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
@@ -99,7 +105,7 @@ interface TransactionRow {
   transactionId: string | null;
   /** When the processor moved the money. null: it has not. */
   movedAt: string | null;
-  readonly card: PaymentTerms['paymentMethod'];
+  card: Pick<PaymentTerms['paymentMethod'], 'brand' | 'last4'>;
   approval: Approval | null;
 }
 
@@ -116,6 +122,15 @@ interface LateId {
   readonly at: string;
   /** null: the id belongs to a refund. */
   readonly approval: Approval | null;
+  /** The card behind a token. Absent: the row has the card, or nobody knows it. */
+  readonly card?: TransactionRow['card'] | undefined;
+}
+
+/** A charge of a payment that was never charged, and the refund that undid it. Both settle. */
+interface UndoneRow extends UndoneCharge {
+  readonly paymentId: string;
+  readonly attemptId: string;
+  readonly at: string;
 }
 
 /** A reduction of a charge: voided cents, which never settle, or a rejection by the processor. */
@@ -135,10 +150,18 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   const nameOf = (paymentId: string, leg: Leg, attemptId: string | null) => `${paymentId} ${leg} ${attemptId ?? ''}`;
   const identify = (late: LateId) => {
     const row = rows.get(nameOf(late.paymentId, late.leg, late.refundAttemptId));
-    if (row) [row.transactionId, row.movedAt, row.approval] = [late.transactionId, late.at, late.approval];
+    if (row) [row.transactionId, row.movedAt, row.approval, row.card] = [late.transactionId, late.at, late.approval, late.card ?? row.card];
     else lateIds.push(late);
   };
   const lessened: Lessened[] = [];
+  const undone: UndoneRow[] = [];
+  const undo = (paymentId: string, attemptId: string, at: string, charges: readonly UndoneCharge[]) => {
+    for (const charge of charges) {
+      const { leg, chargeTransactionId: transactionId } = charge;
+      identify({ paymentId, leg, refundAttemptId: null, transactionId, at, approval: null });
+      undone.push({ ...charge, paymentId, attemptId, at });
+    }
+  };
 
   for (const recorded of events) {
     if (isSettlementStream(recorded.stream)) {
@@ -172,9 +195,9 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
         break;
       case 'PaymentCreated':
       case 'PaymentResolved': {
-        const charge = event.type === 'PaymentCreated' ? event.data : event.data.charge;
-        for (const { leg, transactionId, ...approval } of charge?.legs ?? [])
-          identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at, approval });
+        const charge: ApprovedCharge | null = event.type === 'PaymentCreated' ? event.data : event.data.charge;
+        for (const { leg, transactionId, card, ...approval } of charge?.legs ?? [])
+          identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at, approval, card });
         break;
       }
       case 'RefundRequested':
@@ -187,8 +210,13 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
           lateIds.push({ paymentId, leg, refundAttemptId: attemptId, transactionId, at: event.at, approval: null });
         break;
       }
+      case 'PaymentDeclined':
+      case 'PaymentFailed':
+        undo(paymentId, event.data.attemptId, event.at, undoneByRequest(event.data));
+        break;
       case 'PaymentVoided':
-        if (event.data.leg !== null)
+        if (event.data.undone) undo(paymentId, event.data.attemptId, event.at, undoneBy(event.data));
+        else if (event.data.leg !== null)
           lessened.push({ paymentId, leg: event.data.leg, voidedCents: event.data.principalCents + event.data.feeCents, rejected: false });
         break;
       case 'SettlementRejected':
@@ -204,6 +232,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeTransactions(client, [...rows.values()]);
   await writeRefunds(client, refunds);
   await writeTransactionIds(client, lateIds);
+  await writeUndone(client, undone);
   await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
   // Exceptions are opened and ended between settlement events, so all of them keep the order of the log.
@@ -336,9 +365,10 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
     name: 'register-transaction-ids',
     text: `
       update gateway_transaction g
-      set transaction_id = u.transaction_id, moved_at = u.moved_at, auth_code = u.auth_code, avs = u.avs, cvv = u.cvv
-      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[], $6::text[], $7::text[], $8::text[])
-        as u (payment_id, leg, refund_attempt_id, transaction_id, moved_at, auth_code, avs, cvv)
+      set transaction_id = u.transaction_id, moved_at = u.moved_at, auth_code = u.auth_code, avs = u.avs, cvv = u.cvv,
+        brand = coalesce(u.brand, g.brand), last4 = coalesce(u.last4, g.last4)
+      from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
+        as u (payment_id, leg, refund_attempt_id, transaction_id, moved_at, auth_code, avs, cvv, brand, last4)
       where g.payment_id = u.payment_id and g.leg = u.leg
         and case when u.refund_attempt_id is null then g.op = 'charge' else g.op = 'refund' and g.attempt_id = u.refund_attempt_id end`,
     values: [
@@ -348,8 +378,23 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
       ids.map(({ transactionId }) => transactionId),
       ids.map(({ at }) => at),
       ...approvalColumns(ids),
+      ids.map(({ card }) => card?.brand ?? null),
+      ids.map(({ card }) => card?.last4 ?? null),
     ],
   });
+};
+
+/** The refund of an undone charge has the reference of the charge's reversal. */
+const writeUndone = async (client: Queryable, rows: readonly UndoneRow[]): Promise<void> => {
+  for (const { paymentId, leg, attemptId, amountCents, refundTransactionId, at } of rows)
+    await client.query({
+      name: 'register-undone',
+      text: `
+        insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, moved_at, brand, last4)
+        select $3, gateway, merchant_account, payment_id, leg, 'refund', attempt_id, $4, $5, $6, brand, last4
+        from gateway_transaction where payment_id = $1 and leg = $2 and op = 'charge' on conflict (ref) do nothing`,
+      values: [paymentId, leg, gatewayRef(attemptId, leg, 'reversal'), amountCents, refundTransactionId, at],
+    });
 };
 
 const writeLessened = async (client: Queryable, rows: readonly Lessened[]): Promise<void> => {
@@ -362,17 +407,14 @@ const writeLessened = async (client: Queryable, rows: readonly Lessened[]): Prom
 };
 
 const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { paymentId: string; at: string })[]): Promise<void> => {
-  for (const { disputeId, paymentId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate, at } of disputes)
+  for (const { disputeId, paymentId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate, at } of disputes)
     await client.query(
-      `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
-       values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+      `insert into dispute (dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on, due_date, updated_at)
+       values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
        on conflict (dispute_id) do update set status = excluded.status, stage = excluded.stage, updated_at = excluded.updated_at`,
-      [disputeId, paymentId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate, at],
+      [disputeId, paymentId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate, at],
     );
 };
-
-/** A sale or refund that is in no batch after this many days counts as missing. If it settles later, it counts as late. */
-export const LATE_AFTER_DAYS = 3;
 
 const writeSettlement = async (client: Queryable, recorded: Recorded, event: SettlementEvent): Promise<void> => {
   const { stream, position, meta } = recorded;
@@ -513,7 +555,7 @@ const writeLines = async (client: Queryable, of: LinesOf, lines: readonly Record
     `update gateway_transaction set settled_batch_id = $3
      where gateway = $1 and merchant_account = $2 and transaction_id = any($4::text[]) and settled_batch_id is null
      returning case when moved_at + $5::int * interval '1 day' < $6::timestamptz then transaction_id end as transaction_id`,
-    [...of.key, matched.map(({ transactionId }) => transactionId), LATE_AFTER_DAYS, of.closedAt],
+    [...of.key, matched.map(({ transactionId }) => transactionId), lateAfterDays(of.key[0]!), of.closedAt],
   );
   const late = new Set(rows.map((row) => row.transaction_id));
   for (const line of lines) {
@@ -590,7 +632,7 @@ export interface RegisteredTransaction {
   readonly exceptionId: string | null;
 }
 
-export interface RegisteredDispute extends Dispute {
+export interface RegisteredDispute extends Omit<Dispute, 'personal'> {
   readonly paymentId: string;
   readonly updatedAt: string;
 }
@@ -609,8 +651,6 @@ export interface Register {
   accounts(): Promise<GatewayAccount[]>;
   /** Finds transactions by transaction id or by our reference, in all accounts of the gateway. A line may come from the wrong account. */
   transactions(gateway: string, transactionIds: readonly string[], refs: readonly string[]): Promise<RegisteredTransaction[]>;
-  /** Id of the last batch that the processor's interface listed to its end. The next request asks for later batches. */
-  lastListed(account: GatewayAccount): Promise<string | null>;
   /** Accounts with a recorded batch of this id, complete or not. Two accounts may use the same batch id. */
   accountsOfBatch(batchId: string): Promise<GatewayAccount[]>;
   /** Batches that are not funded yet and whose day of funding has come. `today`: YYYY-MM-DD. */
@@ -652,14 +692,6 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         settledBatchId: row.settled_batch_id ?? null,
         exceptionId: row.exception_id ?? null,
       }));
-    },
-    lastListed: async ({ gateway, merchantAccount }) => {
-      const { rows } = await pool.query<{ batch_id: string }>(
-        `select batch_id from settlement_batch where gateway = $1 and merchant_account = $2 and listed_position is not null
-         order by listed_position desc limit 1`,
-        [gateway, merchantAccount],
-      );
-      return rows[0]?.batch_id ?? null;
     },
     accountsOfBatch: async (batchId) => {
       const { rows } = await pool.query<Record<string, string>>(
@@ -741,7 +773,7 @@ const accountOf = (row: Readonly<Record<string, string>>): GatewayAccount => ({
 
 type StoredDispute = Record<string, string> & { updated_at: Date };
 
-const DISPUTE = 'dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on::text, due_date::text, updated_at';
+const DISPUTE = 'dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on::text, due_date::text, updated_at';
 
 const isOpen = ({ status }: RegisteredDispute): boolean => status === 'debited' || status === 'in_dispute';
 
@@ -751,7 +783,6 @@ const toDispute = (row: StoredDispute): RegisteredDispute => ({
   status: row.status as DisputeStatus,
   stage: row.stage!,
   reasonCode: row.reason_code!,
-  reason: row.reason!,
   disputedAmountCents: Number(row.disputed_amount_cents),
   openedOn: row.opened_on!,
   dueDate: row.due_date!,

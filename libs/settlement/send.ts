@@ -13,17 +13,19 @@
 import { load, type Origin, StoreIncident } from '#eventstore';
 import { ageMs, Deadline, ServiceError, timestamp } from '#kernel';
 import {
+  aboutLeg,
+  type Awaiting,
   callGateway,
   finalizeReference,
   GatewayCannotTell,
   type GatewayAccount,
   gatewayRef,
-  type Leg,
   type Outcome,
   type PaymentGateway,
   RECOVERY_SCHEDULE_MS,
   RECOVERY_STARTS_AFTER_MS,
-  refuseStaffText,
+  refuseClearText,
+  type RefundCall,
   REQUEST_DEADLINE_MS,
   resolvePayment,
   retryingConflicts,
@@ -61,7 +63,7 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   const { payments, store } = ports;
   const { clock, ids, slots } = payments;
   const { exceptionId, reason, by, last4 } = request;
-  refuseStaffText('reason', reason);
+  refuseClearText('reason', reason);
   const at = () => timestamp(clock.now());
   const deadline = new Deadline(clock, REQUEST_DEADLINE_MS);
   const { state } = await load(store, EXCEPTION_STREAM, exceptionId);
@@ -87,11 +89,12 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   if (paymentId === null) await refuseChargeOfPayment(ports, gateway, account, command.refund.chargeTransactionId, deadline);
   // Refuse before the payment's stream changes. The append of the intent decides again.
   settlementException.decide(state, command);
-  if (paymentId !== null) await requestReturn(ports, exceptionId, paymentId, leg, origin, deadline);
+  if (paymentId !== null) await requestReturn(ports, exceptionId, command.refund, paymentId, origin, deadline);
 
+  const begunAt = at();
   const outcome = await slots.inHouse(account.gateway, opened.merchantAccount, deadline, async () => {
-    const intent = await changeCase(ports, exceptionId, { ...command, at: at() }, origin);
-    return callGateway(payments, deadline, intent.position, (signal) => gateway.refund(refundCall(command.refund), signal)).catch(
+    const intent = await changeCase(ports, exceptionId, { ...command, at: begunAt }, origin);
+    return callGateway(payments, deadline, intent.position, (signal) => gateway.refund(refundCall(command.refund, begunAt), signal)).catch(
       (error: unknown): Outcome<ReversalTxn> => {
         if (!(error instanceof StoreIncident)) throw error;
         return { kind: 'unknown', cause: 'disconnected' };
@@ -103,7 +106,7 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   const ended = endOf(outcome);
   if (ended) await changeCase(ports, exceptionId, { type: 'EndRefund', at: at(), by, attemptId, ...ended }, origin);
   // The call was perhaps never sent. If the gateway promises that, the exception is free again at once.
-  else await findOutcome(ports, exceptionId, command.refund, origin, deadline).catch(() => undefined);
+  else await findOutcome(ports, exceptionId, { ...command.refund, requestedAt: begunAt }, origin, deadline).catch(() => undefined);
   const found = (await load(store, EXCEPTION_STREAM, exceptionId)).state?.refund;
   if (found?.attemptId !== attemptId)
     throw new ServiceError(
@@ -122,13 +125,14 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   return { exceptionId, status: 'resolved', transactionId: found.transactionId, amountCents: found.amountCents, paymentId };
 };
 
-const refundCall = ({ ref, leg, account, chargeTransactionId, amountCents, last4 }: ExceptionRefund) => ({
+const refundCall = ({ ref, leg, account, chargeTransactionId, amountCents, last4 }: ExceptionRefund, begunAt: string): RefundCall => ({
   ref,
   leg,
   account,
+  begunAt,
   chargeTransactionId,
   amountCents,
-  ...(last4 !== null && { last4 }),
+  last4: last4 ?? '',
 });
 
 /** The transaction of the exception's line, which must be a sale that the processor accepted. */
@@ -162,7 +166,7 @@ const refuseChargeOfPayment = async (
   deadline: Deadline,
 ): Promise<void> => {
   await register.caughtUp();
-  const shown = await transactionOf(payments, gateway, account, transactionId, deadline);
+  const shown = await transactionOf(payments, gateway, transactionId, deadline);
   if (shown === 'cannot_tell')
     throw new ServiceError('INVALID_STATE', 'The gateway cannot tell whether this sale is the charge of a payment; nothing was sent.');
   const refs = shown?.ref ? [shown.ref] : [];
@@ -188,8 +192,8 @@ const last4Of = async ({ payments }: SettlementPorts, paymentId: string | null):
 const requestReturn = async (
   { payments }: SettlementPorts,
   exceptionId: string,
+  { leg: name, chargeTransactionId }: ExceptionRefund,
   paymentId: string,
-  name: Leg,
   origin: Origin,
   deadline: Deadline,
 ): Promise<void> => {
@@ -201,8 +205,7 @@ const requestReturn = async (
   const leg = 'terms' in payment ? payment.terms.legs.find((one) => one.leg === name) : undefined;
   const gateway = leg && gateways.find(leg.account);
   if (!leg || !gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The gateway account that charged this payment is not configured any more.');
-  const call = { ref: leg.references.reversal, account: leg.account, op: 'reversal' } as const;
-  const found = await finalizeReference(payments, gateway, call, deadline);
+  const found = await finalizeReference(payments, gateway, aboutLeg(payment as Awaiting, leg, 'reversal', chargeTransactionId), deadline);
   if (found.kind === 'cannot_tell')
     throw new ServiceError('INVALID_STATE', 'The gateway cannot tell whether the charge was undone; nothing was sent. Try again.');
   if (found.kind === 'executed' && (found.result.kind === 'approved' || found.result.kind === 'unknown'))
@@ -231,17 +234,16 @@ const settledEnd = async ({ register }: SettlementPorts, { account, ref, amountC
 const findOutcome = async (
   ports: SettlementPorts,
   exceptionId: string,
-  refund: ExceptionRefund,
+  refund: ExceptionRefund & { readonly requestedAt: string },
   origin: Origin,
   deadline: Deadline,
 ): Promise<void> => {
-  const { account, ref, attemptId, by } = refund;
+  const { account, ref, leg, attemptId, by, amountCents, chargeTransactionId, last4, requestedAt: begunAt } = refund;
   const gateway = ports.payments.gateways.find(account);
-  const found = gateway
-    ? await finalizeReference(ports.payments, gateway, { ref, account, op: 'refund' }, deadline)
-    : ({ kind: 'cannot_tell' } as const);
+  const call = { ref, op: 'refund', leg, account, begunAt, amountCents, chargeTransactionId, last4 } as const;
+  const found = gateway ? await finalizeReference(ports.payments, gateway, call, deadline) : null;
   const ended =
-    found.kind === 'cannot_tell'
+    found === null || found.kind === 'cannot_tell' || found.kind === 'undone'
       ? await settledEnd(ports, refund)
       : found.kind === 'never'
         ? ({ outcome: 'never_executed', transactionId: null } as const)

@@ -7,7 +7,6 @@ import {
   acknowledgeStaffTask,
   type AcknowledgeRequest,
   atStableTime,
-  type Dispute,
   type PaymentPorts,
   type PaymentView,
   resolvePayment,
@@ -16,7 +15,7 @@ import {
 import { PAYMENT_PORTS } from '#payments/module';
 import type { Pool } from '#platform';
 import { commandHandler } from '#platform/module';
-import { type DisputeChange, openDispute, updateDispute } from './dispute.js';
+import { type DisputeChange, type DisputeFacts, type DisputeTerms, openDispute, updateDispute } from './dispute.js';
 import {
   changeException,
   type ExceptionChange,
@@ -26,7 +25,9 @@ import {
   type ImportOptions,
   openExceptions,
 } from './matching.js';
-import { type BatchSummary, recordSettlements, type SettlementPorts } from './record.js';
+import { postgresFeedRows } from './feeds.js';
+import type { BatchSummary, SettlementPorts } from './record.js';
+import { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 import { sendRefund, type SendRequest, type SentRefund } from './send.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
 
@@ -52,17 +53,17 @@ export class AcknowledgeTask extends Command<AcknowledgeRequest> {
   }
 }
 
-export class OpenDispute extends Command<Dispute> {
+export class OpenDispute extends Command<DisputeFacts> {
   constructor(
     readonly paymentId: string,
-    readonly dispute: Dispute,
+    readonly dispute: DisputeTerms,
     readonly origin: Origin,
   ) {
     super();
   }
 }
 
-export class UpdateDispute extends Command<Dispute & { readonly paymentId: string }> {
+export class UpdateDispute extends Command<DisputeFacts & { readonly paymentId: string }> {
   constructor(
     readonly disputeId: string,
     readonly change: DisputeChange,
@@ -84,7 +85,20 @@ export class SendRefund extends Command<SentRefund> {
 
 /** Records all batches that processors have closed. */
 export class RecordSettlements extends Command<BatchSummary[]> {
-  constructor(readonly signal: AbortSignal) {
+  constructor(
+    readonly signal: AbortSignal,
+    readonly options: RoundOptions = {},
+  ) {
+    super();
+  }
+}
+
+/** Opens and moves the disputes that processors list. The answer is their number. */
+export class RecordDisputes extends Command<number> {
+  constructor(
+    readonly signal: AbortSignal,
+    readonly options: RoundOptions = {},
+  ) {
     super();
   }
 }
@@ -122,7 +136,8 @@ const HANDLERS = [
   commandHandler(UpdateDispute, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { disputeId, change, origin }) =>
     updateDispute(payments, register, disputeId, change, origin),
   ),
-  commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal }) => recordSettlements(ports, signal)),
+  commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordSettlements(ports, signal, options)),
+  commandHandler(RecordDisputes, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordDisputes(ports, signal, options)),
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),
   ),
@@ -144,6 +159,7 @@ const HANDLERS = [
         payments,
         store,
         register: postgresRegister(pool, async () => void (await readModels.caughtUp(paymentRegisterModel, CAUGHT_UP_MS))),
+        feeds: postgresFeedRows(pool),
       }),
     },
     {

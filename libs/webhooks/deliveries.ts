@@ -83,6 +83,12 @@ export const webhookDeliveryListMigration: Migration = {
   sql: 'create index concurrently if not exists webhook_delivery_list on webhook_delivery (endpoint_id, state, id desc)',
 };
 
+/** After an erasure, the hash is all that says what an attempt sent (C78). */
+export const webhookAttemptHashMigration: Migration = {
+  name: '0088-webhook-attempt-hash',
+  sql: 'alter table webhook_attempt add column body_sha256 bytea',
+};
+
 export const DELIVERY_STATES = ['pending', 'in_flight', 'delivered', 'held', 'canceled'] as const;
 export type DeliveryState = (typeof DELIVERY_STATES)[number];
 
@@ -94,7 +100,10 @@ export interface Claimed {
   readonly attempts: number;
   readonly eventId: string;
   readonly type: string;
+  /** As the row holds it: {@link bodyToSend} opens it. */
   readonly payload: Buffer;
+  readonly stream: string;
+  readonly revision: bigint;
   readonly endpointId: string;
   readonly url: string;
   /** Consecutive failures of the endpoint before this attempt. */
@@ -118,6 +127,8 @@ export interface Ended {
   readonly remoteIp: string | null;
   readonly responseHead: Buffer | null;
   readonly secretId: string;
+  /** Hash of the bytes that were sent. */
+  readonly bodySha256: Buffer;
   /** Start of the attempt by the database's clock, in milliseconds. */
   readonly startedAtMs: number;
   readonly durationMs: number;
@@ -160,7 +171,8 @@ export interface Deliveries {
 
 export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   claimDue: async (slots) => {
-    const { rows } = await pool.query<Omit<Claimed, 'sealed' | 'claimedAtMs'> & { kid: string; ciphertext: string; claimedAt: Date }>({
+    type Row = Omit<Claimed, 'sealed' | 'claimedAtMs' | 'revision'> & { kid: string; ciphertext: string; claimedAt: Date; revision: string };
+    const { rows } = await pool.query<Row>({
       name: 'webhook-claim',
       text: `
         with pick as materialized (
@@ -179,12 +191,18 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
         set state = 'in_flight', lease_token = gen_random_uuid(), lease_until = clock_timestamp() + $4::int * interval '1 millisecond', lease_owner = $2
         from pick p, webhook_event v, webhook_endpoint e, webhook_endpoint_secret s
         where d.id = p.id and v.id = d.event_id and e.id = d.endpoint_id and s.endpoint_id = e.id and s.state = 'active'
-        returning d.id as "deliveryId", d.lease_token as token, d.round, d.attempts, v.id as "eventId", v.type, v.payload, e.id as "endpointId", e.url,
+        returning d.id as "deliveryId", d.lease_token as token, d.round, d.attempts, v.id as "eventId", v.type, v.payload, v.stream, v.revision,
+                  e.id as "endpointId", e.url,
                   e.consecutive_failures as "consecutiveFailures", s.id as "secretId", s.kid, s.ciphertext, clock_timestamp() as "claimedAt",
                   random() as chance`,
       values: [slots, owner, FAILING_AFTER, LEASE_MS],
     });
-    return rows.map(({ kid, ciphertext, claimedAt, ...row }) => ({ ...row, sealed: { kid, ciphertext }, claimedAtMs: claimedAt.getTime() }));
+    return rows.map(({ kid, ciphertext, claimedAt, revision, ...row }) => ({
+      ...row,
+      revision: BigInt(revision),
+      sealed: { kid, ciphertext },
+      claimedAtMs: claimedAt.getTime(),
+    }));
   },
 
   complete: async (ended) => {
@@ -193,8 +211,8 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
       text: `
         with ended as (
           select * from unnest($1::bigint[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::int[], $7::text[], $8::inet[], $9::bytea[], $10::uuid[],
-                               $11::timestamptz[], $12::int[])
-            as t (id, token, state, wait_ms, outcome, status_code, error_code, remote_ip, response_head, secret_id, started_at, duration_ms)),
+                               $11::timestamptz[], $12::int[], $13::bytea[])
+            as t (id, token, state, wait_ms, outcome, status_code, error_code, remote_ip, response_head, secret_id, started_at, duration_ms, body_sha256)),
         moved as (
           update webhook_delivery d
           set state = e.state, attempts = d.attempts + 1, lease_token = null, lease_until = null, lease_owner = null,
@@ -206,8 +224,9 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
           where d.id = e.id and d.lease_token = e.token and d.state = 'in_flight'
           returning d.id, d.round, d.attempts)
         insert into webhook_attempt
-          (delivery_id, round, attempt, started_at, duration_ms, outcome, status_code, error_code, remote_ip, secret_id, response_head)
-        select m.id, m.round, m.attempts, e.started_at, e.duration_ms, e.outcome, e.status_code, e.error_code, e.remote_ip, e.secret_id, e.response_head
+          (delivery_id, round, attempt, started_at, duration_ms, outcome, status_code, error_code, remote_ip, secret_id, response_head, body_sha256)
+        select m.id, m.round, m.attempts, e.started_at, e.duration_ms, e.outcome, e.status_code, e.error_code, e.remote_ip, e.secret_id, e.response_head,
+               e.body_sha256
         from moved m join ended e on e.id = m.id
         returning delivery_id as id`,
       values: [
@@ -223,6 +242,7 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
         ended.map(({ secretId }) => secretId),
         ended.map(({ startedAtMs }) => new Date(startedAtMs)),
         ended.map(({ durationMs }) => durationMs),
+        ended.map(({ bodySha256 }) => bodySha256),
       ],
     });
     const counted = new Set(rows.map(({ id }) => id));

@@ -383,7 +383,7 @@ describe('workers that die, and clocks that jump', () => {
     await port.reap(await port.expired());
     const [again] = await port.claimDue(1);
     const ended = (claimed: typeof late, state: 'delivered' | 'held') =>
-      ({ deliveryId: claimed!.deliveryId, token: claimed!.token, fate: { state }, outcome: 'ok', statusCode: 200, errorCode: null, remoteIp: null, responseHead: null, secretId: claimed!.secretId, startedAtMs: Date.now(), durationMs: 1 }) as const; // prettier-ignore
+      ({ deliveryId: claimed!.deliveryId, token: claimed!.token, fate: { state }, outcome: 'ok', statusCode: 200, errorCode: null, remoteIp: null, responseHead: null, secretId: claimed!.secretId, bodySha256: Buffer.alloc(32), startedAtMs: Date.now(), durationMs: 1 }) as const; // prettier-ignore
     expect(await port.complete([ended(late, 'held')])).toEqual([false]);
     expect((await inState('in_flight')).length).toBe(1);
     expect(await port.complete([ended(again, 'delivered')])).toEqual([true]);

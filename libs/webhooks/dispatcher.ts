@@ -5,11 +5,13 @@
  * Due times, leases and the signature's `t` follow the database's clock. Between two answers of the database, the worker adds the time of its
  * monotonic clock. The wall clock of a worker may be wrong.
  */
+import { createHash } from 'node:crypto';
 import type { Clock } from '#kernel';
 import { batched, type KeyRing, type Logger } from '#platform';
 import type { Claimed, Deliveries, Ended } from './deliveries.js';
 import type { DueSignal } from './due.js';
 import { openWebhookSecret } from './endpoint.js';
+import { bodyToSend, type PayloadPorts } from './payload.js';
 import type { Outcome, Posted, Sender } from './safe-request.js';
 import { ATTEMPT_BUDGET_MS, FAILING_AFTER, fateOf, LEASE_GRACE_MS, LEASE_MS } from './schedule.js';
 import { headersOf } from './signature.js';
@@ -24,6 +26,7 @@ export interface DispatcherPorts {
   readonly deliveries: Deliveries;
   readonly sender: Pick<Sender, 'post' | 'close'>;
   readonly due: DueSignal;
+  readonly payloads: PayloadPorts;
   readonly keys: KeyRing;
   readonly clock: Clock;
   readonly log: Logger;
@@ -60,8 +63,8 @@ const LEASE_LOOK_MS = 1_000;
 const TIDY_EVERY_MS = 5_000;
 const AFTER_FAILURE_MS = 1_000;
 const DRAIN_MS = 12_000;
-/** If the signing secret cannot be decrypted, no attempt is counted. The delivery is due again after this time. */
-const UNSIGNED_WAIT_MS = 60_000;
+/** If the body cannot be read or signed, no attempt is counted. The delivery is due again after this time. */
+const UNSENDABLE_WAIT_MS = 60_000;
 const COMPLETIONS = { maxItems: 200, inFlight: 2 } as const;
 const MAX_KNOWN_SECRETS = 10_000;
 
@@ -189,25 +192,28 @@ class LeasingDispatcher implements Dispatcher {
   }
 
   private async deliver(delivery: Claimed, claimedAt: number): Promise<void> {
-    const { sender, clock, log, watch, retrySeconds, deliveries } = this.ports;
-    const { deliveryId, token, eventId, type, payload, endpointId, url, secretId, round, consecutiveFailures } = delivery;
-    const begun = clock.monotonic();
-    const startedAtMs = delivery.claimedAtMs + (begun - claimedAt);
+    const { sender, clock, log, watch, retrySeconds, deliveries, payloads } = this.ports;
+    const { deliveryId, token, eventId, type, endpointId, url, secretId, round, consecutiveFailures } = delivery;
     let secret: string;
+    let body: Buffer;
     try {
       secret = this.secretOf(delivery);
+      body = await bodyToSend(payloads, delivery);
     } catch (error) {
-      log.error({ err: error, endpointId, deliveryId }, 'a webhook secret cannot be opened');
-      return deliveries.release([delivery], UNSIGNED_WAIT_MS);
+      log.error({ err: error, endpointId, deliveryId }, 'the secret or the body of a webhook cannot be opened');
+      return deliveries.release([delivery], UNSENDABLE_WAIT_MS);
     }
-    const headers = headersOf({ id: eventId, type, body: payload }, secret, Math.floor(startedAtMs / 1000));
-    const posted: Posted = await sender.post({ url, endpointId, headers, body: payload });
+    const begun = clock.monotonic();
+    const startedAtMs = delivery.claimedAtMs + (begun - claimedAt);
+    const headers = headersOf({ id: eventId, type, body }, secret, Math.floor(startedAtMs / 1000));
+    const posted: Posted = await sender.post({ url, endpointId, headers, body });
     const durationMs = Math.round(clock.monotonic() - begun);
     const attempt = delivery.attempts + 1;
     const succeeded = posted.outcome === 'ok';
     const fate = fateOf({ attempt, succeeded, chance: delivery.chance }, retrySeconds);
     watch.attempted({ outcome: posted.outcome, seconds: durationMs / 1000 });
-    const counted = await this.written({ deliveryId, token, fate, ...posted, secretId, startedAtMs, durationMs }, claimedAt);
+    const sent = { secretId, bodySha256: createHash('sha256').update(body).digest(), startedAtMs, durationMs };
+    const counted = await this.written({ deliveryId, token, fate, ...posted, ...sent }, claimedAt);
     const fields = { eventId, deliveryId, endpointId, round, attempt, outcome: posted.outcome, ms: durationMs };
     if (!counted) return this.lost(fields);
     if (fate.state === 'held') log.error(fields, 'a webhook delivery is held after its last attempt');

@@ -23,6 +23,8 @@ export { type Forwarded, listenSecretOf, listenTo } from './listen.js';
 export { webhookMigrations } from './migrations.js';
 export { notificationOf } from './notification.js';
 export { applyOutbox, type OutboxEvent, type OutboxRows, WEBHOOK_OUTBOX, webhookOutbox } from './outbox.js';
+export { forgetResponses } from './responses.js';
+export { bodyToSend, type PayloadPorts } from './payload.js';
 export { createSender, type Outcome, type Posted, type Sender } from './safe-request.js';
 export { ATTEMPT_BUDGET_MS, FAILING_AFTER, type Fate, LEASE_MS, MAX_ATTEMPTS, MAX_LEASE_LOSSES, RETRY_SECONDS, RETRY_SPREAD } from './schedule.js';
 export { headersOf } from './signature.js';

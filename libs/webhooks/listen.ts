@@ -8,6 +8,7 @@ import { request as httpRequest } from 'node:http';
 import { type Clock, timestamp, within } from '#kernel';
 import type { KeyRing, Pool, Queryable } from '#platform';
 import { DUE_CHANNEL } from './due.js';
+import { bodyToSend, type PayloadPorts } from './payload.js';
 import { ATTEMPT_BUDGET_MS } from './schedule.js';
 import { headersOf } from './signature.js';
 
@@ -26,6 +27,7 @@ export interface Forwarded {
 
 export interface Listening {
   readonly pool: Pool;
+  readonly payloads: PayloadPorts;
   readonly keys: KeyRing;
   readonly clock: Clock;
   readonly accountId: string;
@@ -42,13 +44,18 @@ interface Row {
   readonly type: string;
   readonly payment_id: string;
   readonly payload: Buffer;
+  readonly stream: string;
+  readonly revision: string;
 }
 
 const LOOK_EVERY_MS = 500;
 const BATCH = 100;
 
 /** Runs until `signal` aborts. Throws the errors of the database. */
-export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForwarded, onReady }: Listening, signal: AbortSignal): Promise<void> => {
+export const listenTo = async (
+  { pool, payloads, keys, clock, accountId, forwardTo, onForwarded, onReady }: Listening,
+  signal: AbortSignal,
+): Promise<void> => {
   const secret = listenSecretOf(keys, accountId);
   const bell = { wake: new AbortController() };
   const client = await pool.connect();
@@ -63,11 +70,12 @@ export const listenTo = async ({ pool, keys, clock, accountId, forwardTo, onForw
     while (!signal.aborted) {
       bell.wake = new AbortController();
       const rows = await next(pool, accountId, after);
-      for (const { id, number, type, payment_id: paymentId, payload } of rows) {
+      for (const { id, number, type, payment_id: paymentId, payload, stream, revision } of rows) {
         if (signal.aborted) return;
+        const body = await bodyToSend(payloads, { eventId: id, payload, stream, revision: BigInt(revision) });
         const begun = clock.monotonic();
-        const headers = headersOf({ id, type, body: payload }, secret, Math.floor(clock.realNow() / 1000));
-        const answer = await forward(forwardTo, headers, payload, clock);
+        const headers = headersOf({ id, type, body }, secret, Math.floor(clock.realNow() / 1000));
+        const answer = await forward(forwardTo, headers, body, clock);
         onForwarded({ at: timestamp(clock.realNow()), eventId: id, type, paymentId, ...answer, ms: Math.round(clock.monotonic() - begun) });
         after = number;
       }
@@ -89,7 +97,7 @@ const lastNumber = async (db: Queryable, accountId: string): Promise<string> => 
 
 const next = async (db: Queryable, accountId: string, after: string): Promise<Row[]> => {
   const { rows } = await db.query<Row>(
-    `select id, number::text as number, type, payment_id, payload from webhook_event where account_id = $1 and number > $2::bigint order by number limit $3`,
+    `select id, number::text as number, type, payment_id, payload, stream, revision::text as revision from webhook_event where account_id = $1 and number > $2::bigint order by number limit $3`,
     [accountId, after, BATCH],
   );
   return rows;

@@ -1,5 +1,11 @@
 import type { Migration } from '#platform';
-import { webhookAttemptBrinMigration, webhookAttemptTimeMigration, webhookDeliveryListMigration, webhookDeliveryMigration } from './deliveries.js';
+import {
+  webhookAttemptBrinMigration,
+  webhookAttemptHashMigration,
+  webhookAttemptTimeMigration,
+  webhookDeliveryListMigration,
+  webhookDeliveryMigration,
+} from './deliveries.js';
 import { webhookEndpointMigration } from './endpoint.js';
 import { webhookEventCreatedMigration, webhookEventMigration, webhookPurgeMigration } from './outbox.js';
 
@@ -13,4 +19,5 @@ export const webhookMigrations: readonly Migration[] = [
   webhookAttemptTimeMigration,
   webhookAttemptBrinMigration,
   webhookDeliveryListMigration,
+  webhookAttemptHashMigration,
 ];

@@ -41,17 +41,19 @@ export type Notification =
 /** Types of events that may become a notification. */
 export const NOTIFYING_EVENTS: readonly PaymentEvent['type'][] = ['ReversalEnded', 'PaymentDisputed'];
 
-/** The notification of an event. null: there is none. A change of both status and stage is one event, so it makes one notification (C57). */
-export const notificationOf = (paymentId: string, event: PaymentEvent): Notification | null => {
+/**
+ * The notification of an event. null: there is none. A change of both status and stage is one event, so it makes one notification (C57). In the
+ * specification, `reason` is a string: empty if there is no reason, or if it is erased.
+ */
+export const notificationOf = (paymentId: string, event: PaymentEvent, reason: string): Notification | null => {
   if (event.type === 'ReversalEnded') {
-    const { initiatedBy, reversalType, amountCents, reason } = event.data;
+    const { initiatedBy, reversalType, amountCents } = event.data;
     if (initiatedBy !== 'staff' || reversalType === null || amountCents === 0) return null;
-    // In the specification, the body's `reason` is a string. It is empty if there is no reason.
-    const data = { id: paymentId, reversalType, amountCents, currency: 'USD', reason: reason ?? '', initiatedBy } as const;
+    const data = { id: paymentId, reversalType, amountCents, currency: 'USD', reason, initiatedBy } as const;
     return { type: 'payment.refunded', data };
   }
   if (event.type === 'PaymentDisputed') {
-    const { disputeId, status, stage, reasonCode, reason, disputedAmountCents, openedOn, dueDate } = event.data;
+    const { disputeId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate } = event.data;
     const data = { id: paymentId, disputeId, status, stage, reasonCode, reason, disputedAmountCents, currency: 'USD', openedOn, dueDate } as const;
     return { type: 'payment.disputed', data };
   }

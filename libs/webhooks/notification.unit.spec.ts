@@ -16,20 +16,20 @@ const END: ReversalEnd = {
   outcome: 'completed',
   reversalType: 'refund',
   amountCents: 12_500,
-  reason: 'duplicate',
+  personal: null,
   initiatedBy: 'staff',
 };
 const ended = (change: Partial<ReversalEnd>): PaymentEvent => ({ type: 'ReversalEnded', at: AT, data: { ...END, ...change } });
 
 describe('notified', () => {
   test('an attempt of staff that returned money, with its amount (C56)', () => {
-    expect(notificationOf(PAYMENT, ended({}))).toEqual({
+    expect(notificationOf(PAYMENT, ended({}), 'duplicate')).toEqual({
       type: 'payment.refunded',
       data: { id: PAYMENT, reversalType: 'refund', amountCents: 12_500, currency: 'USD', reason: 'duplicate', initiatedBy: 'staff' },
     });
-    expect(notificationOf(PAYMENT, ended({ outcome: 'partial', amountCents: 12_137 }))?.data).toMatchObject({ amountCents: 12_137 });
-    expect(notificationOf(PAYMENT, ended({ operation: 'void', reversalType: 'void' }))?.data).toMatchObject({ reversalType: 'void' });
-    expect(notificationOf(PAYMENT, ended({ reason: null }))?.data).toMatchObject({ reason: '' });
+    expect(notificationOf(PAYMENT, ended({ outcome: 'partial', amountCents: 12_137 }), '')?.data).toMatchObject({ amountCents: 12_137 });
+    expect(notificationOf(PAYMENT, ended({ operation: 'void', reversalType: 'void' }), '')?.data).toMatchObject({ reversalType: 'void' });
+    expect(notificationOf(PAYMENT, ended({}), '')?.data).toMatchObject({ reason: '' });
   });
   test.each<[string, PaymentEvent]>([
     ['an attempt of the partner', ended({ initiatedBy: 'partner' })],
@@ -40,21 +40,20 @@ describe('notified', () => {
       { type: 'PaymentVoided', at: AT, data: { attemptId: 'a', leg: 'principal', principalCents: 1, feeCents: 0, transactionId: 't' } },
     ],
     ['a decision of staff', { type: 'PaymentResolved', at: AT, data: { as: 'voided', charge: null, evidence: 'e', by: 'b', forced: false } }],
-  ])('no notification of %s', (_what, event) => expect(notificationOf(PAYMENT, event)).toBeNull());
+  ])('no notification of %s', (_what, event) => expect(notificationOf(PAYMENT, event, '')).toBeNull());
   test('a dispute, as it stands after the change (C57)', () => {
     const dispute = {
       disputeId: 'd0a3b1de-2c1a-4b6e-8f58-b0c3c9f1a111',
       status: 'in_dispute',
       stage: 'representment',
       reasonCode: '10.4',
-      reason: 'fraud',
       disputedAmountCents: 500,
       openedOn: '2026-11-01',
       dueDate: '2026-11-21',
     } as const;
-    expect(notificationOf(PAYMENT, { type: 'PaymentDisputed', at: AT, data: dispute })).toEqual({
+    expect(notificationOf(PAYMENT, { type: 'PaymentDisputed', at: AT, data: { ...dispute, personal: null } }, 'fraud')).toEqual({
       type: 'payment.disputed',
-      data: { id: PAYMENT, ...dispute, currency: 'USD' },
+      data: { id: PAYMENT, ...dispute, reason: 'fraud', currency: 'USD' },
     });
   });
 });
@@ -64,7 +63,7 @@ describe('signatures', () => {
     expect(signatureOf('whsec_test', 1_766_000_000, '{"id":"evt_1","type":"payment.refunded"}')).toBe(
       '6efdbe95439a01bc358cb2db7206f67538524c5a8db51940093d1d7f83f43275',
     );
-    const body = bodyOf('evt_01', AT, notificationOf(PAYMENT, ended({}))!);
+    const body = bodyOf('evt_01', AT, notificationOf(PAYMENT, ended({}), 'duplicate')!);
     expect(body).toBe(
       `{"id":"evt_01","type":"payment.refunded","createdAt":"${AT}","data":{"id":"${PAYMENT}","reversalType":"refund","amountCents":12500,"currency":"USD","reason":"duplicate","initiatedBy":"staff"}}`,
     );

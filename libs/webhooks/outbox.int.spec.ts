@@ -6,6 +6,7 @@ import { CARDS } from '../../test/support/payments.js';
 import { openWebhookGround, openWebhookStage, type WebhookGround, type WebhookStage } from '../../test/support/webhooks.js';
 import { STAFF_STREAM } from './endpoint.js';
 import { WEBHOOK_OUTBOX } from './outbox.js';
+import { bodyToSend } from './payload.js';
 
 let ground: WebhookGround;
 let stage: WebhookStage;
@@ -27,8 +28,16 @@ interface Told {
 }
 const told = async (): Promise<Told[]> => {
   await stage.tell();
-  const rows = await stage.query<{ payload: Buffer }>('select payload from webhook_event order by number');
-  return rows.map(({ payload }) => JSON.parse(payload.toString()) as Told);
+  return (await bodies()).map((body) => JSON.parse(body) as Told);
+};
+/** The bodies that would be sent now. */
+const bodies = async (): Promise<string[]> => {
+  const rows = await stage.query<{ eventId: string; payload: Buffer; stream: string; revision: string }>(
+    'select id as "eventId", payload, stream, revision::text from webhook_event order by number',
+  );
+  const ports = { store: stage.house.store, personal: stage.house.ports.personal };
+  const sent = rows.map((row) => bodyToSend(ports, { ...row, revision: BigInt(row.revision) }));
+  return (await Promise.all(sent)).map(String);
 };
 const deliveries = async () => (await stage.rows()).map(({ endpoint_id, state }) => [endpoint_id, state]);
 const STAFF = { initiatedBy: 'staff', reason: 'duplicate' } as const;
@@ -43,6 +52,32 @@ describe('notified', () => {
       createdAt: (await stage.house.events(id)).at(-1)!.meta.recordedAt,
       data: { id, reversalType: 'void', amountCents: 10_325, currency: 'USD', reason: 'duplicate', initiatedBy: 'staff' },
     });
+  });
+  test('with its reason in a box; after an erasure the same event is sent with an empty reason (C78)', async () => {
+    const id = await stage.refunded();
+    const [event] = await told();
+    const [row] = await stage.query<{ payload: Buffer }>('select payload from webhook_event');
+    expect(row!.payload.toString()).toMatch(/^box /);
+    const { personal } = stage.house.ports;
+    const keyId = ((await stage.house.events(id)).at(-1)!.data as unknown as { personal: { key: string } }).personal.key;
+    await personal.forget([keyId], { erasureId: stage.house.ids.uuid(), at: '2026-05-01T00:00:00.000Z' });
+    expect(await told()).toEqual([{ ...event, data: { ...event!.data, reason: '' } }]);
+    // An outbox that writes after the erasure writes the same body, in clear.
+    await stage.query('truncate webhook_event cascade');
+    await transaction(stage.pool, (client) => resetCheckpoint(client, WEBHOOK_OUTBOX, null));
+    expect(
+      await stage
+        .anotherOutbox()
+        .runUntil((await stage.house.store.head())!, { timeoutMs: 10_000 })
+        .then(bodies),
+    ).toEqual([JSON.stringify({ ...event, data: { ...event!.data, reason: '' } })]);
+  });
+  test('without a reason in clear', async () => {
+    const { id } = await stage.house.charge();
+    await stage.house.refund(id, { initiatedBy: 'staff', reason: null, includeFee: true });
+    expect(await told()).toMatchObject([{ data: { reason: '' } }]);
+    const [row] = await stage.query<{ payload: Buffer }>('select payload from webhook_event');
+    expect(row!.payload.toString()).toMatch(/^\{/);
   });
   test('a void by staff too', async () => {
     const { id } = await stage.house.charge();

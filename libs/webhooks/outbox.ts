@@ -5,12 +5,11 @@
  * The outbox is a reactor: it is never rebuilt, since a sent webhook cannot be undone. A replay of the log adds no row. The id of a notification
  * depends only on its event, and events that may have been purged are skipped.
  */
-import { paymentIdOf, type PaymentTerms, paymentEvents } from '#payments';
+import { paymentIdOf, type PaymentTerms } from '#payments';
 import type { Migration, Queryable } from '#platform';
 import type { EventStore, Projection, Recorded } from '#eventstore';
 import { announceDue } from './due.js';
-import { bodyOf, notificationOf, NOTIFYING_EVENTS } from './notification.js';
-import { eventIdOf } from './signature.js';
+import { keysOfEvents, notifies, payloadOf, type PayloadPorts } from './payload.js';
 
 export const webhookEventMigration: Migration = {
   name: '0081-webhook-event',
@@ -57,7 +56,7 @@ export const OUTBOX_NEVER_AGAIN = `
 /** Name of the outbox's checkpoint. */
 export const WEBHOOK_OUTBOX = 'webhook-outbox';
 
-/** A notification with its body: one row of webhook_event. */
+/** A notification: one row of webhook_event. `payload`: its body; a box if it holds a reason (payload.ts). */
 export interface OutboxEvent {
   readonly id: string;
   readonly type: string;
@@ -88,26 +87,23 @@ export interface OutboxRows {
 /** The outbox collects events for this long before it writes. Otherwise nearly every event would need its own transaction. */
 const GATHER_MS = 50;
 
-export const webhookOutbox = (store: EventStore): Projection => ({
+export const webhookOutbox = (store: EventStore, personal: PayloadPorts['personal']): Projection => ({
   name: WEBHOOK_OUTBOX,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
-  apply: (client, events) => applyOutbox(postgresOutboxRows(client), store, events),
+  apply: (client, events) => applyOutbox(postgresOutboxRows(client), { store, personal }, events),
 });
 
-export const applyOutbox = async (rows: OutboxRows, store: EventStore, events: readonly Recorded[]): Promise<void> => {
+export const applyOutbox = async (rows: OutboxRows, { store, personal }: PayloadPorts, events: readonly Recorded[]): Promise<void> => {
+  const notifying = events.filter(notifies);
+  const opened = await personal.open(keysOfEvents(notifying));
   const told: OutboxEvent[] = [];
-  for (const recorded of events) {
-    if (!(NOTIFYING_EVENTS as readonly string[]).includes(recorded.type)) continue;
-    const { stream, revision, position } = recorded;
-    const paymentId = paymentIdOf(stream);
-    const notification = notificationOf(paymentId, paymentEvents.read(recorded));
+  for (const recorded of notifying) {
+    const notification = payloadOf(recorded, opened);
     if (!notification) continue;
-    const { type } = notification;
-    const id = eventIdOf(type, stream, revision);
-    const createdAt = recorded.meta.recordedAt;
-    const payload = Buffer.from(bodyOf(id, createdAt, notification));
-    told.push({ id, type, accountId: await ownerOf(store, stream), paymentId, payload, createdAt, stream, revision, position });
+    const { stream, revision, position, meta } = recorded;
+    const accountId = await ownerOf(store, stream);
+    told.push({ ...notification, accountId, paymentId: paymentIdOf(stream), createdAt: meta.recordedAt, stream, revision, position });
   }
   if (told.length === 0) return;
   await rows.write(told);
@@ -115,7 +111,7 @@ export const applyOutbox = async (rows: OutboxRows, store: EventStore, events: r
 };
 
 /** The account of a payment, from its first event. */
-const ownerOf = async (store: EventStore, stream: string): Promise<string> => {
+const ownerOf = async (store: PayloadPorts['store'], stream: string): Promise<string> => {
   for await (const first of store.read(stream, 0n, 1)) {
     if (first.type === 'PaymentInitiated') return (first.data as unknown as PaymentTerms).accountId;
     break;

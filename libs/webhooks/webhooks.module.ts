@@ -1,13 +1,14 @@
 /** The Nest module of webhooks (`#webhooks/module`). */
 import { Global, Module } from '@nestjs/common';
 import type { EventStore, LogGate } from '#eventstore';
-import { EVENT_STORE, LOG_GATE, type OpenReactor, REACTOR } from '#eventstore/module';
-import type { Config } from '#platform';
+import { EVENT_STORE, LOG_GATE, type OpenReactor, PERSONAL_KEYS, REACTOR } from '#eventstore/module';
+import type { Config, PersonalKeys } from '#platform';
 import { ProcessContext } from '#platform/module';
 import { postgresDeliveries } from './deliveries.js';
 import { createDispatcher, type Dispatcher, type DispatcherWatch } from './dispatcher.js';
 import { postgresDueSignal } from './due.js';
 import { webhookOutbox } from './outbox.js';
+import type { PayloadPorts } from './payload.js';
 import { createSender } from './safe-request.js';
 import { createResolve } from './target.js';
 
@@ -33,21 +34,22 @@ export const OUTBOX = Symbol('webhook outbox');
   providers: [
     {
       provide: OUTBOX,
-      inject: [REACTOR, EVENT_STORE],
-      useFactory: (reactor: OpenReactor, store: EventStore) => reactor(webhookOutbox(store)),
+      inject: [REACTOR, EVENT_STORE, PERSONAL_KEYS],
+      useFactory: (reactor: OpenReactor, store: EventStore, personal: PersonalKeys) => reactor(webhookOutbox(store, personal)),
     },
     // The dispatcher needs the tables of the schema, which exist when LOG_GATE is provided.
     {
       provide: Webhooks,
-      inject: [ProcessContext, LOG_GATE],
-      useFactory: (context: ProcessContext, ownLog: LogGate) => openWebhooks(context, ownLog),
+      inject: [ProcessContext, LOG_GATE, EVENT_STORE, PERSONAL_KEYS],
+      useFactory: (context: ProcessContext, ownLog: LogGate, store: EventStore, personal: PersonalKeys) =>
+        openWebhooks(context, ownLog, { store, personal }),
     },
   ],
   exports: [OUTBOX, Webhooks],
 })
 export class WebhooksModule {}
 
-const openWebhooks = (context: ProcessContext, ownLog: LogGate): Webhooks => {
+const openWebhooks = (context: ProcessContext, ownLog: LogGate, payloads: PayloadPorts): Webhooks => {
   const { config, keys, clock, ids, log } = context;
   const pool = context.pool({ name: 'webhooks', max: POOL_CONNECTIONS, byKey: true });
   const watchers = new Set<DispatcherWatch>();
@@ -55,6 +57,7 @@ const openWebhooks = (context: ProcessContext, ownLog: LogGate): Webhooks => {
     deliveries: context.guarded(postgresDeliveries(pool, ids.uuid())),
     sender: context.guarded(createSender({ settings: config.webhooks, resolve: createResolve(config.webhooks.dnsServers, clock), clock })),
     due: postgresDueSignal(pool),
+    payloads,
     keys,
     clock,
     log,

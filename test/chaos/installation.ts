@@ -348,9 +348,9 @@ export const startInstallation = async (random: Random, { prepare, release }: In
   }
 };
 
-const firstAccount = async ({ store, clock, ids, keys, readModels }: Services): Promise<{ apiKey: string; portalId: string }> => {
+const firstAccount = async ({ store, clock, ids, keys, personal, readModels }: Services): Promise<{ apiKey: string; portalId: string }> => {
   const actor = { type: 'system', id: 'chaos' } as const;
-  const admin = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
+  const admin = new Administration({ store, clock, ids, keys, personal, environment: 'sandbox', cardInTextCheck: true, actor });
   const { accountId } = (await admin.createAccount('Partner')).state;
   const portal = await admin.createPortal({ accountIds: [accountId], name: 'Portal', gateway: 'simulator', fee: { ...NO_FEE, ...FEE } });
   const issued = await admin.issueKey(accountId);

@@ -7,7 +7,7 @@ import { paymentRegisterModel } from '#settlement';
 import { journalModel } from '#ledger';
 import { canonicalJson } from '#kernel';
 import { findDrift } from '#audit';
-import { isVisible, LEASE_SECONDS, paymentView } from '#payments';
+import { isVisible, keysOfPayment, LEASE_SECONDS, paymentView } from '#payments';
 import { Random } from '../../apps/demo/city.js';
 import { type Book, type Books, readBooks } from '../support/truth.js';
 import type { Installation } from './installation.js';
@@ -121,7 +121,7 @@ const judgeCharge = (charge: Charge, made: readonly Book[]): string[] => {
 
 /** A8: list, journal, settlement and replay agree. Each payment in the list over HTTP equals the fold of its stream. */
 const judgeReadModels = async (stores: Installation['stores'], partners: Partners, books: Books): Promise<string[]> => {
-  const { readModels, store, payments, pool, clock } = stores;
+  const { readModels, store, payments, pool, personal, clock } = stores;
   const head = await store.head();
   const caughtUp = await Promise.all([
     payments.list.caughtUpTo(head!, CAUGHT_UP_MS),
@@ -149,7 +149,7 @@ const judgeReadModels = async (stores: Installation['stores'], partners: Partner
   for (const { paymentId, payment } of books.payments) {
     if (!isVisible(payment)) continue;
     visible += 1;
-    const folded = canonicalJson(paymentView(paymentId, payment));
+    const folded = canonicalJson(paymentView(paymentId, payment, await personal.open(keysOfPayment(payment))));
     const shown = listed.has(paymentId) ? canonicalJson(listed.get(paymentId)) : 'nothing';
     if (folded !== shown) violations.push(`${paymentId}: the list shows ${shown}, the events say ${folded}`);
   }

@@ -17,7 +17,7 @@ import { pidsOf, serviceMs } from '../../bench/service.js';
 import { Alerts, readRules } from '../support/alerts.js';
 import { DataDir, type Ended, kill, launch, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { CARD, PARTNER } from '../support/service.js';
-import { endLeases, openStores, recoverAll } from '../support/truth.js';
+import { endLeases, openStores, recoverAll, waitingForStaff } from '../support/truth.js';
 import { bringToEnd, judge } from './judge.js';
 import { type Charge, Partners, type Return } from './partners.js';
 
@@ -176,12 +176,15 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       measureProcessors(service, (ms) => (quarter().cpuMs += ms), stop.signal),
     ];
     const paying = pay(partners, rate, random, service, stop.signal);
+    const payfold = (args: readonly string[]): Promise<Ended> => {
+      const running = launch(['--enable-source-maps', OPERATOR, '--json', '--yes', ...args], dataDir, { LOG_LEVEL: 'error' });
+      const timer = setTimeout(() => kill(running.pid), COMMAND_MS);
+      return running.exited.finally(() => clearTimeout(timer));
+    };
     const command = async (during: 'calm' | 'down' | 'stopping', ...args: readonly string[]): Promise<Ended> => {
       const name = args.filter((word) => !/[/\d]/.test(word)).join(' ');
       const started = performance.now();
-      const running = launch(['--enable-source-maps', OPERATOR, '--json', '--yes', ...args], dataDir, { LOG_LEVEL: 'error' });
-      const timer = setTimeout(() => kill(running.pid), COMMAND_MS);
-      const ended = await running.exited.finally(() => clearTimeout(timer));
+      const ended = await payfold(args);
       const one = commands.get(name) ?? { runs: 0, cutOff: 0, slowestSeconds: 0 };
       commands.set(name, one);
       one.runs += 1;
@@ -271,10 +274,26 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     onProgress('the load has ended; recovery and comparison begin');
     const { databaseUrl, simulatorUrl } = runtimeOf(dataDir);
     const opened = (stores = await openStores({ databaseUrl, simulatorUrl }, join(dataDir.data, 'master.key'), dataDir.data));
+    let decidedByStaff = 0;
+    /** A batch settled some sales before their outcome was known. Staff say that the charge stands. If that is refused, its money goes back. */
+    const decide = async (): Promise<void> => {
+      const by = ['--by', 'Soak'];
+      const waiting = await waitingForStaff(opened);
+      if (waiting.length === 0) return;
+      const rows = JSON.parse((await command('calm', 'settlement', 'exceptions')).stdout) as { exceptionId: string; paymentId: string | null }[];
+      for (const paymentId of waiting) {
+        const { code } = await payfold(['payments', 'resolve', paymentId, '--as', 'succeeded', '--evidence', 'the batch', ...by]);
+        const as = code === 0 ? ['--as', 'settles'] : ['--as', 'refund', '--send'];
+        for (const { exceptionId } of rows.filter((row) => row.paymentId === paymentId))
+          await command('calm', 'settlement', 'exceptions', 'resolve', exceptionId, ...as, '--reason', 'decided', ...by);
+        decidedByStaff += 1;
+      }
+    };
     const recover = async (): Promise<number> => {
       await opened.pool.query('delete from recovery_try');
       await endLeases(opened);
       const resolved = await recoverAll(opened);
+      await decide();
       await recordSettlements(opened.settlement, AbortSignal.timeout(COMMAND_MS));
       return resolved;
     };
@@ -302,6 +321,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       netAtBankCents: verdict.netAtBankCents,
       askedAgain: verdict.replayed,
       resolvedByRecovery,
+      decidedByStaff,
       starts: service.readySeconds.length,
       slowestStartSeconds: Math.max(...service.readySeconds),
       faults,

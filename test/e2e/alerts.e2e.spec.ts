@@ -36,21 +36,22 @@ let auditKey: string;
 let apiKey: string;
 let portalId: string;
 
-const ran = (args: readonly string[]) => launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, LOG_LEVEL: 'silent' }).exited;
+const ran = (args: readonly string[], settings: Environment = {}) =>
+  launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, ...settings, LOG_LEVEL: 'silent' }).exited;
 const payfold = async <T>(...args: string[]): Promise<T> => {
   const { code, stdout, stderr } = await ran(args);
   expect([code, stderr]).toEqual([0, '']);
   return JSON.parse(stdout) as T;
 };
-const post = async (number?: string): Promise<{ data?: { id: string }; details?: { id: string } }> => {
+const post = async (overrides: { number?: string; payer?: object } = {}): Promise<{ data?: { id: string }; details?: { id: string } }> => {
   const answer = await fetch(`${api.url}${PARTNER}/payments`, {
     method: 'POST',
     headers: { authorization: `ApiKey ${apiKey}`, 'content-type': 'application/json', 'idempotency-key': newKey() },
-    body: JSON.stringify(paymentOf(portalId, number ? { number } : {})),
+    body: JSON.stringify(paymentOf(portalId, overrides)),
   });
   return (await answer.json()) as Awaited<ReturnType<typeof post>>;
 };
-const pay = async (number?: string): Promise<string> => (await post(number)).data!.id;
+const pay = async (overrides?: Parameters<typeof post>[0]): Promise<string> => (await post(overrides)).data!.id;
 /** Business time, `ms` from now. */
 const inMs = async (ms: number) => {
   const { rows } = await sql.query<{ ahead_ms: string }>('select ahead_ms from sandbox_time');
@@ -62,7 +63,7 @@ beforeAll(async () => {
   dataDir = await DataDir.create();
   await mkdir(dataDir.data);
   database = await freshDatabase();
-  sql = createPool(database.url, { name: 'spec', max: 2, searchPath: searchPathOf(READ_MODELS) });
+  sql = createPool(database.url, { name: 'spec', max: 3, searchPath: searchPathOf(READ_MODELS) });
   const [auditPort, metricsPort] = [await freePort(), await freePort()];
   const simulator = await start('simulator', dataDir);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
@@ -83,8 +84,8 @@ afterAll(async () => {
   await database?.drop();
 });
 
-const byCommand = async () => {
-  const { code, stdout, stderr } = await ran(['alerts']);
+const byCommand = async (settings?: Environment) => {
+  const { code, stdout, stderr } = await ran(['alerts'], settings);
   expect(stderr).toBe('');
   return { code, alerts: JSON.parse(stdout) as readonly Alert[] };
 };
@@ -143,8 +144,11 @@ describe('payfold alerts', () => {
 
   test('unknown_outcome: a charge without an outcome, until recovery has resolved it', async () => {
     await worker.stop();
-    const id = (await post(CARD.unreadable)).details!.id;
+    const id = (await post({ number: CARD.unreadable })).details!.id;
     expect(named((await byCommand()).alerts, 'unknown_outcome').count).toBe(0);
+    const earlier = await byCommand({ ALERT_UNKNOWN_OUTCOME_SECONDS: '1' });
+    expect(earlier.code).toBe(1);
+    expect(named(earlier.alerts, 'unknown_outcome')).toMatchObject({ count: 1, threshold: '1 s', items: [{ kind: 'payment', id }] });
     await advanceTo(Date.parse(await inMs(16 * MINUTE_MS)));
     expect(await fires('unknown_outcome')).toMatchObject({
       severity: 'page',
@@ -158,7 +162,7 @@ describe('payfold alerts', () => {
   }, 300_000);
 
   test('staff_task: a sale that the processor rejected, until a person acknowledges it', async () => {
-    const id = await pay(CARD.settlementRejected);
+    const id = await pay({ number: CARD.settlementRejected });
     // The alarm on stderr is correct here.
     expect((await ran(['settlement', 'close'])).code).toBe(0);
     expect(await fires('staff_task')).toMatchObject({
@@ -264,5 +268,29 @@ describe('payfold alerts', () => {
     expect(await fires('seal')).toMatchObject({ severity: 'page', count: 1, threshold: '60 s', items: [{ kind: 'position' }] });
     worker = await start('worker', dataDir, env);
     await ends();
+  }, 300_000);
+
+  test('erasure_pending: keys that cannot be deleted, until they can', async () => {
+    const id = await pay({ payer: { firstName: 'Ada', email: 'ada@example.org' } });
+    const holder = await sql.connect();
+    try {
+      await holder.query('begin');
+      await holder.query('lock table personal_key in exclusive mode');
+      const erased = ran(['payments', 'erase', id, '--reason-code', 'request', ...BY, '--apply']);
+      await eventually(async () => {
+        const { rowCount } = await sql.query(
+          `update es.events set stored_at = stored_at - interval '2 minutes' where stream_id like 'erasure-%' and stored_at > clock_timestamp() - interval '1 minute'`,
+        );
+        return rowCount === 1;
+      });
+      expect(await fires('erasure_pending')).toMatchObject({ severity: 'ticket', threshold: '60 s', items: [{ kind: 'erasure' }] });
+      await holder.query('rollback');
+      await erased;
+    } finally {
+      holder.release();
+    }
+    await ends();
+    const payment = await fetch(`${api.url}${PARTNER}/payments/${id}`, { headers: { authorization: `ApiKey ${apiKey}` } });
+    expect(await payment.json()).toMatchObject({ data: { payer: null, personalDataErasedAt: expect.any(String) } });
   }, 300_000);
 });

@@ -25,6 +25,7 @@ import {
 } from '#audit';
 import { paymentListModel, type PaymentView, resolvePayment } from '#payments';
 import { closeIncident, type Position } from '#eventstore';
+import { openDispute } from '#settlement';
 import { adjustBooks, balances, balancesBefore, closePeriod, JOURNAL_START, journalModel, journalPage, type Movement, movements, type PeriodPorts, verifyPeriods } from '#ledger'; // prettier-ignore
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { serveMetrics } from '../../apps/lifecycle.js';
@@ -73,8 +74,8 @@ const keyPorts = () => {
 };
 const keysReach = (position: Parameters<PeriodPorts['journalReached']>[0]) =>
   service.services.readModels.of(auditKeyModel).runUntil(position, { timeoutMs: 10_000 });
-const issue = async (role: 'finance' | 'auditor' | 'agency', scope: Scope = EVERYTHING) => {
-  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role, scope, personal: false }, OPERATOR);
+const issue = async (role: 'finance' | 'auditor' | 'agency', scope: Scope = EVERYTHING, personal = false) => {
+  const issued = await issueAuditKey(keyPorts(), { name: `Books ${role}`, role, scope, personal }, OPERATOR);
   await keysReach(issued.position);
   return issued;
 };
@@ -375,11 +376,18 @@ describe('refused attempts', () => {
 });
 
 describe('reports', () => {
-  const report = async (name: ReportName, format: 'csv' | 'ndjson' = 'ndjson', after: string | null = null) => {
+  const report = async (name: ReportName, format: 'csv' | 'ndjson' = 'ndjson', after: string | null = null, opens = false) => {
     const said = { rows: 0, totals: {} as Record<string, number>, after };
     let text = '';
-    const { store, pool } = service.services;
-    for await (const piece of reportText({ store, db: pool }, EVERYTHING, name, format, { from: FROM, to: TO, asOf: null, after }, said))
+    const { store, pool, personal } = service.services;
+    for await (const piece of reportText(
+      { store, db: pool, ...(opens && { personal }) },
+      EVERYTHING,
+      name,
+      format,
+      { from: FROM, to: TO, asOf: null, after },
+      said,
+    ))
       text += piece;
     return { ...said, text, objects: format === 'ndjson' ? text.trim().split('\n').filter(Boolean).map((line) => JSON.parse(line) as Record<string, string | number | null>) : [] }; // prettier-ignore
   };
@@ -403,9 +411,10 @@ describe('reports', () => {
     expect(trial.totals.debit_cents).toBe(trial.totals.credit_cents);
     expect((await report('payments')).rows).toBe((await day.partner.client.list({ limit: 100 })).data.payments.length);
     expect((await report('disputes')).rows).toBe(3);
-    expect((await report('reversals')).objects.filter(({ initiated_by: by }) => by === 'staff')).toMatchObject([
-      { reversal_type: 'refund', reason: 'billed twice' },
-    ]);
+    for (const opens of [false, true])
+      expect((await report('reversals', 'ndjson', null, opens)).objects.filter(({ initiated_by: by }) => by === 'staff')).toMatchObject([
+        { reversal_type: 'refund', reason: opens ? 'billed twice' : null },
+      ]);
     expect((await report('staff-actions')).objects.map(({ actor, event }) => `${actor} ${event}`)).toContain('Dana RefundRequested');
   });
   test('transactions name the card, and of a charge the authorization code and the checks; a refund names the card of its charge', async () => {
@@ -524,7 +533,91 @@ describe('reports', () => {
   test('a text that is a formula to a spreadsheet is not one', async () => {
     await day.partner.client.refund(day.payments.at(-1)!.id, { amountCents: 1, reason: '=HYPERLINK("http://x","y"), you' });
     await caughtUp();
-    expect((await report('reversals', 'csv')).text).toContain(`,"'=HYPERLINK(""http://x"",""y""), you",`);
+    expect((await report('reversals', 'csv', null, true)).text).toContain(`,"'=HYPERLINK(""http://x"",""y""), you",`);
+  });
+});
+
+describe('personal data', () => {
+  const PLANTED = {
+    payer: 'Ada Planted',
+    email: 'planted@example.org',
+    line: 'water of Planted',
+    reason: 'told by Planted',
+    dispute: 'Planted denies',
+  };
+  let personal: string;
+  let keyId: string;
+  let id: string;
+  let disputeId: string;
+  beforeAll(async () => {
+    ({ auditKey: personal, keyId } = await issue('auditor', EVERYTHING, true));
+    const body = paymentOf(day.separate, { lines: [6_000, 4_000] });
+    const lines = body.lineItems.map((line, index) => (index === 1 ? { ...line, description: PLANTED.line, metadata: { of: PLANTED.payer } } : line));
+    ({ id } = await day.partner.client.created({ ...body, lineItems: lines, payer: { firstName: PLANTED.payer, email: PLANTED.email } }));
+    await day.partner.client.refund(id, { amountCents: 100, reason: PLANTED.reason });
+    disputeId = service.services.ids.uuid();
+    const dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: PLANTED.dispute, disputedAmountCents: 500, openedOn: '2026-01-05', dueDate: '2026-02-05' } as const; // prettier-ignore
+    await openDispute(service.services.payments.ports, id, dispute, { actor: { type: 'staff', id: 'Dana' }, correlationId: 'r' });
+    await caughtUp();
+  });
+  const paths = (): [path: string, texts: readonly string[]][] => [
+    [`/audit/v1/payments/${id}`, [PLANTED.payer, PLANTED.email, PLANTED.line]],
+    [`/audit/v1/payments/${id}/timeline`, Object.values(PLANTED)],
+    ['/audit/v1/payments?limit=1', [PLANTED.payer, PLANTED.email, PLANTED.line]],
+    [`/audit/v1/exports/reversals?format=ndjson`, [PLANTED.reason]],
+    [`/audit/v1/exports/disputes?format=ndjson`, [PLANTED.dispute]],
+    [`/audit/v1/exports/line-items?format=ndjson`, [PLANTED.line]],
+    [`/audit/v1/exports/staff-actions?format=ndjson`, [PLANTED.dispute]],
+  ];
+  const opening = (path: string) => `${path}${path.includes('?') ? '&' : '?'}personal=true`;
+  const openings = async () =>
+    (await service.services.pool.query<{ actor: string; report: string; shown: number }>('select actor, report, shown::int from personal_opening order by opened_at, opening_id')).rows; // prettier-ignore
+
+  test('is not shown unless it is asked for', async () => {
+    for (const [path] of paths())
+      for (const key of [auditor, personal]) {
+        const { status, text } = await get(path, key);
+        expect([path, status]).toEqual([path, 200]);
+        expect([path, Object.values(PLANTED).filter((planted) => text.includes(planted))]).toEqual([path, []]);
+      }
+  });
+  test('is refused to a key that was not issued for it; another value is no value', async () => {
+    for (const [path] of paths()) {
+      expect([path, (await get(opening(path), auditor)).status]).toEqual([path, 403]);
+      for (const value of ['', '1', 'false', 'TRUE'])
+        expect([path, (await get(opening(path).replace('personal=true', `personal=${value}`), personal)).status]).toEqual([path, 400]);
+    }
+    for (const path of ['/audit/v1/refusals', '/audit/v1/ledger/balances', '/audit/v1/exceptions'])
+      expect([path, (await get(opening(path), personal)).status]).toEqual([path, 400]);
+  });
+  test('is shown to a key that may read it, and each reading is noted', async () => {
+    for (const [path, texts] of paths()) {
+      const before = (await openings()).length;
+      const { status, text } = await get(opening(path), personal);
+      expect([path, status]).toEqual([path, 200]);
+      expect([path, texts.filter((planted) => !text.includes(planted))]).toEqual([path, []]);
+      const noted = (await openings()).slice(before);
+      expect(noted).toEqual([{ actor: `audit key ${keyId}`, report: path.slice('/audit/v1/'.length).split('?')[0], shown: expect.any(Number) }]);
+      const { shown: _, ...said } = noted[0]!;
+      // The rows of an export are counted after its answer has ended.
+      await eventually(async () => {
+        const count = (await openings())[before]!.shown;
+        expect(count).toBeGreaterThan(0);
+        expect(service.logLines()).toContainEqual(expect.objectContaining({ msg: 'personal data was opened', ...said, count }));
+        return true;
+      });
+    }
+  });
+  test('has the same rows otherwise', async () => {
+    for (const [path] of paths().filter(([one]) => one.includes('/exports/'))) {
+      const [closed, opened] = await Promise.all([get(path, personal), get(opening(path), personal)]);
+      const rows = ({ text }: { text: string }) =>
+        text
+          .trim()
+          .split('\n')
+          .map((line) => ({ ...(JSON.parse(line) as object), reason: 0, description: 0 }));
+      expect([path, rows(opened)]).toEqual([path, rows(closed)]);
+    }
   });
 });
 

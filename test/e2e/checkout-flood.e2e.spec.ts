@@ -3,7 +3,7 @@
  * limits are those of production.
  */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import { Capabilities, postgresIntakeRows, purgeIntakes } from '#checkout';
+import { Capabilities, postgresIntakeRows } from '#checkout';
 import type { Recorded } from '#eventstore';
 import { type Json, timestamp } from '#kernel';
 import {
@@ -139,9 +139,7 @@ describe('the content of a checkout lies beside the log', () => {
     expect((await eventsOf(id)).map(({ type }) => type)).toEqual(['CheckoutStarted']);
 
     const changed = await begun();
-    await service.services.pool.query(`update checkout_intake set content = replace(content, 'shop.test', 'evil.test') where checkout_id = $1`, [
-      changed.id,
-    ]);
+    await service.services.pool.query(`update checkout_intake set content = left(content, -8) || 'AAAAAAA=' where checkout_id = $1`, [changed.id]);
     await expectExpired(changed.one, changed.id);
     expect(service.logLines()).toContainEqual(
       expect.objectContaining({ level: 50, checkoutId: changed.id, msg: 'the content of a checkout was changed; it takes no card' }),
@@ -215,12 +213,21 @@ describe('the content of a checkout lies beside the log', () => {
 
   test('contents are purged when they are no longer needed, and not before', async () => {
     const { id } = await begun();
-    const rows = postgresIntakeRows(service.services.pool);
+    const { pool, checkout } = service.services;
+    const { sessions } = checkout;
+    const rows = postgresIntakeRows(pool);
+    const paid = await begun();
+    expect((await paid.one.pay(paid.id)).location).toBe(`/checkout/${paid.id}/receipt`);
+    const keys = [(await sessions.load(id))!.key!.id, (await sessions.load(paid.id))!.key!.id];
+    const kept = async () => (await pool.query<{ key_id: string }>('select key_id from personal_key where key_id = any ($1::uuid[])', [keys])).rows;
     const now = service.clock.now();
-    await purgeIntakes(rows, now + 30 * DAY_MS);
+    await sessions.purge(now + 30 * DAY_MS);
     expect((await rows.read(id)).size).toBe(1);
-    await purgeIntakes(rows, now + 30 * DAY_MS + 3_660_000);
+    expect(await kept()).toHaveLength(2);
+    await sessions.purge(now + 30 * DAY_MS + 3_660_000);
     expect((await rows.read(id)).size).toBe(0);
+    // The payment uses the key of its session. The key of a session without a payment goes with the content.
+    expect(await kept()).toEqual([{ key_id: keys[1] }]);
   });
 });
 

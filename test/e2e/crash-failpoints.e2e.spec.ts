@@ -37,9 +37,9 @@ beforeAll(async () => {
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url, MASTER_KEY_FILE: masterKeyFile };
   stores = await openStores({ databaseUrl: database.url, simulatorUrl: simulator.url }, masterKeyFile, dataDir.data);
 
-  const { store, clock, ids, keys } = stores;
+  const { store, clock, ids, keys, personal } = stores;
   const actor = { type: 'system', id: 'spec' } as const;
-  const admin = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
+  const admin = new Administration({ store, clock, ids, keys, personal, environment: 'sandbox', cardInTextCheck: true, actor });
   const { accountId } = (await admin.createAccount('Partner')).state;
   const portal = await admin.createPortal({ accountIds: [accountId], name: 'Portal', gateway: 'simulator', fee: { ...NO_FEE, ...FEE } });
   ({ portalId } = portal.state);

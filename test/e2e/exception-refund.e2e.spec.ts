@@ -237,7 +237,7 @@ describe('a sale that settled while its payment was unknown', () => {
         await real.refund(...call);
         return { kind: 'unknown', cause: 'disconnected' };
       },
-      async () => (asked++, { kind: 'cannot_tell' }),
+      async () => (asked++, { kind: 'cannot_tell', why: 'unreachable' }),
     );
     expect(await refused(send(exceptionId, deaf))).toMatchObject({ code: 'PAYMENT_TIMEOUT' });
     const recovery = createRefundRecovery(deaf, service.services.pool);
@@ -297,7 +297,8 @@ describe('money that belongs to no payment', () => {
     const { account } = payment.legs[0]!;
     const instrument = { type: 'card' as const, number: new Secret('4242424242424242'), expiry: { month: 12, year: 2040 }, cvv: new Secret('987') };
     const ref = crockford(randomBytes(13), 20);
-    const charge = { ref, leg: 'combined' as const, account, amountCents: 4_321, instrument };
+    const begunAt = new Date(service.clock.now()).toISOString();
+    const charge = { ref, leg: 'combined' as const, account, begunAt, amountCents: 4_321, instrument };
     const charged = await service.services.payments.ports.gateways.find(account)!.charge(charge, AbortSignal.timeout(20_000));
     expect(charged).toMatchObject({ kind: 'approved' });
     const before = await desk.booked();

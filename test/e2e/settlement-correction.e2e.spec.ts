@@ -4,7 +4,8 @@ import { writeFileSync } from 'node:fs';
 import { type EventStore, Unavailable } from '#eventstore';
 import { batchOf, changeException, linesOf, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
 import { findDrift } from '#audit';
-import { type PaymentGateway, type PaymentView, type SettlementRecord, staff, UnknownCursor } from '#payments';
+import { type PaymentGateway, type PaymentView, staff, UnknownCursor } from '#payments';
+import { batchesOf, type ListedLine, listedLines } from '../support/listed-lines.js';
 import { settle } from '../support/books.js';
 import { CARD, paymentOf, type Service, startService, type TestAccount, everySubscriber } from '../support/service.js';
 import { FILE_HEAD, type SettlementDesk, settlementDesk } from '../support/settlement.js';
@@ -34,6 +35,9 @@ const sale = async () => {
   const { id } = await pay();
   return { id, tx: (await desk.transaction(id)).transactionId };
 };
+/** Up to where the processor's batches are recorded. The simulator's places are batch ids. */
+const cursor = async (): Promise<string | null> =>
+  (await service.services.pool.query<{ cursor: string | null }>(`select cursor from gateway_feed where feed = 'settlement'`)).rows[0]!.cursor;
 const record = (through: SettlementPorts = ports) => recordSettlements(through, AbortSignal.timeout(20_000));
 const settledIn = async (id: string): Promise<string | null> => {
   const { payment } = await ports.payments.streams.load(id);
@@ -60,23 +64,23 @@ const breakingOff = (nth: number): SettlementPorts => {
   return { ...ports, store: Object.assign(Object.create(ports.store) as EventStore, { append }) };
 };
 /** Ports whose processor lists these lines. `before` runs when the request has a cursor. */
-const listing = (lines: readonly SettlementRecord[], before: () => void = () => undefined): SettlementPorts => {
+const listing = (lines: readonly ListedLine[], before: () => void = () => undefined): SettlementPorts => {
   const find = (one: Parameters<typeof ports.payments.gateways.find>[0]): PaymentGateway | null => {
     const real = ports.payments.gateways.find(one);
     return (
       real && {
         ...real,
-        settlements: async function* (_account, cursor) {
+        settlements: async function* (cursor) {
           if (one.merchantAccount !== merchantAccount) return;
           if (cursor !== null) before();
-          yield* lines;
+          yield* batchesOf(lines);
         },
       }
     );
   };
   return { ...ports, payments: { ...ports.payments, gateways: { find } } };
 };
-const said = (batchId: string, transactionId: string, over: Partial<SettlementRecord> = {}): SettlementRecord => ({
+const said = (batchId: string, transactionId: string, over: Partial<ListedLine> = {}): ListedLine => ({
   batchId,
   closedAt: '2026-11-01T05:00:00.000Z',
   transactionId,
@@ -95,9 +99,7 @@ describe('files beside the processor’s interface', () => {
     await service.simulator.closeBatches();
     const later = await sale();
     await service.simulator.closeBatches();
-    const listed: SettlementRecord[] = [];
-    const gateway = ports.payments.gateways.find(await account())!;
-    for await (const one of gateway.settlements(await account(), null, AbortSignal.timeout(5_000))) listed.push(one);
+    const listed = await listedLines(ports.payments.gateways.find(await account())!, null, AbortSignal.timeout(5_000));
     const { batchId } = listed.find(({ transactionId }) => transactionId === later.tx)!;
     const lines = listed
       .filter((one) => one.batchId === batchId)
@@ -106,7 +108,7 @@ describe('files beside the processor’s interface', () => {
     expect(await settledIn(later.id)).toBe(batchId);
     await record();
     expect(await settledIn(earlier.id)).toMatch(/^bat_/);
-    expect(await ports.register.lastListed(await account())).toBe(batchId);
+    expect(await cursor()).toBe(batchId);
     expect((await batchOf(ports.store, named(batchId))).fundedOn).toMatch(/^2/); // the file had no funding day
     expect(await kindsOf(batchId)).toEqual([]);
     expect(await record()).toEqual([]);
@@ -116,23 +118,22 @@ describe('files beside the processor’s interface', () => {
     const next = await sale();
     await settle(service);
     expect(await settledIn(next.id)).toMatch(/^bat_/);
-    expect(await ports.register.lastListed(await account())).toMatch(/^bat_/);
-    expect(alarms('does not know its own last batch')).toBe(0);
+    expect(await cursor()).toMatch(/^bat_/);
+    expect(alarms('does not know the place in its list')).toBe(0);
   });
   test('a last batch that the processor does not know any more is an alarm, and everything is read again', async () => {
     const gateway = ports.payments.gateways.find(await account())!;
     const read = async () => {
-      for await (const _ of gateway.settlements(await account(), 'bat_lost', AbortSignal.timeout(5_000)))
-        throw new Error('a line after a batch that is none');
+      for await (const _ of gateway.settlements('bat_lost', AbortSignal.timeout(5_000))) throw new Error('a batch after a batch that is none');
     };
     await expect(read()).rejects.toThrow(UnknownCursor);
     const one = await sale();
-    const before = alarms('does not know its own last batch');
+    const before = alarms('does not know the place in its list');
     const lost = () => {
       throw new UnknownCursor('bat_lost');
     };
     await record(listing([said('after-the-loss', one.tx, { grossCents: 10_000, feeCents: 230, netCents: 9_770 })], lost));
-    expect(alarms('does not know its own last batch')).toBe(before + 1);
+    expect(alarms('does not know the place in its list')).toBe(before + 1);
     expect(await settledIn(one.id)).toBe('after-the-loss');
   });
   test('if they contradict each other the file stands, staff get a task, and the interface is asked on', async () => {
@@ -148,7 +149,7 @@ describe('files beside the processor’s interface', () => {
     ]);
     expect((await recordedLines('two-words')).map(({ grossCents }) => grossCents)).toEqual([9_900]);
     expect(await settledIn(next.id)).toBe('two-words-next');
-    expect(await ports.register.lastListed(await account())).toBe('two-words-next');
+    expect(await cursor()).toBe('two-words-next');
   });
   test('at the same time, with other amounts: the payment equals the record, in either order', async () => {
     const one = await sale();
@@ -237,7 +238,7 @@ describe('imports that break off', () => {
     await expect(desk.importFile(file, merchantAccount, breakingOff(2))).rejects.toThrow('the store is away');
     await record(listing(ids.map((id) => said('reversed', id)).reverse()));
     expect((await recordedLines('reversed')).map(({ transactionId }) => transactionId).sort()).toEqual(ids.sort());
-    expect(await ports.register.lastListed(await account())).toBe('reversed');
+    expect(await cursor()).toBe('reversed');
     expect(await desk.importFile(file, merchantAccount)).toMatchObject({ corrected: 0, repeated: false });
   });
   test('and that the interface contradicts are left to staff with exact words, until a file says how it is', async () => {
@@ -257,7 +258,7 @@ describe('imports that break off', () => {
       merchantAccount,
     );
     await record(listing(other));
-    expect(await ports.register.lastListed(await account())).toBe('disputed');
+    expect(await cursor()).toBe('disputed');
     expect((await kindsOf('disputed')).filter(([kind]) => kind === 'SOURCE_MISMATCH')).toEqual([]);
   });
 });

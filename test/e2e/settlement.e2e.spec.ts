@@ -5,18 +5,10 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
 import { changeException, openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import {
-  type PaymentGateway,
-  type PaymentView,
-  type RefundView,
-  resolvePayment,
-  type ResolveRequest,
-  reverseByStaff,
-  type SettlementRecord,
-  staff,
-} from '#payments';
+import { type PaymentGateway, type PaymentView, type RefundView, resolvePayment, type ResolveRequest, reverseByStaff, staff } from '#payments';
 import { viewOf } from '../../apps/answers.js';
 import { createMetrics } from '../../apps/metrics.js';
+import { batchesOf, type ListedLine } from '../support/listed-lines.js';
 import { eventually } from '../support/eventually.js';
 import { figuresOf } from '../support/metrics.js';
 import { CARD, type Client, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
@@ -282,7 +274,7 @@ describe('settlement', () => {
 // A processor that is scripted by a test.
 
 let scripted = 0;
-const line = (fields: Partial<SettlementRecord> & { transactionId: string; grossCents: number }): SettlementRecord => ({
+const line = (fields: Partial<ListedLine> & { transactionId: string; grossCents: number }): ListedLine => ({
   batchId: `scripted_${scripted}`,
   closedAt: '2026-11-01T05:00:00.000Z',
   type: 'sale',
@@ -292,7 +284,7 @@ const line = (fields: Partial<SettlementRecord> & { transactionId: string; gross
   ...fields,
 });
 /** The service's settlement ports, with processors that list these lines. */
-const processorOf = (lines: readonly { merchantAccount: string; line: SettlementRecord }[]): SettlementPorts => {
+const processorOf = (lines: readonly { merchantAccount: string; line: ListedLine }[]): SettlementPorts => {
   const { settlement } = service.services;
   const gateways = {
     find: (account: Parameters<typeof settlement.payments.gateways.find>[0]): PaymentGateway | null => {
@@ -300,9 +292,7 @@ const processorOf = (lines: readonly { merchantAccount: string; line: Settlement
       return (
         real && {
           ...real,
-          settlements: async function* () {
-            for (const one of lines) if (one.merchantAccount === account.merchantAccount) yield one.line;
-          },
+          settlements: () => batchesOf(lines.flatMap((one) => (one.merchantAccount === account.merchantAccount ? [one.line] : []))),
         }
       );
     },
@@ -394,7 +384,7 @@ describe('batches of a processor that does not behave', () => {
     return { id, transactionId: payment.legs[0]!.transactionId, merchantAccount: payment.legs[0]!.account.merchantAccount };
   };
   let batches = 0;
-  const inBatch = (name: string, one: SettlementRecord): SettlementRecord => ({ ...one, batchId: `${name}_${batches}` });
+  const inBatch = (name: string, one: ListedLine): ListedLine => ({ ...one, batchId: `${name}_${batches}` });
   const linesOf = async (id: string, type: string) => {
     const found: string[] = [];
     for await (const events of service.services.store.readAll(null, { streamPrefixes: ['settlement-'] }))
@@ -451,9 +441,14 @@ describe('batches of a processor that does not behave', () => {
                 ...gateway,
                 settlements: async function* (...asked: Parameters<PaymentGateway['settlements']>) {
                   let count = 0;
-                  for await (const one of gateway.settlements(...asked)) {
-                    if (++count > 230) throw new Error('away');
-                    yield one;
+                  for await (const batch of gateway.settlements(...asked)) {
+                    const lines = async function* () {
+                      for await (const one of batch.lines) {
+                        if (++count > 230) throw new Error('away');
+                        yield one;
+                      }
+                    };
+                    yield { ...batch, lines: lines() };
                   }
                 },
               }
@@ -630,7 +625,8 @@ describe('resolving what recovery must not (C29, C69)', () => {
   const returnByHand = async (id: string, amountCents?: number): Promise<string> => {
     const { account, leg, transactionId, ...charge } = await chargeAtBank(id);
     const ref = `hand${service.services.ids.uuid().replaceAll('-', '').slice(0, 16)}`;
-    const call = { ref, leg, account, chargeTransactionId: transactionId!, amountCents: amountCents ?? charge.amountCents! };
+    const begunAt = new Date(service.clock.now()).toISOString();
+    const call = { ref, leg, account, begunAt, chargeTransactionId: transactionId!, amountCents: amountCents ?? charge.amountCents!, last4: '4242' };
     const outcome = await service.services.payments.ports.gateways.find(account)!.refund(call, AbortSignal.timeout(20_000));
     if (outcome.kind !== 'approved') throw new Error(JSON.stringify(outcome));
     return outcome.txn.transactionId;

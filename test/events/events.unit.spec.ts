@@ -42,14 +42,14 @@ describe('it is found and said if', () => {
     const { schema } = event('PaymentFailed');
     const wider = { ...schema, properties: { ...(schema.properties as object), note: { type: 'string' } } };
     expect(found({ type: 'PaymentFailed', schema: wider })).toEqual([
-      'PaymentFailed changed and its version did not: raise it to 2 in libs/payments/stream.ts as docs/changing.md#a-new-version-of-an-event says. ' +
-        'If no release has written version 1 yet, run npm run events:schemas instead',
+      'PaymentFailed changed and its version did not: raise it to 3 in libs/payments/stream.ts as docs/changing.md#a-new-version-of-an-event says. ' +
+        'If no release has written version 2 yet, run npm run events:schemas instead',
     ]);
   });
   test('a version has no schema, or no golden file', () => {
-    expect(found({ type: 'PaymentFailed', version: 2 })).toEqual([
-      'PaymentFailed has no schema of version 2: run npm run events:schemas',
-      'PaymentFailed has no golden file of version 2: add libs/payments/events/PaymentFailed.v2.json as docs/changing.md#a-new-version-of-an-event says',
+    expect(found({ type: 'PaymentFailed', version: 3 })).toEqual([
+      'PaymentFailed has no schema of version 3: run npm run events:schemas',
+      'PaymentFailed has no golden file of version 3: add libs/payments/events/PaymentFailed.v3.json as docs/changing.md#a-new-version-of-an-event says',
     ]);
     expect(found({ type: 'PortalCheckoutConfigured' }, { [schemaFile(event('PortalCheckoutConfigured'), 1)]: undefined })).toEqual([
       'PortalCheckoutConfigured has no schema of version 1: bring it back, it is never deleted',

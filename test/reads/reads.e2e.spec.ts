@@ -4,7 +4,7 @@
  */
 import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import pg from 'pg';
-import { finishSessions, postgresIntakeRows, postgresUnfinishedRows, purgeIntakes } from '#checkout';
+import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { EVERYTHING } from '#accounts';
 import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
@@ -345,7 +345,7 @@ test('each loop of the worker, when nothing is due', () =>
     await purgeTries(pool, stop);
     await purgeVelocity(pool, stop);
     await purgeRefusals(pool, service.clock.now(), stop);
-    await purgeIntakes(postgresIntakeRows(pool), Date.now(), stop);
+    await checkout.sessions.purge(Date.now(), stop);
     await purgeAttempts(pool, stop);
     await purgeDelivered(pool, config.webhooks.keepDays, stop);
     await dropUnusedShapes(pool, readModels.models);

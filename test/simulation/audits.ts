@@ -71,7 +71,7 @@ export const auditNotifications = (
 ): void => {
   for (const [stream, events] of streams) {
     const paymentId = paymentIdOf(stream);
-    const told = events.flatMap((recorded) => notificationOf(paymentId, paymentEvents.read(recorded)) ?? []);
+    const told = events.flatMap((recorded) => notificationOf(paymentId, paymentEvents.read(recorded), '') ?? []);
     const cents = told.reduce((sum, { type, data }) => sum + (type === 'payment.refunded' ? data.amountCents : 0), 0);
     check(cents === staffReturned(paymentId), `C56: notifications tell of ${cents} cents, staff returned ${staffReturned(paymentId)}`);
     const last = new Map<string, string>();

@@ -16,8 +16,8 @@ import {
 import { type IdempotencyStore, type PaymentCommand, type PaymentGateway, PaymentStreams } from '#payments';
 import { hashedUuid } from '#platform';
 import type { Claimed, Deliveries, Fate, Posted } from '#webhooks';
-import type { Bank, Result } from './bank.js';
-import type { Seams, World } from './service.js';
+import { type Bank, batchOf, type Result } from './bank.js';
+import { clearText, type Seams, type World } from './service.js';
 import type { LosingStore } from './work.js';
 
 export interface Canary {
@@ -71,6 +71,18 @@ const streams =
       ...change(inner),
     });
 
+/** What a canary remembers of a world. */
+const ofWorld = <T>(all: WeakMap<World, T>, world: World, made: () => T): T => {
+  const known = all.get(world) ?? made();
+  all.set(world, known);
+  return known;
+};
+const runningRefunds = new WeakMap<World, Set<string>>();
+const storedErrors = new WeakMap<World, Set<string>>();
+const scans = new WeakMap<World, Set<string>>();
+/** The last refund of a world, for canaries. */
+const lastRefund = new WeakMap<World, Parameters<PaymentGateway['refund']>[0]>();
+
 const isFence = (commands: readonly PaymentCommand[]) => commands.length === 1 && commands[0]!.type === 'StartReconciliation';
 
 const fates =
@@ -91,8 +103,11 @@ const gated = (inner: LogGate, verified: LogGate['verified']): LogGate => ({
 });
 
 const claimed =
-  (change: (one: Claimed) => Claimed) =>
-  (inner: Deliveries): Deliveries => ({ ...inner, claimDue: async (slots) => (await inner.claimDue(slots)).map(change) });
+  (change: (one: Claimed, world: World) => Claimed) =>
+  (inner: Deliveries, world: World): Deliveries => ({
+    ...inner,
+    claimDue: async (slots) => (await inner.claimDue(slots)).map((one) => change(one, world)),
+  });
 
 /** A patch that changes the refunds and voids of each loaded payment. */
 const attemptsRead = (change: (attempt: Record<string, unknown>) => Record<string, unknown>) =>
@@ -317,7 +332,7 @@ export const CANARIES: readonly Canary[] = [
             name,
             fence,
             ending.to === 'completed'
-              ? { to: 'completed', answer: { ...ending.answer, body: ending.answer.body.replace(/}$/, `,"at":${world.sim.now}}`) } }
+              ? { to: 'completed', answer: { ...ending.answer, body: ending.answer.body.replace(/.$/, `,"at":${world.sim.now}}`) } }
               : ending,
           ),
       }),
@@ -446,7 +461,7 @@ export const CANARIES: readonly Canary[] = [
       gateway: gateways((inner) => ({
         finalize: async (call, signal) => {
           const found = await inner.lookup(call, signal).catch(() => ({ found: 'cannot_tell' as const }));
-          if (found.found === 'cannot_tell') return { kind: 'cannot_tell' };
+          if (found.found === 'cannot_tell') return { kind: 'cannot_tell', why: 'unreachable' };
           return found.found ? inner.finalize(call, signal) : { kind: 'never' };
         },
       })),
@@ -520,19 +535,146 @@ export const CANARIES: readonly Canary[] = [
   {
     name: 'recovery goes on with a leg that nobody sent',
     seams: {
-      gateway: gateways((inner) => {
-        let last: Parameters<PaymentGateway['refund']>[0] | null = null;
-        return {
-          refund: (call, signal) => {
-            last = call;
-            return inner.refund(call, signal);
-          },
-          finalize: async (call, signal) => {
-            const found = await inner.finalize(call, signal);
-            if (found.kind === 'never' && call.op === 'refund' && last) void inner.refund({ ...last, ref: `${call.ref}+` }, signal);
-            return found;
-          },
-        };
+      gateway: (inner, world) => ({
+        ...inner,
+        refund: (call, signal) => {
+          lastRefund.set(world, call);
+          return inner.refund(call, signal);
+        },
+        finalize: async (call, signal) => {
+          const found = await inner.finalize(call, signal);
+          const last = lastRefund.get(world);
+          if (found.kind === 'never' && call.op === 'refund' && last) void inner.refund({ ...last, ref: `${call.ref}+` }, signal);
+          return found;
+        },
+      }),
+    },
+  },
+  // ---- banks like those of vendors
+  {
+    name: 'no trace counts as never before the batch is listed',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          const found = await inner.finalize(call, signal);
+          return found.kind === 'cannot_tell' && found.why === 'not_visible' && call.op === 'charge' ? { kind: 'never' } : found;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a charge that is held for review counts as approved',
+    seams: {
+      gateway: gateways((inner) => ({
+        charge: async (call, signal) => {
+          const outcome = await inner.charge(call, signal);
+          return outcome.kind === 'held' ? { kind: 'approved', txn: { transactionId: outcome.transactionId, authCode: 'H1' } } : outcome;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a void of which there is no trace counts as never executed',
+    seams: {
+      gateway: gateways((inner) => ({
+        finalize: async (call, signal) => {
+          const found = await inner.finalize(call, signal);
+          return found.kind === 'cannot_tell' && found.why === 'not_visible' && call.op !== 'charge' ? { kind: 'never' } : found;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a refund of which there is no trace is sent again under a new reference',
+    seams: {
+      gateway: (inner, world) => ({
+        ...inner,
+        refund: (call, signal) => inner.refund(world.unseen.has(call.ref) ? { ...call, ref: fresh(world) } : call, signal),
+      }),
+    },
+  },
+  {
+    name: 'a refund is repeated when the bank has forgotten it',
+    seams: {
+      gateway: gateways(({ capabilities }) => ({
+        capabilities: { ...capabilities, repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: Number.POSITIVE_INFINITY } },
+      })),
+    },
+  },
+  {
+    name: 'the key of a refund is forgotten while its attempt is open',
+    seams: {
+      world: ({ keys }) => {
+        keys.beginsAnew = (row) => row.expiresAt <= keys.now() && (row.state === 'completed' || row.operation !== 'create');
+      },
+    },
+  },
+  {
+    name: 'recovery looks again only when the gateway can tell',
+    seams: {
+      recoveryWork: (inner) => ({
+        ...inner,
+        record: (tried) => inner.record({ ...tried, nextTryAt: tried.until ?? tried.nextTryAt }),
+        // A round that resolves another payment looks at all.
+        hurry: async () => undefined,
+      }),
+    },
+  },
+  {
+    name: 'a call that still runs under its reference counts as not processed',
+    seams: {
+      gateway: (inner, world) => ({
+        ...inner,
+        refund: async (call, signal) => {
+          const running = ofWorld(runningRefunds, world, () => new Set<string>());
+          if (running.has(call.ref)) return { kind: 'not_processed', answered: true };
+          const outcome = await inner.refund(call, signal);
+          if (outcome.kind === 'unknown') running.add(call.ref);
+          return outcome;
+        },
+      }),
+    },
+  },
+  {
+    name: 'a duplicate of an own charge counts as declined',
+    seams: {
+      gateway: gateways((inner) => ({
+        charge: async (call, signal) => {
+          const outcome = await inner.charge(call, signal);
+          if (outcome.kind !== 'unknown') return outcome;
+          const again = await inner.charge(call, signal);
+          return again.kind === 'approved' ? { kind: 'declined', decline: { code: 'generic_decline' } } : outcome;
+        },
+      })),
+    },
+  },
+  {
+    name: 'a cancel under a fixed key repeats its stored error',
+    seams: {
+      gateway: (inner, world) => ({
+        ...inner,
+        finalize: async (call, signal) => {
+          const stored = ofWorld(storedErrors, world, () => new Set<string>());
+          if (stored.has(call.ref)) return { kind: 'cannot_tell', why: 'unreachable' };
+          const found = await inner.finalize(call, signal);
+          if (found.kind === 'cannot_tell' && found.why === 'unreachable') stored.add(call.ref);
+          return found;
+        },
+      }),
+    },
+  },
+  {
+    name: 'a scan that began before the question proves absence',
+    seams: {
+      gateway: (inner, world) => ({
+        ...inner,
+        finalize: async (call, signal) => {
+          // The first scan answers all.
+          const scan = ofWorld(scans, world, () => new Set(world.bank.answers.keys()));
+          const found = await inner.finalize(call, signal);
+          const isOver = call.op === 'charge' && world.sim.now >= batchOf(call.begunAt).listedAt;
+          return inner.capabilities.finalize === 'after_batch' && isOver && !scan.has(call.ref) ? { kind: 'never' } : found;
+        },
       }),
     },
   },
@@ -635,7 +777,12 @@ export const CANARIES: readonly Canary[] = [
   { name: 'a failure is the end', seams: { deliveries: fates((fate) => (fate.state === 'pending' ? { state: 'held' } : fate)) } },
   {
     name: 'the body is written anew for every attempt',
-    seams: { deliveries: claimed((one) => ({ ...one, payload: Buffer.concat([one.payload, Buffer.alloc(one.attempts, ' ')]) })) },
+    seams: {
+      deliveries: claimed((one, world) => {
+        const body = clearText(world.opened, one.payload.toString(), `${one.stream}/webhook:${one.eventId}`);
+        return { ...one, payload: Buffer.from(body + ' '.repeat(one.attempts)) };
+      }),
+    },
   },
   {
     name: 'a redelivery is another event',

@@ -335,7 +335,9 @@ export const auditSessions = (
 /** Cents that the bank took under a reference and did not return. */
 const keptUnder = (bank: Bank, ref: string): number => {
   const executed = bank.answers.get(ref);
-  const charge = executed?.result.kind === 'approved' ? bank.charges.get(executed.result.txn.transactionId) : undefined;
+  const result = executed?.result;
+  const id = result?.kind === 'held' ? result.transactionId : result?.kind === 'approved' ? result.txn.transactionId : null;
+  const charge = id === null ? undefined : bank.charges.get(id);
   return charge ? bank.remaining(charge) : 0;
 };
 

@@ -131,11 +131,11 @@ export class WebhookTables {
     return picked.slice(0, slots).map((one) => {
       const token = `lease ${++this.leases}`;
       Object.assign(one, { state: 'in_flight', lease: { token, until: now + LEASE_MS } });
-      const { id: eventId, type, payload } = this.events.get(one.eventId)!;
+      const { id: eventId, type, payload, stream, revision } = this.events.get(one.eventId)!;
       const { id: endpointId, url, failures: consecutiveFailures } = this.endpoints.get(one.endpointId)!;
       const { id: secretId, kid, ciphertext } = this.secret(endpointId, 'active')!;
       const { id: deliveryId, round, attempts } = one;
-      return { deliveryId, token, round, attempts, eventId, type, payload, endpointId, url, consecutiveFailures, secretId, sealed: { kid, ciphertext: ciphertext! }, claimedAtMs: now, chance: this.rng.next() }; // prettier-ignore
+      return { deliveryId, token, round, attempts, eventId, type, payload, stream, revision, endpointId, url, consecutiveFailures, secretId, sealed: { kid, ciphertext: ciphertext! }, claimedAtMs: now, chance: this.rng.next() }; // prettier-ignore
     });
   }
 

@@ -3,12 +3,22 @@
  * whose events are lost for good.
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
-import { abandon, emptyCreates, gatewayAccountsOf, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams } from '#payments';
+import { timestamp } from '#kernel';
+import {
+  abandon,
+  emptyCreates,
+  type GatewayAccount,
+  gatewayAccountsOf,
+  NO_FILTERS,
+  type PaymentPorts,
+  paymentStream,
+  PaymentStreams,
+} from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
-import { bankGateway, CAPABILITIES, directWire, type GatewayName } from './bank.js';
+import { bankGateway, directWire } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';
 import { chargeAsk, type Outside } from './partners.js';
-import { ACCOUNTS, type Ask, CHECK_EVERY_MS, DIRECTORY, logger, PORTALS, type Reply, type World } from './service.js';
+import { ACCOUNTS, type Ask, CHECK_EVERY_MS, DIRECTORY, logger, PORTALS, type Reply, USUAL_PORTALS, type World } from './service.js';
 import { Process } from './simulator.js';
 import { collect } from './stores.js';
 
@@ -16,6 +26,8 @@ import { collect } from './stores.js';
 // Staff.
 
 const LOOKS_MS = [5_000, 60_000] as const;
+/** How long staff wait where a gateway cannot tell yet. */
+const ASKS_AGAIN_MS = 300_000;
 
 /**
  * Simulated staff close an open incident when the right log is back. If they cannot close it, they give up for the rest of the run. No faults affect
@@ -26,40 +38,50 @@ export const attend = async (world: World): Promise<void> => {
   for (;;) {
     await sim.wait(sim.rng.int(...LOOKS_MS));
     if (!marks.incident || watch!.isLost) continue;
-    if (await resume(world)) continue;
+    const resumed = await resume(world);
+    if (resumed === 'cannot tell') await sim.wait(ASKS_AGAIN_MS);
+    if (resumed !== 'refused') continue;
     sim.note('staff', 'the log does not hold everything: not resumed');
     watch!.isGivenUp = true;
     return;
   }
 };
 
-/** The same steps as in apps/operator/log.ts. false: the incident stays open. */
-const resume = async (world: World): Promise<boolean> => {
-  const { sim, log: store, marks, keys } = world;
+/**
+ * The same steps as in apps/operator/log.ts. `cannot tell`: a gateway cannot promise yet that it never charged, so staff try again later. `refused`: the
+ * incident stays open.
+ */
+const resume = async (world: World): Promise<'resumed' | 'cannot tell' | 'refused'> => {
+  const { sim, log: store, marks, keys, portals } = world;
   const process = new Process('staff');
   const clock = sim.clock(process);
   const book = marks.bookOf('staff');
   const places = await examineLog({ store, book, signedHead: async () => null });
-  if (!isWhole(places) || (await speaksOfLost(world))) return false;
+  if (!isWhole(places) || (await speaksOfLost(world))) return 'refused';
   const log = logger(sim, process);
   const ownLog = new OwnLog({ store, book, installationId: INSTALLATION, clock, log, appendsProve: false });
   const ids = sim.ids();
-  const gateways = new Map((Object.keys(CAPABILITIES) as GatewayName[]).map((name) => [name as string, bankGateway(world.bank, name, directWire)]));
-  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find: ({ gateway }) => gateways.get(gateway) ?? null }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
-  const ended = [...keys.rows.values()].filter(({ operation, state }) => operation === 'create' && state === 'reserved');
-  const accounts = (await DIRECTORY.portals()).flatMap(({ gateway }) => (gateway ? gatewayAccountsOf(gateway) : []));
+  const find = (account: GatewayAccount) => bankGateway(world.bank, account, directWire, () => sim.now);
+  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
+  const ended = [...keys.rows.values()].flatMap(({ operation, state, createdAt, ...row }) =>
+    operation === 'create' && state === 'reserved' ? [{ ...row, claimedAt: timestamp(createdAt) }] : [],
+  );
+  const accounts = (await DIRECTORY.portals()).flatMap(({ portalId, gateway }) =>
+    gateway && portals.some((portal) => portal.portalId === portalId) ? gatewayAccountsOf(gateway) : [],
+  );
   const empty = await emptyCreates({ ...ports, ownLog: foundWhole } as unknown as PaymentPorts, ended, accounts);
-  for (const { paymentId, wasNeverCharged } of empty) {
-    sim.note('staff', `create ${paymentId}: ${wasNeverCharged ? 'never charged' : 'charged'}`);
-    world.check(wasNeverCharged, 'C76: a charge without an intent in the log');
+  for (const { paymentId, wasNeverCharged, until } of empty) {
+    sim.note('staff', `create ${paymentId}: ${wasNeverCharged ? 'never charged' : until === null ? 'charged' : `cannot tell until ${until}`}`);
+    world.check(wasNeverCharged || until !== null, 'C76: a charge without an intent in the log');
   }
-  if (empty.some(({ wasNeverCharged }) => !wasNeverCharged)) return false;
+  if (empty.some(({ wasNeverCharged }) => !wasNeverCharged))
+    return empty.every(({ wasNeverCharged, until }) => wasNeverCharged || until !== null) ? 'cannot tell' : 'refused';
   marks.close(unheldMarks(places));
   sim.note('staff', 'the incident is closed');
   await ownLog.begin();
-  if (ownLog.incident) return false;
+  if (ownLog.incident) return 'refused';
   await abandon(ports as unknown as PaymentPorts, empty);
-  return true;
+  return 'resumed';
 };
 
 /** True if a list row or a stored answer needs an event that the log does not have. The same as `unborne`, on the simulated tables. */
@@ -131,7 +153,7 @@ const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
     for (const { ask: asked } of exchanges.slice(0, 2))
       if (asked.kind === 'create' || asked.kind === 'reverse' || asked.kind === 'staff')
         await judged(asked, (answer, reply) => (isKeyed(asked) && (reply.replayed === true || answer.code === 'IDEMPOTENCY_MISMATCH')) || refused(answer, reply)); // prettier-ignore
-  const portal = sim.rng.pick(PORTALS);
+  const portal = sim.rng.pick(PORTALS.slice(0, USUAL_PORTALS));
   const wish = { accountId: ACCOUNTS[0], portal, lines: [500], card: 'approved', reference: 'in the incident' } as const;
   await judged(chargeAsk({ ...wish, key: `incident ${sim.now}` }), refused);
   await judged(chargeAsk({ ...wish, key: null }), refused);

@@ -7,7 +7,7 @@
  */
 import { CHECKOUT_STREAMS, checkoutUnfinishedModel, checkoutIdOf } from '#checkout';
 import { checkpointOf, type Recorded } from '#eventstore';
-import { fold, ServiceError } from '#kernel';
+import { CLOSED, fold, type Personal, type Reveal, ServiceError } from '#kernel';
 import {
   chargeAnswer,
   gatewayRef,
@@ -22,11 +22,11 @@ import {
   paymentEvents,
 } from '#payments';
 import { WEBHOOK_OUTBOX } from '#webhooks';
-import { errorAnswer, successAnswer } from '#platform';
+import { errorAnswer, type OpenedKeys, successAnswer } from '#platform';
 import { auditLedger, auditNotifications } from './audits.js';
-import { type BankCharge, CARDS } from './bank.js';
+import { type BankCharge, batchOf, CAPABILITIES, CARDS, type GatewayName } from './bank.js';
 import { auditSessions, auditUnfinished, isSessionQuiet, PageJudge, sessionOf } from './checkout.js';
-import { type Ask, loggedKeyName, PORTALS, type Reply, RING, type World } from './service.js';
+import { type Ask, clearText, loggedKeyName, PORTALS, type Reply, RING, type World } from './service.js';
 import { collect } from './stores.js';
 import { areDeliveriesQuiet, auditDeliveries, WEBHOOK_ANSWERS } from './webhooks.js';
 
@@ -74,6 +74,9 @@ export interface Told {
 }
 
 const DAY_MS = 86_400_000;
+/** Recovery starts after a minute, and then looks after 1 and 2 minutes. Its rounds come a little later. */
+const LOOKED_AT_AFTER_MS = 60_000;
+const FOUND_WITHIN_MS = 6 * 60_000;
 /** Settlement waits for an open reversal at most this long. */
 const HELD_UP_MS = 3_600_000;
 /** The largest difference between the wall clocks of two replicas, in any seed. */
@@ -109,7 +112,8 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   get: ['OK', 'PAYMENT_NOT_FOUND', 'INTERNAL_ERROR'],
   list: ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
   resolve: ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
-  'open dispute': ['OK', 'INVALID_STATE', 'INTERNAL_ERROR'],
+  // The reason of a dispute needs a key of personal data. Without one, nothing is recorded.
+  'open dispute': ['OK', 'INVALID_STATE', 'IDEMPOTENCY_UNAVAILABLE', 'INTERNAL_ERROR'],
   'update dispute': ['OK', 'INVALID_STATE', 'VALIDATION_ERROR', 'INTERNAL_ERROR'],
   'check out': ['OK', 'PORTAL_ACCESS_DENIED', 'INTERNAL_ERROR'],
   look: ['OK', 'INTERNAL_ERROR'],
@@ -281,7 +285,9 @@ export class Oracle {
     const history = this.keys.get(keyName(ask))!;
     if (exchange.sentAt < history.firstSentAt) return;
     const last = history.earlier.at(-1);
-    if (last && exchange === history.exchanges[0] && sentAt - last.sentAt >= DAY_MS)
+    // The key of a refund or void is kept until its attempt has ended, and then for 24 h (C72). An answer shows that it has ended.
+    const endedAt = last && (ask.kind === 'create' ? last.sentAt : last.answeredAt);
+    if (endedAt !== undefined && exchange === history.exchanges[0] && sentAt - endedAt >= DAY_MS)
       this.check(!reply!.replayed, 'C20: a key that expired was replayed');
     const others = history.exchanges.filter((one) => one !== exchange && one.reply !== null);
     const before = others.filter(({ answeredAt }) => answeredAt <= sentAt).map((one) => ({ one, answer: told(one.reply!) }));
@@ -545,8 +551,13 @@ export class Oracle {
       const executed = this.world.bank.answers.get(references.charge);
       if (executed?.cannotTell) return true;
       const charge = this.chargeUnder(references.charge);
-      return charge !== undefined && (charge.batchId !== null || charge.card === 'voidRejected');
+      if (charge === undefined || this.abilityOf(intent).voids === 'none') return false;
+      return charge.batchId !== null || charge.card === 'voidRejected';
     });
+  }
+
+  private abilityOf({ portalId }: Pick<Intent, 'portalId'>): (typeof CAPABILITIES)[GatewayName] {
+    return CAPABILITIES[PORTALS.find((portal) => portal.portalId === portalId)!.gateway];
   }
 
   /** The payments with an unknown outcome, and the bank's state of each leg. */
@@ -567,8 +578,9 @@ export class Oracle {
   }
 
   private chargeUnder(ref: string): BankCharge | undefined {
-    const executed = this.world.bank.answers.get(ref);
-    return executed?.result.kind === 'approved' ? this.world.bank.charges.get(executed.result.txn.transactionId) : undefined;
+    const result = this.world.bank.answers.get(ref)?.result;
+    if (result?.kind === 'held') return this.world.bank.charges.get(result.transactionId);
+    return result?.kind === 'approved' ? this.world.bank.charges.get(result.txn.transactionId) : undefined;
   }
 
   async audit(): Promise<void> {
@@ -622,6 +634,7 @@ export class Oracle {
       attempts: new Map(),
       netCents: 0,
       resolved: false,
+      voidedAt: Number.NEGATIVE_INFINITY,
     };
     const legs = new Map<string, { charged: number; back: number; transactionId: string }>();
     let open: BookAttempt | null = null;
@@ -670,7 +683,11 @@ export class Oracle {
           if (phase === 'charged') {
             const attempt = book.attempts.get(data.attemptId as string);
             must(attempt !== undefined, event.type);
-            if (attempt && !attempt.ended) attempt.fenced = true;
+            if (attempt && !attempt.ended) {
+              attempt.fenced = true;
+              // C72: only the call of this leg may be sent again.
+              attempt.underWay = attempt.request.legs.find(({ leg }) => !attempt.returned.some((part) => part.leg === leg))?.leg ?? null;
+            }
           } else {
             must(phase === 'pending' || phase === 'unknown', event.type);
             book.phase = 'unknown';
@@ -680,8 +697,9 @@ export class Oracle {
         case 'VoidRequested':
         case 'RefundRequested': {
           must(phase === 'charged' && open === null, event.type);
-          const request = event.data as unknown as BookAttempt['request'];
-          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, requestedAt: Date.parse(event.meta.recordedAt), fenced: false, ended: null, endedAt: Number.POSITIVE_INFINITY, returned: [], remainingAfter: 0 }; // prettier-ignore
+          const data = event.data as unknown as BookAttempt['request'];
+          const request = { ...data, context: `${event.stream}/reason:${data.attemptId}` };
+          open = { request, operation: event.type === 'VoidRequested' ? 'void' : 'refund', requestId: event.meta.correlationId, requestedAt: Date.parse(event.meta.recordedAt), fenced: false, underWay: null, ended: null, endedAt: Number.POSITIVE_INFINITY, returned: [], remainingAfter: 0 }; // prettier-ignore
           book.attempts.set(request.attemptId, open);
           break;
         }
@@ -691,6 +709,7 @@ export class Oracle {
           if (phase !== 'charged') {
             must((phase === 'unknown' && fenced) || phase === 'voided', event.type);
             book.phase = 'voided';
+            book.voidedAt = Date.parse(event.meta.recordedAt) + CLOCKS_DIFFER_MS;
             break;
           }
           const returned = event.data as unknown as Returned;
@@ -752,6 +771,7 @@ export class Oracle {
           'A2: a charge in the log is not the bank’s',
         );
         this.check(live === netHere, `A2: the bank keeps ${live} cents of a ${leg} leg, the log ${netHere}`);
+        this.check(charge?.card !== 'held', `A2: a ${leg} leg counts as charged, and the bank holds it for review`);
         book.netCents += live;
       } else if (book.phase === 'failed' || book.phase === 'voided')
         this.check(live === 0, `A2: a ${book.phase} payment, and the bank keeps ${live} cents of its ${leg} leg`);
@@ -764,20 +784,58 @@ export class Oracle {
         this.check(this.chargeUnder(gatewayRef(attemptId, leg, 'charge')) === undefined, 'C64: an abandoned payment was charged');
     }
     // C61: when recovery has ended an attempt, each of its references is executed or finalised. So a paused process cannot execute one later.
-    const answered = (ref: string) => bank.answers.has(ref) || bank.tombstones.has(ref);
+    // A bank without tombstones promises it by its batches, and knows no reference of a void. A bank without voids takes none.
+    const ability = book.intent && this.abilityOf(book.intent);
+    const tells = ability?.finalize === 'at_once';
+    const answered = (ref: string) => !tells || bank.answers.has(ref) || bank.tombstones.has(ref);
+    if (fenced && !book.resolved && !tells && book.phase === 'voided')
+      for (const { references } of book.intent!.legs) {
+        const at = events.find(({ type }) => type === 'PaymentVoided')!.meta.recordedAt;
+        if (!bank.answers.has(references.charge))
+          this.check(
+            Date.parse(at) >= batchOf(events[0]!.meta.recordedAt).listedAt - CLOCKS_DIFFER_MS,
+            'C61: a charge was given up before its batch was listed',
+          );
+      }
     if (fenced && !book.resolved && (book.phase === 'voided' || book.phase === 'failed'))
       for (const { references } of book.intent!.legs) {
         this.check(answered(references.charge), 'C61: a charge was given up although its reference may still be executed');
         if (!bank.answers.has(references.charge)) this.check(answered(references.reversal), 'C61: a reversal’s reference may still be executed');
       }
+    if (fenced && !book.resolved && book.phase === 'voided') this.auditSoon(book, Date.parse(events[0]!.meta.recordedAt));
     for (const attempt of book.attempts.values())
       if (attempt.fenced && attempt.ended !== null)
         for (const { leg, references } of attempt.request.legs)
           this.check(
-            attempt.returned.some((part) => part.leg === leg) || (answered(references.void) && answered(references.refund)),
+            attempt.returned.some((part) => part.leg === leg) ||
+              ((ability?.voids === 'none' || answered(references.void)) && (attempt.operation === 'void' || answered(references.refund))),
             `C61: the ${leg} leg of an ended ${attempt.operation} may still be executed`,
           );
+    for (const { operation, request, underWay } of book.attempts.values())
+      for (const { leg, references } of request.legs) {
+        const { repeated } = this.world;
+        if (repeated.has(references.void) || repeated.has(references.refund))
+          this.check(leg === underWay, `C72: recovery sent the ${leg} leg, which was not under way at the fence`);
+        if (operation === 'void') this.check(!bank.sent.has(references.refund), 'C72: a void was sent as a refund');
+      }
     return book;
+  }
+
+  /**
+   * A charge that arrives while recovery waits for the batch is undone soon: it must not settle. Judged only where nothing else disturbs recovery.
+   * `begunAt`: the time of the intent.
+   */
+  private auditSoon({ chargeRefs }: Book, begunAt: number): void {
+    const { sim, bank, watch, keyLoss } = this.world;
+    const { drops, lost, outages, crashes, pauses } = sim.statistics;
+    if (drops + lost + outages + crashes + pauses > 0 || watch !== null || keyLoss !== null) return;
+    for (const ref of chargeRefs) {
+      const charge = this.chargeUnder(ref);
+      const undone = [...bank.reversals.values()].find((one) => one.charge === charge && one.askedBy === 'reversal');
+      if (!charge || !undone) continue;
+      const seenAt = Math.max(charge.at, begunAt + LOOKED_AT_AFTER_MS);
+      this.check(undone.at <= seenAt + FOUND_WITHIN_MS, 'P7: a charge that had arrived was undone late');
+    }
   }
 
   private checkIntent(intent: Intent): void {
@@ -882,7 +940,8 @@ export class Oracle {
   }
 
   private byReason(request: BookAttempt['request']): Intention | undefined {
-    return this.intentions.find(({ name }) => name === request.reason);
+    const reason = this.world.opened.content(request.personal, request.context)?.reason;
+    return this.intentions.find(({ name }) => name === reason);
   }
 
   /** Compares requested returns with returned money and with answers. Each return happens at most once (C17, C18, C38). */
@@ -990,9 +1049,11 @@ export class Oracle {
         this.check(false, 'a settlement line was not recorded');
         continue;
       }
-      const book = books.find((one) => one.chargeRefs.includes(ref!) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
+      const book = books.find((one) => one.chargeRefs.includes(ref!) || one.intent?.legs.some(({ references }) => references.reversal === ref) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
-      const undecided = book?.phase === 'unknown' || book?.resolved === true;
+      // A batch may close before recovery has undone an unknown charge by a refund.
+      const wasUnknown = book !== undefined && line.at < book.voidedAt && book.intent !== null && this.abilityOf(book.intent).voids === 'none';
+      const undecided = book?.phase === 'unknown' || book?.resolved === true || wasUnknown;
       // After an hour, a batch no longer waits for an open reversal. The line is then compared with the present state of the payment, and may
       // mismatch.
       const heldUp = [...(book?.attempts.values() ?? [])].some(
@@ -1018,7 +1079,10 @@ export class Oracle {
     });
     const closed = standing.filter(({ accepted }) => accepted).map(({ closedAt }) => closedAt);
     const status = standing.some(({ accepted }) => !accepted) ? 'rejected' : closed.length > 0 ? 'settled' : 'unsettled';
-    const shown = paymentView(paymentId, JSON.parse(this.world.tables.list.get(paymentId)!.state)).settlement;
+    const row = this.world.tables.list.get(paymentId);
+    this.check(row !== undefined, `C73: the list has no row of the settled payment ${paymentId}`);
+    if (!row) return;
+    const shown = paymentView(paymentId, JSON.parse(row.state), CLOSED).settlement;
     const settledAt = closed.sort()[0] ?? null;
     this.check(
       shown?.status === status && shown.settledAt === settledAt,
@@ -1027,12 +1091,14 @@ export class Oracle {
   }
 
   private auditKeys(streams: ReadonlyMap<string, readonly Recorded[]>): void {
+    const { opened } = this.world;
     for (const row of this.world.keys.rows.values()) {
       if (row.operation === 'create') this.check(row.state !== 'in_progress', 'A9: the key of a create is in progress when everything runs again');
       else this.check(row.state !== 'in_progress' || row.leaseUntil! <= this.world.sim.now, 'A9: a lease runs when everything runs again');
       if (row.operation !== 'create' || row.state !== 'completed') continue;
       const events = (streams.get(`payment-${row.paymentId}`) ?? []).slice(0, 2).map(paymentEvents.read);
-      this.check(row.body === rebuilt(row.paymentId, events), 'A7: a stored answer is not the one that its events make');
+      const body = boxedBody(opened, row.body!, `payment-${row.paymentId}/answer:${row.paymentId}:create`);
+      this.check(body === rebuilt(row.paymentId, events, opened), 'A7: a stored answer is not the one that its events make');
     }
   }
 
@@ -1059,11 +1125,20 @@ export class Oracle {
     const said = this.world.sim.lines.join('\n');
     for (const number of Object.values(CARDS)) this.check(![kept, rows, said].some((text) => text.includes(number)), 'A11: a card number was kept');
     this.check(![kept, rows, said].some((text) => text.includes(CVV)), 'A11: a security code was kept');
+    for (const text of Object.values(PLANTED)) this.check(![kept, rows, said].some((one) => one.includes(text)), `A11: ${text} stands in clear`);
   }
 }
 
 /** The security code of every card. This text occurs nowhere else in a run. */
 export const CVV = '!73!';
+
+/** Texts about payers. They occur nowhere in clear. */
+export const PLANTED = {
+  name: '!Ada!',
+  email: 'ada!@example.org',
+  description: '!water of Ada!',
+  dispute: '!Ada says no!',
+} as const;
 
 type Keyed = Extract<Ask, { kind: 'create' | 'reverse' | 'staff' }>;
 export const isKeyed = (ask: Ask): ask is Keyed => (ask.kind === 'create' || ask.kind === 'reverse' || ask.kind === 'staff') && ask.key !== null;
@@ -1076,10 +1151,19 @@ const isReversal = (ask: Ask): ask is Extract<Ask, { kind: 'reverse' | 'staff' }
 const accountOf = (ask: Ask): string =>
   'accountId' in ask ? ask.accountId : 'request' in ask && 'accountId' in ask.request ? (ask.request.accountId ?? '') : '';
 
-/** Makes the answer to a create again, from the first two events of its payment. */
-const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[]): string | null => {
+/** The text of a box. null: the box was changed. */
+const boxedBody = (opened: OpenedKeys, body: string, context: string): string | null => {
   try {
-    return successAnswer(chargeAnswer(paymentId, fold(decider, events))).body;
+    return clearText(opened, body, context);
+  } catch {
+    return null;
+  }
+};
+
+/** Makes the answer to a create again, from the first two events of its payment. */
+const rebuilt = (paymentId: string, events: readonly ReturnType<typeof paymentEvents.read>[], reveal: Reveal): string | null => {
+  try {
+    return successAnswer(chargeAnswer(paymentId, fold(decider, events), reveal)).body;
   } catch (error) {
     return error instanceof ServiceError ? errorAnswer(error).body : null;
   }
@@ -1124,8 +1208,9 @@ interface Returned {
 interface BookAttempt {
   readonly request: {
     readonly attemptId: string;
-    /** Identifies the intention. Clients send it. */
-    readonly reason: string;
+    /** The box of the name of the intention, which clients send as the reason. */
+    readonly personal: Personal<{ readonly reason: string }>;
+    readonly context: string;
     readonly initiatedBy: 'partner' | 'staff';
     readonly asked: { readonly amountCents: number | null; readonly includeFee: boolean };
     readonly completes: string | null;
@@ -1136,6 +1221,8 @@ interface BookAttempt {
   readonly requestId: string;
   readonly requestedAt: number;
   fenced: boolean;
+  /** The leg that was under way when the attempt was fenced. null: none, or not fenced. */
+  underWay: string | null;
   ended: string | null;
   endedAt: number;
   readonly returned: Returned[];
@@ -1153,6 +1240,8 @@ interface Book {
   netCents: number;
   /** True if staff have resolved the payment. */
   resolved: boolean;
+  /** When recovery undid the charge. −Infinity: it did not. */
+  voidedAt: number;
 }
 
 /** The attempts of one refund or void: the first one, and the one that completed it (C38). */

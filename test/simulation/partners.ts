@@ -3,9 +3,10 @@
  * they repeat a key, obey `Retry-After`, and read a payment before they charge again. They never crash, but their messages may get lost.
  */
 import { canonicalJson, type Cents, timestamp } from '#kernel';
-import { type ChargeRequest, type Dispute, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
+import type { DisputeTerms } from '#settlement';
+import { type ChargeRequest, NO_FILTERS, type ResolveRequest, Secret } from '#payments';
 import { type CardKind, CARDS } from './bank.js';
-import { CVV, type Exchange, type Intention, type Oracle, told, type Told } from './oracle.js';
+import { CVV, type Exchange, type Intention, type Oracle, PLANTED, told, type Told } from './oracle.js';
 import { type Ask, merchantAccounts, type PortalTerms, type Reply, type World } from './service.js';
 
 /** How long a client waits for an answer. */
@@ -51,7 +52,12 @@ export interface Return {
   readonly actor: 'partner' | 'staff';
   readonly asksAgain?: boolean;
   readonly tries?: number;
+  /** The client sends nothing while the whole service is down, and sends its request again as soon as it is up. */
+  readonly waits?: boolean;
 }
+
+/** How often a client that waits looks whether the service is up. Recovery's first round comes later. */
+const LOOKS_UP_MS = 5_000;
 
 export class Outside {
   private requests = 0;
@@ -108,6 +114,15 @@ export class Outside {
     sim.note('client', `${who} ← ${answer ? `${answer.status} ${answer.code}${reply.replayed ? ' (replayed)' : ''}` : 'no answer'} (${requestId})`);
     this.oracle.answered(exchange);
     return exchange;
+  }
+
+  private isUp(): boolean {
+    return this.world.replicas.some(({ process }) => process.up);
+  }
+
+  /** Waits until a replica is up. */
+  async untilUp(): Promise<void> {
+    while (!this.isUp()) await this.wait(LOOKS_UP_MS);
   }
 
   private wait(ms: number): Promise<void> {
@@ -223,6 +238,11 @@ export class Outside {
         : { kind: 'reverse', request: { ...common, accountId, initiatedBy: 'partner' }, key, fingerprint };
     let done = false;
     for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
+      if (wanted.waits && !this.isUp()) {
+        // After a day of downtime, the key of a return that has ended is forgotten.
+        if (done) return intention;
+        await this.untilUp();
+      }
       const { reply } = await this.send(intention, ask);
       const answer = reply && told(reply);
       const last = await this.afterReturn(answer, key !== null);
@@ -293,7 +313,7 @@ export class Outside {
     const { sim } = this.world;
     const day = timestamp(sim.now).slice(0, 10);
     const disputeId = sim.ids().uuid();
-    const dispute: Dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
+    const dispute: DisputeTerms = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: PLANTED.dispute, disputedAmountCents, openedOn: day, dueDate: day }; // prettier-ignore
     await this.persist({ kind: 'open dispute', paymentId, dispute });
     await this.wait(sim.rng.int(5_000, 120_000));
     await this.persist({ kind: 'update dispute', disputeId, status: sim.rng.pick(['lost', 'recovered', 'in_dispute'] as const) });
@@ -343,8 +363,14 @@ const chargeRequest = ({ accountId, portal, lines, card, reference: referenceId 
   portalId: portal.portalId,
   referenceId,
   amountCents: lines.reduce((sum, cents) => sum + cents, 0),
-  lineItems: lines.map((cents, index) => ({ amountCents: cents, referenceId: `INV-${index + 1}`, description: null, metadata: null })),
-  payer: null,
+  lineItems: lines.map((cents, index) => ({
+    amountCents: cents,
+    referenceId: `INV-${index + 1}`,
+    description: index === 1 ? PLANTED.description : null,
+    metadata: null,
+  })),
+  // Some payments have no text, and so no key.
+  payer: card === 'approved' ? { firstName: PLANTED.name, email: PLANTED.email } : null,
   instrument: { type: 'card', number: new Secret(CARDS[card]), expiry: { month: 12, year: 2040 }, cvv: new Secret(CVV) },
 });
 

@@ -2,6 +2,7 @@
  * One run: clients use the service during faults. Then all faults end, and the oracle compares the books. If the run has a seed, the seed decides
  * everything. A scenario has only crashes at chosen points.
  */
+import { KEEP_HOURS, RECOVERY_SCHEDULE_MS } from '#payments';
 import type { CardKind } from './bank.js';
 import { checkOut, type Visit } from './checkout.js';
 import { attend, endInIncident } from './incident.js';
@@ -9,14 +10,14 @@ import { drawKeyFault, type KeyFault, playKeyFault } from './key-loss.js';
 import { drawLogFault, type LogFault, playLogFault } from './loss.js';
 import { Oracle } from './oracle.js';
 import { Outside, type Paid, type Return, type Wish } from './partners.js';
-import { ACCOUNTS, PORTALS, type Seams, World } from './service.js';
+import { ACCOUNTS, PORTALS, type PortalTerms, type Seams, USUAL_PORTALS, World } from './service.js';
 import { repairReceivers, subscribe, type Subscription } from './webhooks.js';
 import { type CrashPoint, type Faults, NO_FAULTS, Process, Rng, Simulator, type Statistics, type Store } from './simulator.js';
 
-/** How long a run may take to become quiet after its faults. Within this time recovery must try each open payment again. */
-const QUIET_WITHIN_MS = 3 * 3_600_000;
-const LOOK_EVERY_MS = 30_000;
 const HOUR_MS = 3_600_000;
+/** How long a run may take to become quiet after its faults. Within this time recovery must try each open payment again. */
+const QUIET_WITHIN_MS = RECOVERY_SCHEDULE_MS.at(-1)! + HOUR_MS;
+const LOOK_EVERY_MS = 30_000;
 /** If a client is still busy after this time, the service has stopped answering. */
 const CLIENTS_WITHIN_MS = 48 * HOUR_MS;
 
@@ -57,9 +58,10 @@ const play = async (
   epilogue: Play,
   fault: LogFault | null = null,
   keyFault: KeyFault | null = null,
+  portals: readonly PortalTerms[] = PORTALS,
 ): Promise<RunResult> => {
   const processes = skewsMs.map((skewMs, index) => new Process('AB'[index]!, skewMs));
-  const world = new World(sim, processes, seams, fault !== null, keyFault !== null);
+  const world = new World(sim, processes, seams, fault !== null, keyFault !== null, portals);
   const { watch } = world;
   const oracle = new Oracle(world);
   const outside = new Outside(world, oracle);
@@ -152,6 +154,9 @@ const CARD_MIX: readonly CardKind[] = [
   'settlementRejected',
 ];
 
+/** At banks like those of vendors. */
+const VENDOR_CARDS: readonly CardKind[] = [...CARD_MIX, 'held', 'held'];
+
 export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResult> => {
   const draw = new Rng(seed ^ 0x2545f491);
   const sim = new Simulator(seed, drawFaults(draw));
@@ -159,8 +164,21 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   // The wall clocks of the replicas may differ. Safety must not depend on them.
   const wild = draw.next();
   const skew = wild < 0.5 ? 0 : wild < 0.9 ? 5_000 : 120_000;
-  const skewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
-  const portals = draw.chance(0.5) ? [draw.pick(PORTALS)] : PORTALS;
+  const drawnSkewsMs = [draw.int(-skew, skew), draw.int(-skew, skew)] as const;
+  const usual = PORTALS.slice(0, USUAL_PORTALS);
+  const vendors = PORTALS.slice(USUAL_PORTALS);
+  const drawn = draw.chance(0.5) ? [draw.pick(usual)] : usual;
+  // These seeds draw with random numbers of their own, so the histories of the others stay as they are.
+  const banks = new Rng(seed ^ 0x7feb352d);
+  const isVendor = banks.chance(0.25);
+  const portals = !isVendor ? drawn : banks.chance(0.5) ? [banks.pick(vendors)] : vendors;
+  // In these seeds charges only arrive late, so that the oracle can judge how soon recovery finds them.
+  const isLateOnly = isVendor && banks.chance(0.2);
+  if (isLateOnly) sim.faults = { ...NO_FAULTS, late: 0.3 };
+  /** The whole service is down for a day, a moment after a client has asked for its money. The client sends its request again when it is up. */
+  let downForADay = isVendor && !isLateOnly && banks.chance(0.3);
+  const skewsMs = isLateOnly ? ([0, 0] as const) : drawnSkewsMs;
+  const cards = isVendor ? VENDOR_CARDS : CARD_MIX;
   const keyed = draw.chance(0.7) ? 0.95 : 0.5;
   const nextDay = draw.chance(0.12);
   // Payers have their own random numbers, so they do not change the histories of seeds without payers.
@@ -189,7 +207,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
         accountId: ACCOUNTS[number % 2]!,
         portal: rng.pick(portals),
         lines: Array.from({ length: rng.int(1, 3) }, () => rng.int(1, 20_000)),
-        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(CARD_MIX),
+        card: nextDay && rng.chance(0.3) ? 'cannotTell' : rng.pick(cards),
         // Two accounts use the same keys. They must not affect each other (C12).
         key: rng.chance(keyed) ? `pay ${number >> 1}.${turn}` : null,
         reference: `case ${number}.${turn}`,
@@ -206,6 +224,17 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       if (rng.chance(0.2)) await outside.readList(wish.accountId, rng.pick([null, 1, 2]));
       if (!rng.chance(0.75)) continue;
       const asked = Array.from({ length: rng.int(1, 3) }, (_, index) => returns(payment, index));
+      if (downForADay) {
+        downForADay = false;
+        const down = sim.wait(banks.int(50, 2_500)).then(() => {
+          const downMs = banks.int(24, 26) * HOUR_MS + banks.int(0, HOUR_MS);
+          for (const { process } of outside.world.replicas) sim.crash(process, downMs);
+        });
+        await outside.giveBack(payment, { ...asked[0]!, key: `return ${payment.paymentId} and wait`, waits: true });
+        await down;
+        await outside.untilUp();
+        continue;
+      }
       if (rng.chance(0.4)) await Promise.all(asked.map((one) => outside.giveBack(payment, one)));
       else
         for (const one of asked) {
@@ -218,7 +247,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
     const visit: Visit = {
       portal: lots.pick(portals),
       lines: Array.from({ length: lots.int(1, 3) }, () => lots.int(1, 20_000)),
-      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(CARD_MIX)),
+      cards: Array.from({ length: lots.int(1, 4) }, () => lots.pick(cards)),
       nonce: `visit-of-payer-${number}`,
       reference: `visit ${number}`,
       ...lots.pick<Pick<Visit, 'twice'>>([{}, {}, { twice: 'click' }, { twice: 'window' }]),
@@ -264,8 +293,12 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
   const epilogue = async (outside: Outside): Promise<void> => {
     await repairReceivers(outside);
     const all = outside.oracle.intentions.filter(({ kind }) => kind === 'charge');
-    // Send most keys again with the same request. The answer is the stored one, or "reconciliation required". No money may move.
-    if (rng.chance(0.5)) for (const exchange of outside.oracle.firstUses()) if (rng.chance(0.7)) await outside.send(exchange.intention, exchange.ask);
+    // Send most keys again with the same request, as long as they are kept. The answer is the stored one, or "reconciliation required". No money may
+    // move.
+    const isKept = ({ sentAt }: { readonly sentAt: number }) => sim.now - sentAt < (KEEP_HOURS - 1) * HOUR_MS;
+    if (rng.chance(0.5))
+      for (const exchange of outside.oracle.firstUses())
+        if (rng.chance(0.7) && isKept(exchange)) await outside.send(exchange.intention, exchange.ask);
     for (const intention of all) if (intention.paymentId) await outside.readPayment(intention.accountId, intention.paymentId);
     for (const accountId of ACCOUNTS) await outside.readList(accountId, rng.pick([null, 2]));
     if (nextDay && keys.length > 0) await tomorrow(outside);
@@ -288,7 +321,7 @@ export const simulate = async (seed: number, seams: Seams = {}): Promise<RunResu
       operator(outside),
     ]);
   };
-  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed), drawKeyFault(seed));
+  return play(sim, skewsMs, seams, clients, epilogue, drawLogFault(seed), drawKeyFault(seed), portals);
 };
 
 /** Draws the receivers: one or two for the first account, none or one for the second. */

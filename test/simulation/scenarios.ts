@@ -10,7 +10,7 @@ import { playScenario, type RunResult } from './run.js';
 import type { CrashPoint } from './simulator.js';
 import { repairReceivers, subscribe } from './webhooks.js';
 
-const [LOWERING, PLAIN, REFUNDING, COMBINED, COMBINED_REFUNDING, NO_FEE] = PORTALS as [
+const [LOWERING, PLAIN, REFUNDING, COMBINED, COMBINED_REFUNDING, NO_FEE] = PORTALS as unknown as [
   (typeof PORTALS)[number],
   (typeof PORTALS)[number],
   (typeof PORTALS)[number],

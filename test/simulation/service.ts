@@ -3,15 +3,7 @@
  * as in `apps/services.ts` and `apps/worker`. Two replicas share the stores. After a crash, a replica starts with new memory.
  */
 import { type FeeConfig, MemoryDirectory, type PortalEvent } from '#accounts';
-import {
-  applyUnfinished,
-  type CheckoutPorts,
-  CheckoutSessions,
-  checkoutUnfinishedModel,
-  finishSessions,
-  type IntakeRows,
-  purgeIntakes,
-} from '#checkout';
+import { applyUnfinished, type CheckoutPorts, CheckoutSessions, checkoutUnfinishedModel, finishSessions, type IntakeRows } from '#checkout';
 import {
   checkpointOf,
   createSubscriber,
@@ -35,7 +27,6 @@ import {
   ClaimsGate,
   compareKeys,
   createRecovery,
-  type Dispute,
   type DisputeStatus,
   findPayment,
   type GatewaySlotLimits,
@@ -53,6 +44,7 @@ import {
   PaymentStreams,
   purgeKeys,
   type Received,
+  type RecoveryWork,
   type ResolveRequest,
   resolvePayment,
   reverseByStaff,
@@ -63,8 +55,22 @@ import {
   type StaffReverseRequest,
   sweepKeys,
 } from '#payments';
-import { openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import { type Answer, type DatabasePlace, errorAnswer, internalErrorAnswer, KeyRing, type Logger, successAnswer } from '#platform';
+import { type DisputeTerms, openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
+import {
+  type Answer,
+  boxInText,
+  createPersonalKeys,
+  type DatabasePlace,
+  errorAnswer,
+  internalErrorAnswer,
+  KeyRing,
+  type Logger,
+  OpenedKeys,
+  PersonalKey,
+  type PersonalKeyRows,
+  type PersonalKeys,
+  successAnswer,
+} from '#platform';
 import { answerEncoder, answerOf } from '../../apps/answers.js';
 import { OPEN_CLAIMS } from '../support/payments.js';
 import { playRound } from '../../apps/worker/worker.js';
@@ -72,10 +78,10 @@ import { applyOutbox, type Deliveries, WEBHOOK_OUTBOX, webhookOutbox } from '#we
 import { INSTALLATION, Marks, writeInstallation } from '../support/mark-book.js';
 import type { KeyLoss } from './key-loss.js';
 import { LossWatch } from './loss.js';
-import { Bank, bankGateway, CAPABILITIES, type GatewayName, simulatedWire } from './bank.js';
+import { Bank, bankGateway, type GatewayName, simulatedWire } from './bank.js';
 import { type PayerAsk, servePayer } from './checkout.js';
 import { simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
-import type { Process, Simulator } from './simulator.js';
+import { type Process, Rng, type Simulator } from './simulator.js';
 import {
   comparedStatement,
   type DirectoryChanges,
@@ -91,8 +97,18 @@ import {
   simulatedStatement,
   type Statement,
   VelocityCounts,
+  FeedNotes,
 } from './stores.js';
-import { Database, type Run, simulatedCheckpoint, simulatedIntakeRows, simulatedListRows, simulatedUnfinishedRows, Tables } from './tables.js';
+import {
+  Database,
+  type Run,
+  simulatedCheckpoint,
+  simulatedIntakeRows,
+  simulatedListRows,
+  simulatedPersonalKeyRows,
+  simulatedUnfinishedRows,
+  Tables,
+} from './tables.js';
 import { type Receiver, serveWebhooks, type SimulatedSender, startDispatcher, type WebhookAsk, type WebhookPorts } from './webhooks.js';
 
 /** The places where a canary plants its bug. Each wraps a port of every replica, or changes state that the replicas share. */
@@ -103,6 +119,7 @@ export interface Seams {
   gate?(gate: LogGate, world: World): LogGate;
   /** Replaces the ports of recovery. `bare`: the log without its guard. */
   recovery?(ports: PaymentPorts, bare: EventStore, world: World): PaymentPorts;
+  recoveryWork?(work: RecoveryWork, world: World): RecoveryWork;
   keys?(keys: IdempotencyStore, world: World): IdempotencyStore;
   gateway?(gateway: PaymentGateway, world: World): PaymentGateway;
   streams?(streams: PaymentStreams, world: World): PaymentStreams;
@@ -113,10 +130,20 @@ export interface Seams {
   /** Wraps each read of the place of the keys' database, also those over new connections. */
   place?(place: ClaimsDatabase['place']): ClaimsDatabase['place'];
   intakes?(rows: IntakeRows, world: World): IntakeRows;
+  personal?(rows: PersonalKeyRows, world: World): PersonalKeyRows;
   deliveries?(deliveries: Deliveries, world: World): Deliveries;
   sender?(sender: SimulatedSender, world: World): SimulatedSender;
   world?(world: World): void;
 }
+
+/** The text of a column that may hold a box. */
+export const clearText = (opened: OpenedKeys, text: string, context: string): string => {
+  const box = boxInText(text);
+  return box ? opened.key(box.key)!.openText(box, context) : text;
+};
+
+/** Few, so that runs write many blocks while stores fail. */
+const KEYS_IN_BLOCK = 4;
 
 export const RING = new KeyRing('k1', new Map([['k1', Buffer.alloc(32, 7)]]));
 
@@ -134,6 +161,9 @@ const fee = (chargeMode: FeeConfig['chargeMode'], flatCents: number, percentBps:
   chargeMode,
 });
 
+/** The portals of most seeds end here. The others charge at banks that tell late, or have no voids. */
+export const USUAL_PORTALS = 6;
+
 /** Both charge modes, with and without a fee, over each kind of gateway. */
 export const PORTALS: readonly PortalTerms[] = (
   [
@@ -143,6 +173,9 @@ export const PORTALS: readonly PortalTerms[] = (
     ['bank-lowering', fee('combined', 50, 275)],
     ['bank-refunding', fee('combined', 30, 250)],
     ['bank-lowering', fee('separate', 0, 0)],
+    ['bank-after-batch', fee('separate', 50, 275)],
+    ['bank-after-batch', fee('combined', 50, 275)],
+    ['bank-refund-only', fee('combined', 30, 250)],
   ] as const
 ).map(([gateway, terms], index) => ({ portalId: `00000000-0000-7000-8000-0000000001${String(index).padStart(2, '0')}`, gateway, fee: terms }));
 
@@ -207,7 +240,7 @@ export type Ask =
     }
   | { readonly kind: 'staff'; readonly request: StaffReverseRequest; readonly key: string | null }
   | { readonly kind: 'resolve'; readonly request: ResolveRequest }
-  | { readonly kind: 'open dispute'; readonly paymentId: string; readonly dispute: Dispute }
+  | { readonly kind: 'open dispute'; readonly paymentId: string; readonly dispute: DisputeTerms }
   | { readonly kind: 'update dispute'; readonly disputeId: string; readonly status: DisputeStatus }
   | { readonly kind: 'get'; readonly accountId: string; readonly paymentId: string }
   | ({ readonly kind: 'list' } & ListRequest)
@@ -250,15 +283,24 @@ export class World {
   readonly tables: Tables;
   readonly marks: Marks;
   readonly velocity = new VelocityCounts();
+  readonly feeds = new FeedNotes();
   readonly directoryChanges: DirectoryChanges = { revoked: new Set() };
   readonly replicas: readonly Replica[];
   /** The rules that were broken. */
   readonly violations: string[] = [];
+  private readonly unwrapped = new Map<string, PersonalKey>();
+  private readonly chance: Rng;
+  /** Makes keys. Equal runs make equal keys. */
+  readonly randomBytes = (count: number): Buffer => Buffer.from(Array.from({ length: count }, () => this.chance.int(0, 255)));
   checks = 0;
   /** Set when the keys' database has gone back. */
   keyLoss: KeyLoss | null = null;
   /** When the log first named a key, by {@link loggedKeyName}. Only these keys can be made from the log. */
   readonly loggedKeys = new Map<string, number>();
+  /** References of which the gateway has just told recovery that it shows no trace. */
+  readonly unseen = new Set<string>();
+  /** References that recovery has sent again (C72). */
+  readonly repeated = new Set<string>();
   hasCheckout = false;
   hasWebhooks = false;
   /** Partners' servers, by URL. */
@@ -272,7 +314,10 @@ export class World {
     isExchanged = false,
     /** True if the keys' database will go back in this run. In any other run, comparing it with the log would only cost time. */
     readonly losesKeys = false,
+    /** The portals of this run. No other has ever charged. */
+    readonly portals: readonly PortalTerms[] = PORTALS,
   ) {
+    this.chance = new Rng(sim.seed ^ 0x51ed270b);
     const log = losesKeys ? this.notingKeys(memoryEventStore({ now: () => sim.now })) : memoryEventStore({ now: () => sim.now });
     this.watch = isExchanged ? new LossWatch(this, log) : null;
     this.log = this.watch?.log ?? log;
@@ -286,6 +331,12 @@ export class World {
     void writeInstallation(this.log, { now: () => sim.now });
     seams.world?.(this);
     this.replicas = processes.map((process) => new Replica(this, process));
+  }
+
+  /** The keys of personal data that the tables hold now. */
+  get opened(): OpenedKeys {
+    for (const [keyId, key] of this.tables.personalKeys) if (!this.unwrapped.has(keyId)) this.unwrapped.set(keyId, PersonalKey.unwrap(RING, key));
+    return new OpenedKeys(this.unwrapped);
   }
 
   /** Called when a run has payers. From then on every replica also does the work for checkout sessions. */
@@ -402,17 +453,33 @@ export class Replica {
     const plain = new PaymentStreams(log, clock, ids);
     const streams = seams.streams?.(plain, world) ?? plain;
     const gateways = (role: string) => {
-      const byName = new Map<string, PaymentGateway>(
-        (Object.keys(CAPABILITIES) as GatewayName[]).map((name) => {
-          const bare = bankGateway(world.bank, name, simulatedWire(sim, process, role));
-          const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
-          const faulty = seams.gateway?.(gateway, world) ?? gateway;
-          return [name, world.watch?.gateway(process, faulty) ?? faulty];
-        }),
-      );
-      return { find: ({ gateway }: GatewayAccount) => byName.get(gateway) ?? null };
+      const made = new Map<string, PaymentGateway>();
+      const make = (account: GatewayAccount): PaymentGateway => {
+        const bare = bankGateway(world.bank, account, simulatedWire(sim, process, role), () => clock.now());
+        const gateway = role === '' ? bare : asRecoveryMayUseIt(bare, world);
+        const faulty = seams.gateway?.(gateway, world) ?? gateway;
+        return world.watch?.gateway(process, faulty) ?? faulty;
+      };
+      const find = (account: GatewayAccount): PaymentGateway => {
+        const name = `${account.gateway} ${account.merchantAccount}`;
+        const gateway = made.get(name) ?? make(account);
+        made.set(name, gateway);
+        return gateway;
+      };
+      return { find };
     };
     const statement = simulatedStatement(sim, process, 'tables');
+    const database = new Database(sim, process, world.tables);
+    const bareRows = simulatedPersonalKeyRows(world.tables, database.run);
+    const personal = createPersonalKeys(seams.personal?.(bareRows, world) ?? bareRows, {
+      keys: RING,
+      ids,
+      clock,
+      log: logged,
+      block: KEYS_IN_BLOCK,
+      random: world.randomBytes,
+      onMissing: () => world.violations.push('a key of personal data is missing'),
+    });
     const ports: PaymentPorts = {
       clock,
       ids,
@@ -424,15 +491,16 @@ export class Replica {
       velocity: world.velocity.port(statement),
       // Rows of refused attempts are written behind the answer, and nothing reads them to decide.
       refusals: { note: () => undefined },
+      personal,
       log: logged,
     };
-    const database = new Database(sim, process, world.tables);
-    const compared = world.losesKeys ? this.compareKeys(log, clock, ownLog, logged) : null;
+    const compared = world.losesKeys ? this.compareKeys(log, personal, clock, ownLog, logged) : null;
     const bareKeys = memoryIdempotency(world.keys, RING, ids, compared?.statement ?? simulatedStatement(sim, process, 'keys'));
     const keys = seams.keys?.(bareKeys, world) ?? bareKeys;
     const guarded = { ...ports, gateways: gateways('recovery ') };
     this.recoveryPorts = seams.recovery?.(guarded, store, world) ?? guarded;
-    const recovery = createRecovery(this.recoveryPorts, log, simulatedRecoveryWork(world.tables, statement));
+    const bareWork = simulatedRecoveryWork(world.tables, statement);
+    const recovery = createRecovery(this.recoveryPorts, log, seams.recoveryWork?.(bareWork, world) ?? bareWork);
     const list: Projection<Run> = {
       ...paymentListModel,
       apply: (run, events, log) => applyPaymentList(simulatedListRows(world.tables, run), events, log),
@@ -450,16 +518,17 @@ export class Replica {
         ownLog: gate,
         keys: RING,
         directory: ports.directory,
+        personal,
         head: () => log.head(),
         caughtUpTo: (position, timeoutMs) => (subscriber.state === 'active' ? subscriber : watch).caughtUpTo(position, timeoutMs),
       },
       recovery,
       log: logged,
     };
-    this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate) };
+    this.settlement = { payments: ports, store: log, register: simulatedRegister(log, gate), feeds: world.feeds.port(statement) };
     const bareIntakes = simulatedIntakeRows(world.tables, database.run);
     this.intakes = seams.intakes?.(bareIntakes, world) ?? bareIntakes;
-    const sessions = new CheckoutSessions({ store: log, rows: this.intakes, clock, ids, log: logged });
+    const sessions = new CheckoutSessions({ store: log, ownLog: gate, rows: this.intakes, personal, clock, ids, log: logged });
     this.checkout = { payments: ports, sessions, directory: ports.directory };
     [this.clock, this.ids, this.subscriber, this.database, this.ownLog] = [clock, ids, subscriber, database, ownLog];
     this.startWorker();
@@ -468,7 +537,13 @@ export class Replica {
   }
 
   /** Starts the subscriber that makes keys from the log, and the gate before claims. */
-  private compareKeys(log: EventStore, clock: Clock, ownLog: OwnLog, logged: Logger): { readonly statement: Statement; readonly claims: Claims } {
+  private compareKeys(
+    log: EventStore,
+    personal: PersonalKeys,
+    clock: Clock,
+    ownLog: OwnLog,
+    logged: Logger,
+  ): { readonly statement: Statement; readonly claims: Claims } {
     const { world, process } = this;
     const { sim, seams } = world;
     const database = (this.keyDatabase = new Database(sim, process, world.keyTables));
@@ -476,7 +551,7 @@ export class Replica {
     const statement = comparedStatement(world.keys, simulatedStatement(sim, process, 'keys'), (place) => gate.verify(placeOf(place)));
     const checkpoint = simulatedCheckpoint(database, KEYS_FROM_LOG);
     const rows = simulatedKeyRows(world.keys, statement);
-    const ports = { store: log, answers: answerEncoder, clock, log: logged };
+    const ports = { store: log, answers: answerEncoder, personal, clock, log: logged };
     const projection: Projection<Run> = {
       ...keysFromLog(ports),
       apply: async (_run, events) => {
@@ -516,13 +591,14 @@ export class Replica {
   startWebhooks(): void {
     const { world, webhooks, database, clock } = this;
     const { store } = webhooks;
+    const { personal } = this.services.ports;
     const outbox: Projection<Run> = {
-      ...webhookOutbox(store),
-      apply: (run, events) => applyOutbox(simulatedOutboxRows(world.tables, run), store, events),
+      ...webhookOutbox(store, personal),
+      apply: (run, events) => applyOutbox(simulatedOutboxRows(world.tables, run), { store, personal }, events),
     };
     const checkpoint = simulatedCheckpoint(database, WEBHOOK_OUTBOX);
     createSubscriber(outbox, { store, checkpoint, clock, ownLog: this.ownLog, leaseMs: PROJECTION_LEASE_MS }).start();
-    startDispatcher(world, database, webhooks, this.ownLog, this.services.log);
+    startDispatcher(world, database, webhooks, { store, personal }, this.ownLog, this.services.log);
   }
 
   /** Starts the projection of unfinished sessions, the loop that finishes them, and the purge of contents. */
@@ -539,7 +615,7 @@ export class Replica {
     void this.loop('checkout finisher', () => finishSessions(checkout, simulatedUnfinishedRows(tables, database.run)));
     void this.loop(
       'intake purge',
-      () => purgeIntakes(this.intakes, clock.now()),
+      () => checkout.sessions.purge(clock.now()),
       () => PURGE_EVERY_MS,
     );
   }
@@ -642,14 +718,37 @@ const asRecoveryMayUseIt = (gateway: PaymentGateway, world: World): PaymentGatew
     return gateway.charge(call, signal);
   },
   void: (call, signal) => {
-    world.check(call.askedBy === 'reversal', 'C61: recovery starts a void that nobody sent');
+    if (call.askedBy !== 'reversal') checkRepeat(gateway, world, 'void', call);
     return gateway.void(call, signal);
   },
   refund: (call, signal) => {
-    world.check(false, 'C61: recovery starts a refund that nobody sent');
+    checkRepeat(gateway, world, 'refund', call);
     return gateway.refund(call, signal);
   },
+  finalize: async (call, signal) => {
+    const found = await gateway.finalize(call, signal);
+    if (found.kind === 'cannot_tell' && found.why === 'not_visible') world.unseen.add(call.ref);
+    else world.unseen.delete(call.ref);
+    return found;
+  },
 });
+
+/**
+ * C72: recovery may send a void or refund again only under a reference of which the gateway has just shown no trace, and only while the gateway
+ * takes it once. A gateway without voids refuses them without a call. The oracle checks which leg it was.
+ */
+const checkRepeat = (
+  { capabilities: { repeatSafeMs, voids } }: PaymentGateway,
+  world: World,
+  means: 'void' | 'refund',
+  { ref, begunAt }: { readonly ref: string; readonly begunAt: string },
+): void => {
+  if (means === 'void' && voids === 'none') return;
+  world.check(world.unseen.has(ref), `C61: recovery starts a ${means} that nobody sent`);
+  world.check(world.sim.now - Date.parse(begunAt) <= repeatSafeMs[means] + CLOCKS_DIFFER_MS, `C72: recovery repeats a ${means} that is too old`);
+  world.repeated.add(ref);
+};
+const CLOCKS_DIFFER_MS = 240_000;
 
 /** Warnings become lines of the story. */
 export const logger = (sim: Simulator, process: Process): Logger => {

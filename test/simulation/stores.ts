@@ -16,6 +16,7 @@ import {
 import type { Ids } from '#kernel';
 import {
   type BatchName,
+  type FeedRows,
   isSettledLine,
   isSettlementStream,
   type RecordedLine,
@@ -32,6 +33,7 @@ import {
   type ClaimsDatabase,
   type FoundKey,
   type GatewayAccount,
+  gatewayRef,
   type IdempotencyStore,
   KEEP_HOURS,
   type KeyName,
@@ -46,6 +48,9 @@ import {
   type RecoveryWork,
   type RestoredKey,
   type StoredAnswer,
+  undoneBy,
+  undoneByRequest,
+  type UndoneCharge,
   type Velocity,
 } from '#payments';
 import type { KeyRing } from '#platform';
@@ -189,7 +194,12 @@ export class KeyTable {
   }
 
   beginsAnew(row: KeyRow): boolean {
-    return row.expiresAt <= this.now() && (row.state === 'completed' || row.state === 'released');
+    return row.expiresAt <= this.now() && row.state === 'completed';
+  }
+
+  /** No request runs under the key, and it has no answer. */
+  private hasNoAnswer({ state, operation, leaseUntil }: KeyRow): boolean {
+    return state === 'reserved' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now());
   }
 
   claim(claimed: ClaimRow): { row: KeyRow; tookOver: boolean } | null {
@@ -226,7 +236,9 @@ export class KeyTable {
     const row = this.owned(name, fence);
     if (!row) return false;
     if ((to === 'reserved') !== (row.operation === 'create') && to !== 'completed') throw new Error(`a ${row.operation} cannot be ${to}`);
-    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null });
+    const again = to === 'completed' && row.operation !== 'create' ? this.now() + this.keepHours * HOUR_MS : 0;
+    const expiresAt = Math.max(row.expiresAt, again);
+    Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null, expiresAt });
     return true;
   }
 
@@ -298,24 +310,21 @@ export class KeyTable {
 
   purge(limit: number): number {
     const gone = this.expired()
-      .filter(
-        ({ state, operation, leaseUntil }) =>
-          state === 'completed' || state === 'released' || (state === 'in_progress' && operation !== 'create' && leaseUntil! < this.now()),
-      )
+      .filter(({ state }) => state === 'completed')
       .slice(0, limit);
     for (const row of gone) this.rows.delete(rowName(row));
     return gone.length;
   }
 
-  expiredReserved(limit: number, offset: number): KeyRow[] {
+  expiredWithoutAnswer(limit: number, offset: number): KeyRow[] {
     return this.expired()
-      .filter(({ state }) => state === 'reserved')
+      .filter((row) => this.hasNoAnswer(row))
       .slice(offset, offset + limit);
   }
 
-  deleteReserved(row: KeyRow): number {
+  deleteWithoutAnswer(row: KeyRow): number {
     const present = this.find(row);
-    return present?.state === 'reserved' && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
+    return present && this.hasNoAnswer(present) && present.fence === row.fence && this.rows.delete(rowName(row)) ? 1 : 0;
   }
 }
 
@@ -339,7 +348,8 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
     keys.mac('fingerprint', fromLog ? loggedText : fingerprintText, kid);
   const classify = (row: KeyRow, operation: string, fp: Buffer): Exclude<Claim, Owned> => {
     if (!row.fp.equals(fp) || row.operation !== operation) return { kind: 'mismatch' };
-    if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
+    if (row.state === 'completed')
+      return { kind: 'replay', answer: { status: row.status!, body: row.body! }, paymentId: row.paymentId, attemptId: row.attemptId };
     if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.paymentId };
     const left = row.leaseUntil === null ? 1 : Math.ceil((row.leaseUntil - table.now()) / 1000);
     return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, left)) };
@@ -384,10 +394,10 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       let deleted = 0;
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = await statement('purge', () => table.purge(limit), true);
       for (let kept = 0; ;) {
-        const rows = await statement('purge.reserved', () => table.expiredReserved(limit, kept), true);
+        const rows = await statement('purge.open', () => table.expiredWithoutAnswer(limit, kept), true);
         for (const row of rows) {
           if (stop?.aborted) break;
-          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteReserved(row));
+          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
           else kept += 1;
         }
         if (rows.length < limit || stop?.aborted) return deleted;
@@ -490,16 +500,16 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
 
 type Registered = RegisteredTransaction & { settledBatchId: string | null; transactionId: string | null };
 
+const accountName = ({ gateway, merchantAccount }: { gateway: string; merchantAccount: string }) => `${gateway} ${merchantAccount}`;
+
 /** The look-ups of settlement and disputes. `caughtUp` applies the new events of the log, as the projection of the real register does. */
 export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifiedRead'>): Register => {
   const accounts = new Map<string, GatewayAccount>();
   const transactions = new Map<string, Registered>();
   const disputes = new Map<string, RegisteredDispute>();
   const batches: (Extract<SettlementEvent, { type: 'SettlementBatchRecorded' }>['data'] & { funded: boolean })[] = [];
-  const listed: BatchName[] = [];
   const begun = new Map<string, BatchName>();
   let seen: Position | null = null;
-  const accountName = ({ gateway, merchantAccount }: { gateway: string; merchantAccount: string }) => `${gateway} ${merchantAccount}`;
   const gatewayOf = new Map<string, string>();
   const register = (paymentId: string, account: GatewayAccount, op: 'charge' | 'refund', ref: string, leg: LegTerms['leg'], attemptId: string) => {
     transactions.set(ref, {
@@ -529,6 +539,17 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         if (settled) one.settledBatchId ??= batchId;
         else if (one.settledBatchId === batchId) one.settledBatchId = null;
   };
+  const accountOf = (charge: Registered): GatewayAccount =>
+    accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+  const undo = (paymentId: string, attemptId: string, charges: readonly UndoneCharge[]) => {
+    for (const { leg, chargeTransactionId, refundTransactionId } of charges) {
+      const charge = of(paymentId, leg, 'charge')!;
+      const ref = gatewayRef(attemptId, leg, 'reversal');
+      identify(charge, chargeTransactionId);
+      register(paymentId, accountOf(charge), 'refund', ref, leg, attemptId);
+      identify(transactions.get(ref), refundTransactionId);
+    }
+  };
   const settledUnknown = new Map<string, Partial<Record<LegTerms['leg'], string>>>();
   const applySettlement = (event: SettlementEvent) => {
     if (event.type === 'SettlementLinesRecorded')
@@ -543,10 +564,8 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         return;
       case 'SettlementBatchRecorded':
         batches.push({ ...event.data, funded: false });
-        if (event.data.listed) listed.push(event.data);
         return;
       case 'SettlementBatchListed':
-        listed.push(event.data);
         batches[batches.indexOf(batch!)] = { ...batch!, fundedOn: batch!.fundedOn ?? event.data.fundedOn };
         return;
       case 'SettlementLinesCorrected': {
@@ -578,12 +597,13 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         identify(of(paymentId, leg, 'charge'), transactionId);
     if (event.type === 'RefundRequested')
       for (const { leg, references } of event.data.legs) {
-        const charge = of(paymentId, leg, 'charge')!;
-        const account = accounts.get(accountName({ gateway: gatewayOf.get(charge.ref)!, merchantAccount: charge.merchantAccount }))!;
+        const account = accountOf(of(paymentId, leg, 'charge')!);
         register(paymentId, account, 'refund', references.refund, leg, event.data.attemptId);
       }
     if (event.type === 'PaymentRefunded' || event.type === 'FeeRefunded')
       identify(of(paymentId, event.data.leg!, 'refund', event.data.attemptId), event.data.transactionId);
+    if (event.type === 'PaymentDeclined' || event.type === 'PaymentFailed') undo(paymentId, event.data.attemptId, undoneByRequest(event.data));
+    if (event.type === 'PaymentVoided') undo(paymentId, event.data.attemptId, undoneBy(event.data));
     if (event.type === 'PaymentDisputed') disputes.set(event.data.disputeId, { ...event.data, paymentId, updatedAt: event.at });
   };
   return {
@@ -604,7 +624,6 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         ({ ref, transactionId }) =>
           gatewayOf.get(ref) === gateway && (refs.includes(ref) || (transactionId !== null && transactionIds.includes(transactionId))),
       ),
-    lastListed: async (account) => listed.filter((batch) => accountName(batch) === accountName(account)).at(-1)?.batchId ?? null,
     accountsOfBatch: async (batchId) =>
       [...begun.values()].filter((batch) => batch.batchId === batchId).map((batch) => accounts.get(accountName(batch))!),
     fundable: async (today) =>
@@ -638,6 +657,30 @@ export class VelocityCounts {
   }
 }
 
+/** The rows of the processors' feeds. Every feed is due at once. */
+export class FeedNotes {
+  private readonly cursors = new Map<string, string | null>();
+  private readonly open = new Map<string, Set<string>>();
+
+  port(statement: Statement): FeedRows {
+    const nameOf = (account: GatewayAccount, feed: string) => `${accountName(account)} ${feed}`;
+    const openOf = (account: GatewayAccount) => getOrMake(this.open, accountName(account), () => new Set<string>());
+    return {
+      claim: (account, feed) => statement('feed.claim', () => ({ cursor: this.cursors.get(nameOf(account, feed)) ?? null, failures: 0 })),
+      passed: (account, feed, cursor) => statement('feed.passed', () => void this.cursors.set(nameOf(account, feed), cursor)),
+      ended: (account, feed) => statement('feed.ended', () => void nameOf(account, feed)),
+      openDisputes: (account) => statement('feed.openDisputes', () => [...openOf(account)]),
+      disputeSeen: (account, id, isOpen) => statement('feed.disputeSeen', () => void (isOpen ? openOf(account).add(id) : openOf(account).delete(id))),
+    };
+  }
+}
+
+const getOrMake = <K, V>(map: Map<K, V>, key: K, make: () => V): V => {
+  const found = map.get(key) ?? make();
+  map.set(key, found);
+  return found;
+};
+
 /** Changes that an operator makes to the fixed directory during a run. */
 export interface DirectoryChanges {
   readonly revoked: Set<string>;
@@ -658,5 +701,7 @@ export const simulatedDirectory = (inner: Directory, statement: Statement, chang
       const terms = await ask('chargeTerms', () => inner.chargeTerms(accountId, portalId, referenceId));
       return { ...terms, access: access(portalId, terms.access) };
     },
+    merchantAccount: (id) => ask('merchantAccount', () => inner.merchantAccount(id)),
+    merchantAccounts: () => ask('merchantAccounts', () => inner.merchantAccounts()),
   };
 };

@@ -7,13 +7,13 @@ import { Secret } from '#payments';
 import { Endpoints, type EndpointStatus, type OutboxEvent, redeliver } from '#webhooks';
 import { checkpointContract } from '../support/checkpoint.contract.js';
 import { deliveriesContract } from '../support/deliveries.contract.js';
-import { gatewayContract } from '../support/gateway.contract.js';
+import { gatewayContract } from '../contract/gateway.js';
 import { idempotencyContract } from '../support/key-store.contract.js';
 import { intakeRowsContract } from '../support/intake-rows.contract.js';
 import { listRowsContract } from '../support/list-rows.contract.js';
 import { unfinishedRowsContract } from '../support/unfinished-rows.contract.js';
 import { webhookRowsContract } from '../support/webhook-rows.contract.js';
-import { Bank, bankGateway, CARDS, directWire, type GatewayName } from './bank.js';
+import { Bank, bankGateway, CAPABILITIES, CARDS, directWire, type GatewayName } from './bank.js';
 import { simulatedDeliveries, simulatedDueSignal, simulatedOutboxRows, simulatedStaffTables } from './deliveries.js';
 import { NO_FAULTS, Process, Simulator } from './simulator.js';
 import { comparedStatement, directStatement, KeyTable, memoryIdempotency, simulatedClaims, simulatedKeyRows } from './stores.js';
@@ -46,20 +46,27 @@ const card = (number: string) => ({
   cvv: new Secret('123'),
 });
 
-for (const name of ['bank-lowering', 'bank-plain', 'bank-refunding'] as const satisfies readonly GatewayName[])
-  gatewayContract(`the simulation’s bank, ${name}`, async () => {
-    const bank = new Bank(() => Date.now());
-    const account = { gateway: name, merchantAccount: 'm', credentialsRef: 'c', environment: 'sandbox' as const };
+for (const name of Object.keys(CAPABILITIES) as GatewayName[]) {
+  const account = { gateway: name, merchantAccount: 'm', credentialsRef: 'c', environment: 'sandbox' } as const;
+  let ahead = 0;
+  const now = () => Date.now() + ahead;
+  const { capabilities } = bankGateway(new Bank(now), account, directWire, now);
+  gatewayContract(`the simulation’s bank, ${name}`, capabilities, async () => {
+    const bank = new Bank(now);
     return {
-      gateway: bankGateway(bank, name, directWire),
+      gateway: bankGateway(bank, account, directWire, now),
       account,
-      approved: card(CARDS.approved),
-      declined: card(CARDS.declined),
-      namesTransactions: false,
-      closeBatch: async () => bank.closeBatch('m'),
+      approved: () => card(CARDS.approved),
+      declined: () => card(CARDS.declined),
+      held: () => card(CARDS.held),
+      last4: CARDS.approved.slice(-4),
+      now,
+      advance: async (ms) => void (ahead += ms),
+      passBatch: async () => bank.closeBatch('m'),
       close: async () => undefined,
     };
   });
+}
 
 /** Makes tables in a simulation without faults. The simulated time advances by itself. */
 const openTables = () => {

@@ -2,10 +2,10 @@
  * The tables of the projections and of webhooks, in memory behind the simulator. A transaction writes at its commit. There are row locks, and
  * connections break. The ports over these tables pass the contract suites of the real ones (stores.unit.spec.ts).
  */
-import type { IntakeRow, IntakeRows, UnfinishedRows, UnfinishedSession } from '#checkout';
+import { type IntakeRow, type IntakeRows, keyOfContent, type UnfinishedRows, type UnfinishedSession } from '#checkout';
 import { type Checkpoint, type Lease, type Mark, Moved, type Place, type Position, runHandler } from '#eventstore';
 import { PAGE_BYTES, paymentListRow, type PaymentListRows, type PaymentRow, type Resolution } from '#payments';
-import { DatabaseUnavailable, StatementTimeout } from '#platform';
+import { DatabaseUnavailable, type PersonalKeyRows, StatementTimeout, type WrappedKey } from '#platform';
 import { WebhookTables } from './deliveries.js';
 import { type Process, Rng, type Simulator } from './simulator.js';
 
@@ -87,6 +87,9 @@ export class Tables {
   readonly unfinished = new Map<string, UnfinishedSession>();
   /** The contents of checkouts, by checkout and hash. */
   readonly intakes = new Map<string, IntakeRow>();
+  /** The keys of personal data, and the times of their erasures. */
+  readonly personalKeys = new Map<string, WrappedKey>();
+  readonly erasedKeys = new Map<string, string>();
   readonly webhooks: WebhookTables;
   /** The listeners for due deliveries. Each process has one. */
   readonly listeners = new Map<Process, () => void>();
@@ -376,6 +379,24 @@ export const simulatedUnfinishedRows = ({ unfinished }: Tables, run: Run): Unfin
         .map(({ checkoutId, since }) => ({ checkoutId, since })),
   });
 
+export const simulatedPersonalKeyRows = ({ personalKeys, erasedKeys }: Tables, run: Run): PersonalKeyRows =>
+  port<PersonalKeyRows>('personal', run, ['find'], {
+    insert: ({ writes }, keys) => {
+      const twice = keys.find(({ keyId }) => personalKeys.has(keyId));
+      if (twice) throw new Error(`key ${twice.keyId} is there already`);
+      writes.push(() => keys.forEach((key) => personalKeys.set(key.keyId, key)));
+    },
+    find: (_, keyIds) => keyIds.map((keyId) => ({ keyId, key: personalKeys.get(keyId) ?? null, erasedAt: erasedKeys.get(keyId) ?? null })),
+    discard: ({ writes }, keyIds) => void writes.push(() => keyIds.forEach((keyId) => personalKeys.delete(keyId))),
+    forget: ({ writes }, keyIds, { at }) =>
+      void writes.push(() =>
+        keyIds.forEach((keyId) => {
+          personalKeys.delete(keyId);
+          if (!erasedKeys.has(keyId)) erasedKeys.set(keyId, at);
+        }),
+      ),
+  });
+
 export const simulatedIntakeRows = ({ intakes }: Tables, run: Run): IntakeRows =>
   port<IntakeRows>('intakes', run, ['read'], {
     write: ({ writes }, row) => void writes.push(() => intakes.set(`${row.checkoutId} ${row.hash}`, row)),
@@ -386,6 +407,6 @@ export const simulatedIntakeRows = ({ intakes }: Tables, run: Run): IntakeRows =
         .sort(([, a], [, b]) => (a.purgeAt < b.purgeAt ? -1 : 1))
         .slice(0, limit);
       writes.push(() => due.forEach(([key]) => intakes.delete(key)));
-      return due.length;
+      return due.map(([, { checkoutId, hash, text }]) => ({ checkoutId, hash, keyId: keyOfContent(text) }));
     },
   });

@@ -20,6 +20,8 @@ import {
   MAX_ATTEMPTS,
   MAX_LEASE_LOSSES,
   notificationOf,
+  type OutboxEvent,
+  type PayloadPorts,
   type Posted,
   redeliverAllHeld,
   RETRY_SECONDS,
@@ -29,7 +31,7 @@ import {
 import type { Check } from './audits.js';
 import { type DeliveryRow, simulatedDeliveries, simulatedDueSignal, type WebhookTables } from './deliveries.js';
 import type { Outside } from './partners.js';
-import type { World } from './service.js';
+import { clearText, type World } from './service.js';
 import type { Process, Rng, Simulator } from './simulator.js';
 import { simulatedStatement } from './stores.js';
 import type { Database } from './tables.js';
@@ -88,6 +90,7 @@ export const startDispatcher = (
   world: World,
   database: Database,
   { clock, keys }: WebhookPorts,
+  payloads: PayloadPorts,
   ownLog: Pick<LogGate, 'incident'>,
   log: Logger,
 ): void => {
@@ -100,6 +103,7 @@ export const startDispatcher = (
       deliveries: seams.deliveries?.(bareDeliveries, world) ?? bareDeliveries,
       sender: seams.sender?.(bareSender, world) ?? bareSender,
       due: simulatedDueSignal(database),
+      payloads,
       keys,
       clock,
       log,
@@ -290,7 +294,9 @@ export const auditDeliveries = (
   if (!world.hasWebhooks) return;
   const accounts = new Map([...streams].map(([stream, [first]]) => [paymentIdOf(stream), (first!.data as { accountId?: string }).accountId ?? '']));
   const { tables: { webhooks }, receivers, sim } = world; // prettier-ignore
-  auditEvents(webhooks, streams, accounts, check);
+  const { opened } = world;
+  const bodyOf = ({ id, stream, payload }: OutboxEvent) => clearText(opened, payload.toString(), `${stream}/webhook:${id}`);
+  auditEvents(webhooks, streams, accounts, bodyOf, check);
   const storedAt = (stream: string, revision: bigint) => streams.get(stream)![Number(revision)]!.storedAt.getTime();
   for (const endpoint of webhooks.endpoints.values()) {
     const receiver = receivers.get(endpoint.url)!;
@@ -310,7 +316,8 @@ export const auditDeliveries = (
         deliveries.some(({ eventId }) => eventId === id),
         'something arrived that was not to be delivered',
       );
-      check(webhooks.events.get(id)?.payload.toString() === body, 'the body of an event changed');
+      const event = webhooks.events.get(id);
+      check(event !== undefined && bodyOf(event) === body, 'the body of an event changed');
       // A delivery is late by minutes only if its process was paused between signing and sending.
       check(verdict !== 'age' || sim.statistics.pauses > 0, 'Signature verification: a delivery arrived with an old time');
     }
@@ -342,6 +349,7 @@ const auditEvents = (
   { events }: WebhookTables,
   streams: ReadonlyMap<string, readonly Recorded[]>,
   accounts: ReadonlyMap<string, string>,
+  bodyOf: (event: OutboxEvent) => string,
   check: Check,
 ): void => {
   const ofFact = new Map([...events.values()].map((event) => [`${event.stream} ${event.revision}`, event]));
@@ -349,10 +357,10 @@ const auditEvents = (
   for (const recorded of [...streams.values()].flat()) {
     const fact = `${recorded.stream} ${recorded.revision}`;
     const event = ofFact.get(fact);
-    const isTold = notificationOf(paymentIdOf(recorded.stream), paymentEvents.read(recorded)) !== null;
+    const isTold = notificationOf(paymentIdOf(recorded.stream), paymentEvents.read(recorded), '') !== null;
     check(isTold === (event !== undefined), `C56: ${recorded.type}, which is${isTold ? '' : ' not'} to be told, became ${event ? 'an' : 'no'} event`);
     if (!event) continue;
-    const { id, createdAt } = JSON.parse(event.payload.toString()) as { id: string; createdAt: string };
+    const { id, createdAt } = JSON.parse(bodyOf(event)) as { id: string; createdAt: string };
     check(
       id === event.id && createdAt === recorded.meta.recordedAt && event.position === recorded.position,
       'an event has another id, time or place than its fact',

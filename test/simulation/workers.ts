@@ -19,6 +19,7 @@ export const startWorker = (): ChildProcess => fork(PROGRAM, ['worker'], { execA
 /** Has a worker do one piece. */
 export const doPiece = (child: ChildProcess, piece: Piece, onRuns: (runs: number) => void = () => undefined): Promise<Done> =>
   new Promise((resolve, reject) => {
+    if (!child.connected) throw new Error('the worker has ended before');
     const onMessage = (message: Message) => {
       if ('run' in message) return onRuns(message.run);
       child.off('message', onMessage);

@@ -119,7 +119,7 @@ const run = async (tables: DeliveriesUnderTest, steps: readonly Step[]): Promise
     const attempt = one.attempts + 1;
     const fate: Fate = succeeded ? { state: 'delivered' } : attempt >= MAX_ATTEMPTS ? { state: 'held' } : { state: 'pending', waitMs: WAIT_MS };
     const { deliveryId, token, secretId, endpointId, round } = one;
-    const ended = { deliveryId, token, fate, secretId, outcome: succeeded ? 'ok' : 'http_5xx', statusCode: succeeded ? 200 : 500, errorCode: null, remoteIp: null, responseHead: null, startedAtMs: one.claimedAtMs, durationMs: 1 } as const; // prettier-ignore
+    const ended = { deliveryId, token, fate, secretId, outcome: succeeded ? 'ok' : 'http_5xx', statusCode: succeeded ? 200 : 500, errorCode: null, remoteIp: null, responseHead: null, bodySha256: Buffer.alloc(32), startedAtMs: one.claimedAtMs, durationMs: 1 } as const; // prettier-ignore
     expect(await workers[index % 2]!.complete([ended])).toEqual([mine]);
     if (!mine) return;
     recorded += 1;

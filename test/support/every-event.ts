@@ -5,6 +5,7 @@ import { Deadline, type ServiceError, timestamp } from '#kernel';
 import { adjustBooks, closePeriod, journalModel, remit, reverseRemittance } from '#ledger';
 import { acknowledgeStaffTask, resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
+import { erase } from '#privacy';
 import { changeException, paymentRegisterModel, recordSettlements, sendRefund } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
 import { dispute } from './books.js';
@@ -75,12 +76,22 @@ const administer = async (service: Service): Promise<void> => {
   await admin.revokeAccess(portal, partner.accountId);
   await admin.deactivateAccount(partner.accountId);
   await admin.reactivateAccount(partner.accountId);
+  await admin.setRetention(accountId, 7);
   await admin.setLimits(portal, 'card', { attempts: null, declines: 3, windowSeconds: 3_600, blockSeconds: 1_800 });
   await admin.setRules(portal, { minCents: 100, maxCents: 500_000, brands: ['visa', 'mastercard'] });
   await admin.setCoding(portal, ['fund', 'gl']);
   await admin.configureCheckout(portal, { enabled: true, allow: [`${SHOP}/pay`], agencyName: 'City of Riverton', colour: '#0b5fff', locale: 'en' });
   await admin.stageSigningSecret(portal);
   await admin.activateSigningSecret(portal);
+  const settings = { cutOff: { time: '16:00', timeZone: 'America/Los_Angeles' }, endpoint: null };
+  const water = { merchantAccount: 'riverton-water', gateway: 'authorize-net', environment: 'sandbox', name: 'Riverton Water', settings } as const;
+  await admin.addMerchantAccount(water, '700001', '{"apiLoginId":"riverton","transactionKey":"4f2a9c"}', []);
+  await admin.rotateCredentials('riverton-water', '700001', '{"apiLoginId":"riverton","transactionKey":"77be01"}');
+  await admin.changeMerchantSettings('riverton-water', { cutOff: { time: '17:30', timeZone: 'America/Los_Angeles' } });
+  await admin.disableMerchantAccount('riverton-water', 'charges', 'the key was seen in a ticket');
+  await admin.enableMerchantAccount('riverton-water');
+  await admin.recordMerchantCheck('riverton-water', services.ids.uuid(), [{ guarantee: 'g1', result: 'holds', detail: 'clock 0.2 s off' }]);
+  await admin.setGateway(portal, { gateway: 'authorize-net', principal: 'riverton-water', fee: 'riverton-water' });
   await admin.setGateway(portal, 'none');
   const until = timestamp(service.clock.now() + DAY_MS);
   const restrict = (kind: 'block' | 'hold' | 'allow', reason: string | null) =>
@@ -116,7 +127,9 @@ const pay = async (service: Service, partner: TestAccount): Promise<string> => {
   const created = async (number?: string) => (await client.created(body(number))).id;
   const failed = async (number: string) => (await client.create(body(number))).details?.id as string;
 
-  await client.void(await created(), { reason: 'entered twice' });
+  const voided = await created();
+  await client.void(voided, { reason: 'entered twice' });
+  await erase(service.services.privacy, { chosen: { payments: [voided] }, reasonCode: 'request', by: BY, apply: true });
   await failed(CARD.declined);
   await failed(CARD.gatewayError);
   await service.recover(await failed(CARD.unreadable));

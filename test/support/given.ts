@@ -1,6 +1,6 @@
 /** Histories of a payment for specs: `given(facts).when(command).then(facts)`, and functions that make these facts and commands. */
 import { expect } from '@jest/globals';
-import { type Cents, fold, ServiceError } from '#kernel';
+import { type Cents, fold, type Reveal, ServiceError } from '#kernel';
 // These imports bypass the lib's index.ts and use only pure files. So specs of rules need no web server and load fast enough for mutation testing.
 import {
   type Charged,
@@ -66,11 +66,9 @@ const termsOf = (lines: readonly (readonly [amountCents: Cents, feeCents: Cents]
       amountCents: amount,
       serviceFeeCents: fee,
       referenceId: `INV-${index + 1}`,
-      description: null,
-      metadata: null,
       coding: null,
     })),
-    payer: null,
+    personal: null,
     paymentMethod: { type: 'card', brand: 'visa', last4: '4242' },
     legs:
       chargeMode === 'combined'
@@ -140,7 +138,7 @@ export const dispute = (change: Partial<Dispute> = {}): Dispute => ({
   status: 'debited',
   stage: 'chargeback',
   reasonCode: '10.4',
-  reason: 'fraud',
+  personal: { clear: { reason: 'fraud' } },
   disputedAmountCents: 4_000,
   openedOn: '2026-01-05',
   dueDate: '2026-01-25',
@@ -168,7 +166,7 @@ const requestOf = (attemptId: string, { lines, ...asked }: Asked): ReversalReque
   attemptId,
   idempotency: null,
   initiatedBy: 'partner',
-  reason: null,
+  personal: null,
   asked: { amountCents: null, includeFee: false },
   completes: null,
   ...asked,
@@ -197,7 +195,7 @@ export const ended = (
 ): PaymentEvent => ({
   type: 'ReversalEnded',
   at,
-  data: { attemptId, operation: 'refund', reversalType: null, amountCents: 0, reason: null, initiatedBy: 'partner', ...end },
+  data: { attemptId, operation: 'refund', reversalType: null, amountCents: 0, personal: null, initiatedBy: 'partner', ...end },
 });
 export const acknowledged = (attemptId: string): PaymentEvent => ({ type: 'ReversalAcknowledged', at: AT, data: { attemptId, idempotency: null } });
 
@@ -256,7 +254,7 @@ export const requestVoid = (attemptId: string, change: Partial<RequestVoid> = {}
   attemptId,
   idempotency: null,
   initiatedBy: 'partner',
-  reason: null,
+  personal: null,
   references: referencesOf(attemptId),
   ...change,
 });
@@ -267,7 +265,7 @@ export const requestRefund = (attemptId: string, change: Partial<RequestRefund> 
   attemptId,
   idempotency: null,
   initiatedBy: 'partner',
-  reason: null,
+  personal: null,
   references: referencesOf(attemptId),
   amountCents: null,
   includeFee: false,
@@ -288,7 +286,13 @@ export const chargedState = (...facts: readonly PaymentEvent[]): Charged => {
   if (state.phase !== 'charged') throw new Error(`not charged: ${state.phase}`);
   return state;
 };
-export const viewOf = (...facts: readonly PaymentEvent[]): PaymentView => paymentView(PAYMENT, visible(...facts));
+export const viewOf = (...facts: readonly PaymentEvent[]): PaymentView => paymentView(PAYMENT, visible(...facts), IN_CLEAR);
+
+/** Shows texts that stand in clear. A box cannot be opened with it. */
+export const IN_CLEAR: Reveal = {
+  content: (personal) => (personal !== null && 'clear' in personal ? personal.clear : null),
+  erasedAt: () => null,
+};
 
 const atLater = (event: PaymentEvent): PaymentEvent => ({ ...event, at: LATER });
 

@@ -37,11 +37,11 @@ export const intakeRowsContract = (whose: string, open: () => Promise<IntakeRows
     test('are purged from their time on, oldest first, as many as asked for', async () => {
       for (const ms of [3, 1, 2, 4]) await ground.rows.write(row(`c${ms}`, '{}', ms));
       const left = async () => (await Promise.all([1, 2, 3, 4].map(async (ms) => [...(await ground.rows.read(`c${ms}`)).keys()].length))).join('');
-      expect(await ground.rows.purge(at(0), 10)).toBe(0);
+      expect(await ground.rows.purge(at(0), 10)).toEqual([]);
       expect(await left()).toBe('1111');
-      expect(await ground.rows.purge(at(3), 2)).toBe(2);
+      expect((await ground.rows.purge(at(3), 2)).map(({ checkoutId, keyId }) => [checkoutId, keyId]).sort()).toEqual([['c1', null], ['c2', null]]); // prettier-ignore
       expect(await left()).toBe('0011');
-      expect(await ground.rows.purge(at(3), 10)).toBe(1);
+      expect(await ground.rows.purge(at(3), 10)).toHaveLength(1);
       expect(await left()).toBe('0001');
     });
   });

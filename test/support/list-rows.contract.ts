@@ -90,7 +90,7 @@ export const listRowsContract = (whose: string, open: () => Promise<ListRowsGrou
     test('a page of large payments ends early, and has at least one', async () => {
       const accountId = randomUUID();
       const [line] = feeless.lineItems;
-      const ofSize = (bytes: number) => rowOf([initiated({ ...feeless, accountId, lineItems: [{ ...line!, description: 'x'.repeat(bytes) }] })]);
+      const ofSize = (bytes: number) => rowOf([initiated({ ...feeless, accountId, lineItems: [{ ...line!, referenceId: 'x'.repeat(bytes) }] })]);
       const [small, large] = [PAGE_BYTES / 4, PAGE_BYTES + 1];
       const rows = [small, large, small, small, small, small].map(ofSize);
       await ground.rows.write(rows);

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import type { Registry } from 'prom-client';
 
-/** By name and labels, such as `payfold_open_attempts{figure="count"}`. */
+/** By name and labels, such as `payfold_open_attempts{state="running",figure="count"}`. */
 export const figuresIn = (text: string): ReadonlyMap<string, number> =>
   new Map(
     text

@@ -99,8 +99,8 @@ const STATEMENTS = [
        expected_cents, suspense_cents, opened_at, changed_at)
      select made_id, 'LATE', 'resolved', gateway, merchant_account, settled_batch_id, line, transaction_id, ref, payment_id, leg, amount_cents, amount_cents, 0,
        moved_at, moved_at from excepted`,
-  `insert into dispute (dispute_id, payment_id, status, stage, reason_code, reason, disputed_amount_cents, opened_on, due_date, updated_at)
-     select gen_random_uuid(), payment_id, case when n % (3 * $rarer) = 0 then 'in_dispute' else 'recovered' end, 'chargeback', '10.4', 'fraud', 100,
+  `insert into dispute (dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on, due_date, updated_at)
+     select gen_random_uuid(), payment_id, case when n % (3 * $rarer) = 0 then 'in_dispute' else 'recovered' end, 'chargeback', '10.4', 100,
        created_at::date, created_at::date + 20, created_at + interval '3 days' from made where n % $rarer = 0`,
   `insert into journal_entry (position, number, entry_id, event_id, rule, part, payment_id, recorded_at, effective_at, booked_at, accounts, cents)
      select '00000000000000000000:' || lpad(m.n::text, 20, '0'), e.number, gen_random_uuid(), e.event_id, e.rule, e.part, m.payment_id,
@@ -116,11 +116,11 @@ const STATEMENTS = [
      on conflict (booked_on, recorded_on) do update set first_position = excluded.first_position`,
   // The same positions, cents and portals as the entries of the journal, so both tie.
   `insert into line_movement (position, number, line_number, movement_id, account_id, portal_id, payment_id, line_id, principal_cents, fee_cents,
-       processor_fee_cents, recorded_at, effective_at, booked_at, movement, family, rule, leg, reference_id, payment_reference_id, description, coding, gateway,
+       processor_fee_cents, recorded_at, effective_at, booked_at, movement, family, rule, leg, reference_id, payment_reference_id, coding, gateway,
        merchant_account, ledger_account, transaction_id, auth_code, brand, last4, confirmation_number, batch_id, initiated_by)
      select '00000000000000000000:' || lpad(m.n::text, 20, '0'), l.seq, l.line_number, gen_random_uuid(), m.account_id, l.portal_id, m.payment_id, l.line_id,
        l.principal_cents, l.fee_cents, l.processor_fee_cents, m.created_at, m.created_at, m.created_at, l.movement, l.family, l.rule, l.leg, l.reference_id,
-       l.payment_reference_id, l.description, l.coding, l.gateway, l.merchant_account, l.ledger_account, l.transaction_id || '-' || m.n, l.auth_code, l.brand,
+       l.payment_reference_id, l.coding, l.gateway, l.merchant_account, l.ledger_account, l.transaction_id || '-' || m.n, l.auth_code, l.brand,
        l.last4, l.confirmation_number, l.batch_id || '-' || m.created_at::date, l.initiated_by
      from made m join (
        select *, row_number() over (partition by payment_id order by position, number) as seq from line_movement where position not like '%:%') as l

@@ -15,10 +15,12 @@ import {
   type Claims,
   createRecovery,
   GATEWAY_SLOTS,
+  type GatewayAccount,
   type GatewaySlotLimits,
   GatewaySlots,
   idempotencyMigrations,
   type Leg,
+  openPayment,
   type Payment,
   type PaymentGateway,
   type PaymentPorts,
@@ -46,8 +48,20 @@ import {
   type VoidView,
   isVisible,
 } from '#payments';
-import { createSimulatorGateway } from '#gateways';
-import { type Answer, createLogger, createPool, type KeyRing, migrate, newKeyRing, type Pool, systemIds } from '#platform';
+import { createSimulatorGateway, createTransport } from '#gateways';
+import {
+  type Answer,
+  createLogger,
+  createPersonalKeys,
+  createPool,
+  type KeyRing,
+  migrate,
+  newKeyRing,
+  personalKeyMigration,
+  type Pool,
+  postgresPersonalKeyRows,
+  systemIds,
+} from '#platform';
 import { answerEncoder } from '../../apps/answers.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import type { Truth } from '../../apps/simulator/processor.js';
@@ -121,9 +135,11 @@ const watchedGateway = (gateway: PaymentGateway, steps: Interposed): PaymentGate
   finalize: (call, signal) => steps.around([`finalize.${call.op}`, 'finalize'], () => gateway.finalize(call, signal)),
   lookup: (call, signal) => gateway.lookup(call, signal),
   ...(gateway.transaction && {
-    transaction: (account, transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(account, transactionId, signal)),
+    transaction: (transactionId, signal) => steps.around(['transaction'], () => gateway.transaction!(transactionId, signal)),
   }),
-  settlements: (account, cursor, signal) => gateway.settlements(account, cursor, signal),
+  settlements: (cursor, signal) => gateway.settlements(cursor, signal),
+  describe: (signal) => gateway.describe(signal),
+  close: () => gateway.close(),
 });
 
 export const CARDS = {
@@ -163,7 +179,7 @@ export interface Ground {
 export const openGround = async (simulatorOptions: Partial<SimulatorOptions> = {}): Promise<Ground> => {
   const database = await freshDatabase();
   const pool = createPool(database.url, { name: 'spec', max: 12, statementTimeoutMs: 5_000, lockTimeoutMs: 5_000 });
-  await migrate(pool, [...idempotencyMigrations, velocityMigration, refusalMigration]);
+  await migrate(pool, [...idempotencyMigrations, velocityMigration, refusalMigration, personalKeyMigration]);
   const directory = await mkdtemp(join(tmpdir(), 'payfold-bank-'));
   const simulator = await startSimulator({ directory, ...simulatorOptions });
   const ends: (() => unknown)[] = [];
@@ -266,14 +282,21 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const bare = memoryEventStore({ now: () => clock.now() });
   const store = watchedStore(bare, appends);
   const { partialVoid, refundUnsettled } = ground.simulatorOptions;
-  const simulator = createSimulatorGateway({
-    url: ground.simulator.url,
-    ...(partialVoid !== undefined && { partialVoid }),
-    ...(refundUnsettled !== undefined && { refundUnsettled }),
-  });
-  const gateway = watchedGateway(simulator, calls);
+  const transport = createTransport({ endpoint: ground.simulator.url, clock, maxConnections: 64 });
+  const gatewayOf = (account: GatewayAccount): PaymentGateway =>
+    watchedGateway(
+      createSimulatorGateway({
+        endpoint: ground.simulator.url,
+        account,
+        clock,
+        transport,
+        ...(partialVoid !== undefined && { partialVoid }),
+        ...(refundUnsettled !== undefined && { refundUnsettled }),
+      }),
+      calls,
+    );
   ground.atEnd(() => {
-    simulator.close();
+    transport.close();
     // A request that a spec left unfinished may still sleep on this clock. Moving the clock ends every such sleep.
     clock.advance(365 * 86_400_000);
   });
@@ -285,16 +308,18 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const ownLog = await ownLogOver(bare, clock);
   const refusals = postgresRefusals(ground.pool, ground.keys, clock, ids, log);
   ground.atEnd(() => refusals.stop());
+  const personal = createPersonalKeys(postgresPersonalKeyRows(ground.pool), { keys: ground.keys, ids, clock, log });
   const ports: PaymentPorts = {
     clock,
     ids,
     streams,
     ownLog,
-    gateways: { find: () => (credentials ? gateway : null) },
+    gateways: { find: (account) => (credentials ? gatewayOf(account) : null) },
     slots: new GatewaySlots(clock, slots),
     directory,
     velocity: postgresVelocity(ground.pool, ground.keys, clock),
     refusals,
+    personal,
     log,
   };
 
@@ -303,13 +328,14 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     clock,
     ids,
     keys: ground.keys,
+    personal,
     environment: 'sandbox',
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'spec' },
   });
   let seen: Position | null = null;
   const project = async () => {
-    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-'] })) {
+    for await (const events of bare.readAll(seen, { streamPrefixes: ['account-', 'portal-', 'case-', 'merchant-account-'] })) {
       directory.apply(events);
       seen = events.at(-1)!.position;
     }
@@ -356,7 +382,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     claims: OPEN_CLAIMS,
     answers: answerEncoder,
     // Lists are tested in their own spec.
-    list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, head: () => store.head(), caughtUpTo: async () => true },
+    list: { rows: postgresListRows(ground.pool), ownLog, keys: ground.keys, directory, personal, head: () => store.head(), caughtUpTo: async () => true }, // prettier-ignore
     recovery,
     log,
   };
@@ -420,8 +446,8 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     setCredentials: (present) => {
       credentials = present;
     },
-    charge: (asked, paymentId = ids.uuid()) =>
-      charge(ports, request(asked), { paymentId, attemptId: ids.uuid(), idempotency: null }, owner(), deadline()),
+    charge: async (asked, paymentId = ids.uuid()) =>
+      (await charge(ports, request(asked), { paymentId, attemptId: ids.uuid(), idempotency: null }, owner(), deadline())).view,
     chargeWithKey: (key, asked = {}) => sent(chargeOnce(services, request(asked), received(key, asked))),
     refund: async (paymentId, asked = {}) =>
       (await reverse(ports, reverseRequest('refund', paymentId, asked), null, owner(), deadline())).view as RefundView,
@@ -433,7 +459,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
     view: async (paymentId) => {
       const payment = await state(paymentId);
       if (!isVisible(payment)) throw new Error(`no payment: ${payment.phase}`);
-      return paymentView(paymentId, payment);
+      return paymentView(paymentId, payment, await openPayment(ports, payment));
     },
     history: async (paymentId) => (await events(paymentId)).map(({ type }) => type),
     events,

@@ -313,7 +313,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       urls.push(await api.listen(0, '127.0.0.1'));
     }
     const [services] = all as [Services];
-    const { store, ids, readModels } = services;
+    const { store, ids, personal, readModels } = services;
     const document = await (await fetch(`${urls[0]}/openapi.json`)).json();
     const judge = createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]);
     const anonymous = new Client(urls, judge, null);
@@ -322,6 +322,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       clock,
       ids,
       keys,
+      personal,
       environment: config.environment,
       cardInTextCheck: true,
       actor: { type: 'system', id: 'spec' },

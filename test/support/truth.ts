@@ -1,7 +1,7 @@
 /** Compares the log with the bank after crashes and chaos runs, when every process runs again. Uses no read model. */
 import assert from 'node:assert/strict';
 import type { Recorded } from '#eventstore';
-import { fold } from '#kernel';
+import { CLOSED, fold } from '#kernel';
 import {
   createRecovery,
   isVisible,
@@ -11,6 +11,7 @@ import {
   paymentView,
   postgresRecoveryWork,
   paymentEvents,
+  WAITS_FOR_STAFF,
 } from '#payments';
 import { createLogger, readConfig, readKeyRing } from '#platform';
 import { openServices, type Services } from '../../apps/services.js';
@@ -41,8 +42,8 @@ export const endLeases = async ({ pool }: Services): Promise<number> =>
 const RECOVERS_WITHIN_MS = 300_000;
 
 /**
- * Resolves open payments until none is left, without recovery's wait of a minute. A running worker must keep the list up to date. Returns the number
- * of resolved payments.
+ * Resolves open payments without recovery's wait of a minute, until none is left that recovery can resolve. A running worker must keep the list up to
+ * date. Returns the number of resolved payments.
  */
 export const recoverAll = async (services: Services): Promise<number> => {
   const { payments, pool, store } = services;
@@ -53,13 +54,23 @@ export const recoverAll = async (services: Services): Promise<number> => {
       const head = await store.head();
       if (head !== null && !(await payments.list.caughtUpTo(head, 5_000))) throw new Error('the list is not up to date');
       resolved += await recovery.round();
-      const { rows } = await pool.query<{ open: string }>('select payment_id as open from payment_list where open_since is not null limit 5');
+      const { rows } = await pool.query<{ open: string }>(
+        `select payment_id as open from payment_list p where open_since is not null and not (${WAITS_FOR_STAFF}) limit 5`,
+      );
       if (rows.length > 0) throw new Error(`payments are still open: ${rows.map(({ open }) => open).join(', ')}`);
       return head === (await store.head());
     },
     { timeoutMs: RECOVERS_WITHIN_MS },
   );
   return resolved;
+};
+
+/** The payments that wait for a decision by staff. Recovery cannot resolve them. */
+export const waitingForStaff = async ({ pool }: Services): Promise<readonly string[]> => {
+  const { rows } = await pool.query<{ id: string }>(
+    `select payment_id as id from payment_list p where open_since is not null and ${WAITS_FOR_STAFF}`,
+  );
+  return rows.map(({ id }) => id);
 };
 
 export interface Book {
@@ -113,7 +124,7 @@ export const readBooks = async ({ store, pool }: Services, bank: SimulatorContro
     });
     for (const { ref, amountCents = 0, voidedCents = 0, refundedCents = 0 } of mine)
       assert(voidedCents + refundedCents <= amountCents, `${ref}: more was returned than was taken`);
-    const view = isVisible(payment) ? paymentView(paymentId, payment) : null;
+    const view = isVisible(payment) ? paymentView(paymentId, payment, CLOSED) : null;
     const netInLogCents = view ? view.capturedAmountCents - view.refundedAmountCents : 0;
     return { paymentId, payment, types: facts.map(({ type }) => type), charges: mine, netAtBankCents: netOf(mine), netInLogCents };
   });

@@ -77,7 +77,16 @@ export const webhookRowsContract = (whose: string, open: () => Promise<WebhookRo
     /** Ends the attempts of all due deliveries. */
     const attempt = async (fate: Fate, slots = 100) => {
       const claimed = await ground.deliveries.claimDue(slots);
-      const ends = { fate, outcome: 'http_5xx', statusCode: 500, errorCode: null, remoteIp: null, responseHead: null, durationMs: 1 } as const;
+      const ends = {
+        fate,
+        outcome: 'http_5xx',
+        statusCode: 500,
+        errorCode: null,
+        remoteIp: null,
+        responseHead: null,
+        bodySha256: Buffer.alloc(32),
+        durationMs: 1,
+      } as const;
       await ground.deliveries.complete(claimed.map((one) => ({ ...ends, ...one, startedAtMs: one.claimedAtMs })));
       return claimed.map(({ deliveryId }) => deliveryId);
     };

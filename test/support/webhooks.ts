@@ -134,7 +134,7 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
   const sender = (clock: MovableClock) => createSender({ settings: settings(), resolve: createResolve([names.address], clock), clock });
   const { store, ids } = house;
   const newOutbox = () => {
-    const subscriber = createSubscriber(webhookOutbox(store), { store, checkpoint: postgresCheckpoint(pool, WEBHOOK_OUTBOX) });
+    const subscriber = createSubscriber(webhookOutbox(store, house.ports.personal), { store, checkpoint: postgresCheckpoint(pool, WEBHOOK_OUTBOX) });
     closers.push(() => subscriber.stop());
     return subscriber;
   };
@@ -181,6 +181,7 @@ export const openWebhookStage = async ({ ground, names, authority, caFile }: Web
           deliveries: deliveries ?? postgresDeliveries(pool, ids.uuid()),
           sender: sender(clock),
           due: postgresDueSignal(pool),
+          payloads: { store, personal: house.ports.personal },
           keys: ground.keys,
           clock,
           log,
@@ -218,7 +219,7 @@ export const FIRST_DISPUTE: Dispute = {
   status: 'debited',
   stage: 'chargeback',
   reasonCode: '10.4',
-  reason: 'fraud',
+  personal: { clear: { reason: 'fraud' } },
   disputedAmountCents: 1_000,
   openedOn: '2026-11-01',
   dueDate: '2026-11-21',

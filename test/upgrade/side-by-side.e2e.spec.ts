@@ -30,7 +30,11 @@ const SHAPE = paymentListModel.shape;
 const DIRECTORY_SHAPE = directoryModel.shape;
 const N_PLUS_1: readonly Patch[] = [
   release('0.4.0'),
-  { file: 'libs/payments/stream.ts', from: `  PaymentCreated: [],`, to: `  PaymentCreated: [(data) => ({ ...data, note: 'older' })],` },
+  {
+    file: 'libs/payments/stream.ts',
+    from: `  PaymentCreated: [asItWas],`,
+    to: `  PaymentCreated: [asItWas, (data) => ({ ...data, note: 'older' })],`,
+  },
   { file: 'libs/payments/payment.ts', from: `legs: outcome.legs } }];`, to: `legs: outcome.legs, note: 'newer' } }];` },
   { file: 'libs/payments/list.ts', from: `  name: 'payment-list',\n  shape: ${SHAPE},`, to: `  name: 'payment-list',\n  shape: ${SHAPE + 1},` },
   {
@@ -232,7 +236,7 @@ test('two releases run side by side, back and forward, without a failed request'
   const { rows: versions } = await pool.query<{ v: number; n: number }>(
     `select (meta->>'v')::int as v, count(*)::int as n from es.events where type = 'PaymentCreated' group by 1 order by 1`,
   );
-  expect(versions.map(({ v }) => v)).toEqual([1, 2]);
+  expect(versions.map(({ v }) => v)).toEqual([2, 3]);
   expect(versions.reduce((sum, one) => sum + one.n, 0)).toBe(load.created.length);
   expect((await pool.query('select from projection_failure')).rowCount).toBe(0);
   for (const shape of [SHAPE, SHAPE + 1]) {

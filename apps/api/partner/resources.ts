@@ -131,6 +131,11 @@ export class Payment implements PaymentView {
   @ApiProperty(orNull(dateTime)) capturedAt!: string | null;
   @ApiProperty(dateTime) createdAt!: string;
   @ApiProperty(dateTime) updatedAt!: string;
+  @ApiPropertyOptional({
+    ...dateTime,
+    description: 'When personal data of the payment was erased: `payer` and texts of lines are null then. Absent otherwise.',
+  })
+  personalDataErasedAt?: string;
 }
 
 export class PaymentPage implements PaymentPageView {

@@ -199,7 +199,8 @@ export class CheckoutController {
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
     if (visit.view !== 'receipt') return redirect(reply, `/checkout/${id}`);
     this.renewCookie(visit, reply);
-    sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId: id, payment: await this.paid(visit.session) })));
+    const checkoutId = visit.session.content && id;
+    sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId, payment: await this.paid(visit.session) })));
   }
 
   /** The page for a link whose checkout is already paid. */

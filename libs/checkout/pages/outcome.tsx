@@ -65,7 +65,8 @@ export interface ReceiptPayment {
 
 interface ReceiptProps {
   readonly frame: Frame;
-  readonly checkoutId: string;
+  /** null: the way back to the partner is gone. */
+  readonly checkoutId: string | null;
   readonly payment: ReceiptPayment;
 }
 
@@ -126,9 +127,11 @@ export const Receipt = ({ frame, checkoutId, payment }: ReceiptProps) => {
           caption={text.paid}
         />
         <p class="no-print">{text.keepReceipt}</p>
-        <a class="button no-print" href={`/checkout/${checkoutId}/done`}>
-          {text.done}
-        </a>
+        {checkoutId !== null && (
+          <a class="button no-print" href={`/checkout/${checkoutId}/done`}>
+            {text.done}
+          </a>
+        )}
         <button class="quiet no-print" id="print" type="button" hidden>
           {text.print}
         </button>

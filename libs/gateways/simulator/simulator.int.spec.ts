@@ -6,14 +6,16 @@ import { connect, createServer, type AddressInfo, type Server, type Socket } fro
 import { inspect } from 'node:util';
 import { afterEach, describe, expect, test } from '@jest/globals';
 import { eventually } from '../../../test/support/eventually.js';
+import { systemClock } from '#kernel';
 import { Secret, type GatewayAccount, type Outcome, type PaymentInstrument } from '#payments';
-import { createSimulatorGateway, GatewayUnreachable, type SimulatorGateway } from './simulator.js';
+import { createSimulatorGateway, GatewayUnreachable, type SimulatorGateway, type SimulatorGatewayOptions } from './simulator.js';
 
 const NUMBER = '4242424242424242';
 const CVV = '987';
 const REF = 'R0000000000000000001';
 const account: GatewayAccount = { gateway: 'simulator', merchantAccount: 'm', credentialsRef: 'sandbox', environment: 'sandbox' };
 const card: PaymentInstrument = { type: 'card', number: new Secret(NUMBER), expiry: { month: 1, year: 2031 }, cvv: new Secret(CVV) };
+const begun = () => ({ leg: 'principal', account, begunAt: new Date().toISOString() }) as const;
 const soon = () => AbortSignal.timeout(10_000);
 const shortly = () => AbortSignal.timeout(150);
 
@@ -60,8 +62,8 @@ const misbehaving = async (
   return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, requests, connections };
 };
 
-const gatewayAt = (url: string, maxConnections?: number): SimulatorGateway => {
-  const gateway = createSimulatorGateway({ url, ...(maxConnections !== undefined && { maxConnections }) });
+const gatewayAt = (endpoint: string, options: Partial<SimulatorGatewayOptions> = {}): SimulatorGateway => {
+  const gateway = createSimulatorGateway({ endpoint, account, clock: systemClock, ...options });
   cleanUps.push(() => gateway.close());
   return gateway;
 };
@@ -72,17 +74,16 @@ const answer = (status: number, outcome: unknown, ref = REF) => http(status, JSO
 const APPROVED = { kind: 'approved', transactionId: 'ch_1', authCode: 'A1', amountCents: 1_000 };
 
 const charge = (gateway: SimulatorGateway, signal = soon()) =>
-  gateway.charge({ ref: REF, leg: 'principal', account, amountCents: 1_000, instrument: card, postalCode: '10001' }, signal);
+  gateway.charge({ ...begun(), ref: REF, amountCents: 1_000, instrument: card, payer: { address: { zip: '10001' } } }, signal);
 const calls: [string, (gateway: SimulatorGateway, signal?: AbortSignal) => Promise<Outcome<unknown>>][] = [
   ['charge', charge],
   [
     'void',
-    (gateway, signal = soon()) =>
-      gateway.void({ ref: REF, leg: 'principal', account, chargeTransactionId: 'ch_1', amountCents: 1_000, askedBy: 'void' }, signal),
+    (gateway, signal = soon()) => gateway.void({ ...begun(), ref: REF, chargeTransactionId: 'ch_1', amountCents: 1_000, askedBy: 'void' }, signal),
   ],
   [
     'refund',
-    (gateway, signal = soon()) => gateway.refund({ ref: REF, leg: 'principal', account, chargeTransactionId: 'ch_1', amountCents: 1_000 }, signal),
+    (gateway, signal = soon()) => gateway.refund({ ...begun(), ref: REF, chargeTransactionId: 'ch_1', amountCents: 1_000, last4: '4242' }, signal),
   ],
 ];
 
@@ -138,7 +139,7 @@ describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, 
     const { url, requests, connections } = await misbehaving((socket, count) => {
       if (count === 1) setTimeout(() => socket.write(answer(200, APPROVED)), 400);
     });
-    const gateway = gatewayAt(url, 1);
+    const gateway = gatewayAt(url, { maxConnections: 1 });
     const first = charge(gateway);
     await eventually(() => requests.length === 1);
     expect(await call(gateway, shortly())).toMatchObject({ kind: 'not_processed', answered: false });
@@ -156,9 +157,9 @@ describe.each(calls)('%s: no byte was sent, so certainly nothing happened', (_, 
 
   test('the request cannot be made', async () => {
     const { url, connections } = await misbehaving((socket) => socket.destroy());
-    const gateway = createSimulatorGateway({ url });
+    const gateway = gatewayAt(url);
     const outcome = await gateway.charge(
-      { ref: REF, leg: 'principal', account: { ...account, merchantAccount: 'a\nb' }, amountCents: 1_000, instrument: card },
+      { ...begun(), ref: REF, account: { ...account, merchantAccount: 'a\nb' }, amountCents: 1_000, instrument: card },
       soon(),
     );
     expect(outcome).toMatchObject({ kind: 'not_processed', answered: false });
@@ -355,7 +356,7 @@ describe('card data', () => {
     const secret = 'tok_live_9f8e7d6c';
     const { url } = await misbehaving((socket) => socket.write(answer(402, { kind: 'declined', code: 'generic_decline', message: secret })));
     const outcome = await gatewayAt(url).charge(
-      { ref: REF, leg: 'combined', account, amountCents: 1_000, instrument: { type: 'card_token', token: new Secret(secret) } },
+      { ...begun(), ref: REF, leg: 'combined', amountCents: 1_000, instrument: { type: 'card_token', token: new Secret(secret) } },
       soon(),
     );
     expect(outcome).toMatchObject({ kind: 'unknown', cause: 'unreadable' });
@@ -364,11 +365,12 @@ describe('card data', () => {
 });
 
 describe('finalize, look-up and settlements', () => {
-  const finalize = (gateway: SimulatorGateway, signal = soon()) => gateway.finalize({ ref: REF, account, op: 'charge' }, signal);
-  const lookup = (gateway: SimulatorGateway, signal = soon()) => gateway.lookup({ ref: REF, account, op: 'charge' }, signal);
+  const about = () => ({ ...begun(), ref: REF, op: 'charge', amountCents: 1_000, chargeTransactionId: null, last4: '4242' }) as const;
+  const finalize = (gateway: SimulatorGateway, signal = soon()) => gateway.finalize(about(), signal);
+  const lookup = (gateway: SimulatorGateway, signal = soon()) => gateway.lookup(about(), signal);
   const settlements = async (gateway: SimulatorGateway, signal = soon()) => {
     const all = [];
-    for await (const record of gateway.settlements(account, null, signal)) all.push(record);
+    for await (const { lines } of gateway.settlements(null, signal)) for await (const line of lines) all.push(line);
     return all;
   };
   const executed = (fields: object) => http(200, JSON.stringify({ ref: REF, finalized: 'executed', status: 200, outcome: APPROVED, ...fields }));
@@ -384,22 +386,22 @@ describe('finalize, look-up and settlements', () => {
     ['not JSON', (socket) => socket.write(http(200, 'never'))],
     ['an empty object', (socket) => socket.write(http(200, '{}'))],
     [
-      '2 MiB',
+      '5 MiB',
       (socket) =>
-        socket.write(http(200, JSON.stringify({ ref: REF, finalized: 'never', found: false, batches: [], padding: 'x'.repeat(2 * 1024 * 1024) }))),
+        socket.write(http(200, JSON.stringify({ ref: REF, finalized: 'never', found: false, batches: [], padding: 'x'.repeat(5 * 1024 * 1024) }))),
     ],
   ])('%s: finalize cannot tell, the others throw', async (_, misbehave) => {
     const { url } = await misbehaving(misbehave);
     const gateway = gatewayAt(url);
-    expect(await finalize(gateway, shortly())).toEqual({ kind: 'cannot_tell' });
+    expect(await finalize(gateway, shortly())).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
     await expect(lookup(gateway, shortly())).rejects.toBeInstanceOf(GatewayUnreachable);
     await expect(settlements(gateway, shortly())).rejects.toBeInstanceOf(GatewayUnreachable);
-    await expect(gateway.closeBatch(account, shortly())).rejects.toBeInstanceOf(GatewayUnreachable);
+    await expect(gateway.closeBatch(shortly())).rejects.toBeInstanceOf(GatewayUnreachable);
   });
 
   test('no listener: finalize cannot tell, the others throw', async () => {
     const gateway = gatewayAt(`http://127.0.0.1:${await deadPort()}`);
-    expect(await finalize(gateway)).toEqual({ kind: 'cannot_tell' });
+    expect(await finalize(gateway)).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
     await expect(lookup(gateway)).rejects.toBeInstanceOf(GatewayUnreachable);
     await expect(settlements(gateway)).rejects.toBeInstanceOf(GatewayUnreachable);
   });
@@ -415,7 +417,7 @@ describe('finalize, look-up and settlements', () => {
     ['an unknown word', http(200, JSON.stringify({ ref: REF, finalized: 'maybe' }))],
   ])('finalize cannot tell: %s', async (_, bytes) => {
     const { url } = await misbehaving((socket) => socket.write(bytes));
-    expect(await finalize(gatewayAt(url))).toEqual({ kind: 'cannot_tell' });
+    expect(await finalize(gatewayAt(url))).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
   });
 
   test.each<[string, object]>([
@@ -442,8 +444,7 @@ describe('finalize, look-up and settlements', () => {
 
   test('a server that takes the question and never answers does not hold the reading of batches, whose signal has no end', async () => {
     const { url, requests } = await misbehaving(() => undefined);
-    const gateway = createSimulatorGateway({ url, silenceMs: 100 });
-    cleanUps.push(() => gateway.close());
+    const gateway = gatewayAt(url, { timeouts: { silenceMs: 100 } });
     await expect(settlements(gateway, new AbortController().signal)).rejects.toBeInstanceOf(GatewayUnreachable);
     expect(requests).toHaveLength(1);
   });
@@ -455,7 +456,7 @@ describe('finalize, look-up and settlements', () => {
     );
     const read: string[] = [];
     const reading = (async () => {
-      for await (const { batchId } of gatewayAt(url).settlements(account, null, soon())) read.push(batchId);
+      for await (const { batchId, lines } of gatewayAt(url).settlements(null, soon())) for await (const _ of lines) read.push(batchId);
     })();
     await expect(reading).rejects.toBeInstanceOf(GatewayUnreachable);
     expect(read).toEqual(['b1']);

@@ -15,11 +15,10 @@
  * No request is sent twice. Card data goes only into the bytes of the request, never into an error. An answer that repeats the card number or the
  * token counts as unreadable.
  */
-import { Agent } from 'node:http';
-import { urlToHttpOptions } from 'node:url';
-import { isCents, type Cents } from '#kernel';
+import { isCents, MAX_AMOUNT_CENTS, type Cents } from '#kernel';
 import { maskCardNumbers } from '#platform';
 import {
+  type AccountDescription,
   DECLINE_CODES,
   type ChargeTxn,
   type Check,
@@ -27,27 +26,24 @@ import {
   type Finalized,
   type GatewayAccount,
   type GatewayCapabilities,
+  lateAfterDays,
   type LookedUp,
   type NamedTransaction,
   type Outcome,
   type PaymentGateway,
   type PaymentInstrument,
   type Ref,
-  GATEWAY_SLOTS,
   type ReferenceCall,
   type RejectionReason,
   type ReversalTxn,
+  type SettledBatch,
   type SettlementRecord,
+  type TransactionState,
   UnknownCursor,
 } from '#payments';
-import { exchange, type Exchange } from '../transport/exchange.js';
+import { type Exchange, LIST_ANSWER_BYTES, MONEY_ANSWER_BYTES, type Transport } from '../transport/exchange.js';
+import { type GatewayOptions, latestCharge, latestOf, transportOf } from '../transport/options.js';
 
-/** Connections for batches and look-ups, which take no slot. */
-const OTHER_CONNECTIONS = 16;
-/** Every slot has its connection. If all connections are in use, a call waits for a free one until its deadline. */
-const MAX_CONNECTIONS = GATEWAY_SLOTS.partners.slots + GATEWAY_SLOTS.house.slots + OTHER_CONNECTIONS;
-/** The simulator closes idle connections after 65 s. We close them earlier: if a connection closes during a request, the outcome is unknown. */
-const IDLE_CONNECTION_MS = 15_000;
 const MAX_RAW_CHARACTERS = 200;
 
 const REJECTIONS = [
@@ -62,25 +58,23 @@ const REJECTIONS = [
   'other',
 ] as const satisfies readonly RejectionReason[];
 const CHECKS = ['match', 'no_match', 'not_checked'] as const satisfies readonly Check[];
-const STATES = ['approved', 'declined', 'voided', 'settling', 'settled', 'settlement_rejected'] as const;
+const STATES = ['approved', 'declined', 'voided', 'settling', 'settled', 'settlement_rejected'] as const satisfies readonly TransactionState[];
 const STATUS_OF_KIND: Readonly<Record<string, number>> = { approved: 200, declined: 402, rejected: 422, not_processed: 502 };
-/** Longer than any call that moves money may take. */
-const SILENCE_MS = 30_000;
+/** Looked up to see whether the simulator answers. No attempt has this reference. */
+const NO_REF: Ref = '0'.repeat(20);
 const TRANSACTION = /^[0-9A-Za-z_-]{1,64}$/;
 const RFC_3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
 
-export interface SimulatorGatewayOptions {
-  /** Where the simulator listens, `http://host:port`. */
-  readonly url: string;
+/** `endpoint`: where the simulator listens, `http://host:port`. */
+export interface SimulatorGatewayOptions extends GatewayOptions {
   /** Must equal the simulator's own setting; default true. */
   readonly partialVoid?: boolean;
   /** Must equal the simulator's own setting; default false. */
   readonly refundUnsettled?: boolean;
   /** Milliseconds by which business time is ahead. Each call carries them. Default: 0. */
   readonly aheadMs?: () => number;
-  readonly maxConnections?: number;
-  /** A call ends if no data arrives for this long, even without an abort. Default 30 s. */
-  readonly silenceMs?: number;
+  /** Connections to `endpoint` that several accounts share. Their owner closes them. Default: connections of its own. */
+  readonly transport?: Transport;
 }
 
 export interface ClosedBatch {
@@ -92,9 +86,7 @@ export interface ClosedBatch {
 
 export interface SimulatorGateway extends PaymentGateway {
   /** Sandbox only: closes the open batch of the account. null: the batch was empty. Throws if the simulator does not answer. */
-  closeBatch(account: GatewayAccount, signal: AbortSignal): Promise<ClosedBatch | null>;
-  /** Closes idle connections. */
-  close(): void;
+  closeBatch(signal: AbortSignal): Promise<ClosedBatch | null>;
 }
 
 /** The simulator did not answer, or its answer could not be read. */
@@ -199,35 +191,36 @@ const authorizationOf = ({ merchantAccount }: GatewayAccount) => ({ authorizatio
 
 const timeOf = (aheadMs: number): Record<string, string> => (aheadMs > 0 ? { 'sandbox-ahead-ms': String(aheadMs) } : {});
 
-/** A gateway that calls the simulator at `url`. A call ends when its signal aborts, or after `silenceMs` without any data. */
+/** A gateway that calls the simulator. A call ends when its signal aborts, or after `silenceMs` without any data. */
 export const createSimulatorGateway = (options: SimulatorGatewayOptions): SimulatorGateway => {
-  const { partialVoid = true, refundUnsettled = false, maxConnections = MAX_CONNECTIONS, silenceMs = SILENCE_MS, aheadMs = () => 0 } = options;
-  const { protocol, hostname, port } = urlToHttpOptions(new URL(options.url));
-  const agent = new Agent({
-    keepAlive: true,
-    maxSockets: maxConnections,
-    maxFreeSockets: maxConnections,
-    timeout: IDLE_CONNECTION_MS,
-    scheduling: 'lifo',
-  });
+  const { account: own, partialVoid = true, refundUnsettled = false, aheadMs = () => 0 } = options;
+  const transport = options.transport ?? transportOf(options);
 
-  const send = (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Exchange> =>
-    exchange(
-      { agent, protocol, hostname, port },
-      path,
+  const send = (
+    account: GatewayAccount,
+    method: 'GET' | 'POST',
+    path: string,
+    body: object | null,
+    signal: AbortSignal,
+    { notAfterMs, maxAnswerBytes = MONEY_ANSWER_BYTES }: { notAfterMs?: number | undefined; maxAnswerBytes?: number } = {},
+  ): Promise<Exchange> =>
+    transport.exchange({
       method,
-      { ...authorizationOf(account), ...timeOf(aheadMs()) },
-      body && JSON.stringify(body),
+      path,
+      headers: { ...authorizationOf(account), ...timeOf(aheadMs()) },
+      body: body && JSON.stringify(body),
+      maxAnswerBytes,
+      ...(notAfterMs !== undefined && { notAfterMs }),
       signal,
-      silenceMs,
-    );
+    });
 
   /**
    * Sends a request and returns the fields of its answer. Throws {@link GatewayUnreachable} if the HTTP status is not 200, or the answer cannot be
    * read.
    */
   const ask = async (account: GatewayAccount, method: 'GET' | 'POST', path: string, body: object | null, signal: AbortSignal): Promise<Fields> => {
-    const exchanged = await send(account, method, path, body, signal);
+    const maxAnswerBytes = path.startsWith('/v1/batches') ? LIST_ANSWER_BYTES : MONEY_ANSWER_BYTES;
+    const exchanged = await send(account, method, path, body, signal, { maxAnswerBytes });
     const answer = exchanged.kind === 'answer' ? parse(exchanged.text) : null;
     if (exchanged.kind === 'answer' && exchanged.status === 200 && answer) return answer;
     throw new GatewayUnreachable(
@@ -240,49 +233,73 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     rawCard: true,
     cardToken: true,
     tokenReusable: true,
+    maxCardDigits: 19,
+    minAmountCents: 1,
+    maxAmountCents: MAX_AMOUNT_CENTS,
     partialVoid,
     refundUnsettled,
+    voids: 'until_batch',
+    finalize: 'at_once',
+    // The simulator keeps the answer of each reference.
+    repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: Number.POSITIVE_INFINITY },
     settlement: 'batches',
+    lateAfterDays: lateAfterDays(own.gateway),
+    disputes: 'none',
+  };
+
+  const cannotTell = { kind: 'cannot_tell', why: 'unreachable' } as const;
+
+  const linesOf = async function* (batchId: string, signal: AbortSignal): AsyncIterable<SettlementRecord> {
+    for (let from = 0; ;) {
+      const { lines, more } = await ask(own, 'GET', `/v1/batches/${batchId}?from=${from}`, null, signal);
+      const records = listOf(lines).map(settlementRecord);
+      yield* records;
+      from += records.length;
+      if (more !== true || records.length === 0) return;
+    }
   };
 
   const finalize = async ({ ref, account, op }: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>> => {
     const answer = await ask(account, 'POST', `/v1/references/${encodeURIComponent(ref)}/finalize`, { op }, signal);
-    if (answer.ref !== ref) return { kind: 'cannot_tell' };
+    if (answer.ref !== ref) return cannotTell;
     if (answer.finalized === 'never') return { kind: 'never' };
-    if (answer.finalized !== 'executed' || typeof answer.status !== 'number') return { kind: 'cannot_tell' };
+    if (answer.finalized !== 'executed' || typeof answer.status !== 'number') return cannotTell;
     const result = outcomeOf<ChargeTxn | ReversalTxn>(answer.outcome, answer.status, (outcome) =>
       isCents(outcome.amountCents) ? (op === 'charge' ? chargeTxn(outcome, outcome.amountCents) : reversalTxn(outcome, undefined)) : null,
     );
-    return result ? { kind: 'executed', result } : { kind: 'cannot_tell' };
+    return result ? { kind: 'executed', result } : cannotTell;
   };
 
   return {
     capabilities,
-    endpoint: options.url,
+    endpoint: options.endpoint,
 
-    async charge({ ref, leg, account, amountCents, instrument, postalCode }, signal) {
+    async charge({ ref, leg, account, amountCents, instrument, payer, begunAt }, signal) {
       const revealed = instrumentFields(instrument);
+      const postalCode = payer?.address?.zip;
       const body = { ref, leg, amountCents, instrument: revealed, ...(postalCode !== undefined && { postalCode }) };
-      const exchanged = await send(account, 'POST', '/v1/charges', body, signal);
+      const exchanged = await send(account, 'POST', '/v1/charges', body, signal, { notAfterMs: latestCharge(begunAt) });
       const secrets = instrument.type === 'card' ? [instrument.number.reveal()] : [instrument.token.reveal()];
       return outcomeOfExchange(exchanged, ref, secrets, (outcome) => chargeTxn(outcome, amountCents));
     },
 
-    async void({ ref, leg, account, chargeTransactionId, amountCents, askedBy }, signal) {
+    async void({ ref, leg, account, chargeTransactionId, amountCents, askedBy, notAfter }, signal) {
       const body = { ref, leg, chargeTransactionId, askedBy, ...(amountCents !== undefined && { amountCents }) };
-      return outcomeOfExchange(await send(account, 'POST', '/v1/voids', body, signal), ref, [], (outcome) => reversalTxn(outcome, amountCents));
+      const exchanged = await send(account, 'POST', '/v1/voids', body, signal, { notAfterMs: latestOf(notAfter) });
+      return outcomeOfExchange(exchanged, ref, [], (outcome) => reversalTxn(outcome, amountCents));
     },
 
-    async refund({ ref, leg, account, chargeTransactionId, amountCents }, signal) {
+    async refund({ ref, leg, account, chargeTransactionId, amountCents, notAfter }, signal) {
       const body = { ref, leg, chargeTransactionId, amountCents };
-      return outcomeOfExchange(await send(account, 'POST', '/v1/refunds', body, signal), ref, [], (outcome) => reversalTxn(outcome, amountCents));
+      const exchanged = await send(account, 'POST', '/v1/refunds', body, signal, { notAfterMs: latestOf(notAfter) });
+      return outcomeOfExchange(exchanged, ref, [], (outcome) => reversalTxn(outcome, amountCents));
     },
 
     async finalize(call, signal) {
       try {
         return await finalize(call, signal);
       } catch {
-        return { kind: 'cannot_tell' };
+        return cannotTell;
       }
     },
 
@@ -296,10 +313,10 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
       return { found, state, transactionId, amountCents, ...(isTransaction(batchId) && { batchId }), ...(isTransaction(authCode) && { authCode }) };
     },
 
-    async transaction(account, transactionId, signal): Promise<NamedTransaction | null> {
+    async transaction(transactionId, signal): Promise<NamedTransaction | null> {
       // This gateway gives no such id, and the id may not fit into a path.
       if (!isTransaction(transactionId)) return null;
-      const { found, ...answer } = await ask(account, 'GET', `/v1/transactions/${transactionId}`, null, signal);
+      const { found, ...answer } = await ask(own, 'GET', `/v1/transactions/${transactionId}`, null, signal);
       if (found === false) return null;
       const { ref, op, state, amountCents, chargeTransactionId } = answer;
       const whole =
@@ -315,10 +332,10 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
       return { transactionId, ref, op, state, amountCents, chargeTransactionId };
     },
 
-    async *settlements(account, cursor, signal): AsyncIterable<SettlementRecord> {
+    async *settlements(cursor, signal): AsyncIterable<SettledBatch> {
       let after = cursor;
       for (;;) {
-        const page = await ask(account, 'GET', `/v1/batches${after === null ? '' : `?after=${encodeURIComponent(after)}`}`, null, signal).catch(
+        const page = await ask(own, 'GET', `/v1/batches${after === null ? '' : `?after=${encodeURIComponent(after)}`}`, null, signal).catch(
           (error: unknown) => {
             throw cursor !== null && after === cursor && error instanceof GatewayUnreachable && error.status === 404
               ? new UnknownCursor(cursor)
@@ -326,29 +343,31 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
           },
         );
         for (const batch of listOf(page.batches)) {
-          const { batchId } = batch;
-          if (!isTransaction(batchId)) throw unreadableBatch();
-          for (let from = 0; ;) {
-            const lines = await ask(account, 'GET', `/v1/batches/${batchId}?from=${from}`, null, signal);
-            const records = listOf(lines.lines).map((line) => settlementRecord(batch, line));
-            yield* records;
-            from += records.length;
-            if (lines.more !== true || records.length === 0) break;
-          }
+          const { batchId, closedAt, fundedOn } = batch;
+          if (!isTransaction(batchId) || typeof closedAt !== 'string' || !RFC_3339.test(closedAt)) throw unreadableBatch();
+          yield { batchId, closedAt, ...(typeof fundedOn === 'string' && { fundedOn }), cursor: batchId, lines: linesOf(batchId, signal) };
           after = batchId;
         }
         if (page.more !== true) return;
       }
     },
 
-    async closeBatch(account, signal) {
-      const { batch } = await ask(account, 'POST', '/v1/batches/close', {}, signal);
+    async describe(signal): Promise<AccountDescription> {
+      await ask(own, 'GET', `/v1/references/${NO_REF}?op=charge`, null, signal);
+      const { merchantAccount, environment } = own;
+      return { externalId: merchantAccount, name: merchantAccount, environment, testMode: false, timeZone: 'UTC', problems: [] };
+    },
+
+    async closeBatch(signal) {
+      const { batch } = await ask(own, 'POST', '/v1/batches/close', {}, signal);
       if (batch === null) return null;
       if (!isFields(batch) || !isTransaction(batch.batchId) || !isWhole(batch.count) || !isWhole(batch.grossCents)) throw unreadableBatch();
       return { batchId: batch.batchId, count: batch.count, amountCents: batch.grossCents };
     },
 
-    close: () => agent.destroy(),
+    close: () => {
+      if (!options.transport) transport.close();
+    },
   };
 };
 
@@ -359,12 +378,9 @@ const listOf = (value: unknown): readonly Fields[] => {
   return value;
 };
 
-const settlementRecord = ({ batchId, closedAt, fundedOn }: Fields, line: Fields): SettlementRecord => {
+const settlementRecord = (line: Fields): SettlementRecord => {
   const { transactionId, ref, type, accepted, grossCents, feeCents, netCents } = line;
   const whole =
-    isTransaction(batchId) &&
-    typeof closedAt === 'string' &&
-    RFC_3339.test(closedAt) &&
     isTransaction(transactionId) &&
     isTransaction(ref) &&
     isOneOf(type, ['sale', 'refund'] as const) &&
@@ -373,5 +389,5 @@ const settlementRecord = ({ batchId, closedAt, fundedOn }: Fields, line: Fields)
     isWhole(feeCents) &&
     isWhole(netCents);
   if (!whole) throw unreadableBatch();
-  return { batchId, closedAt, transactionId, ref, type, accepted, grossCents, feeCents, netCents, ...(typeof fundedOn === 'string' && { fundedOn }) };
+  return { transactionId, ref, type, accepted, grossCents, feeCents, netCents };
 };

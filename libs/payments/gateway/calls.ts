@@ -1,12 +1,12 @@
 /** Observes the calls of gateways, for metrics. An observer gets the outcome and the duration of a call, but no data of the payment. */
 import type { Clock } from '#kernel';
-import { type GatewayAccount, type PaymentGateway, UnknownCursor } from './gateway.js';
+import { type PaymentGateway, UnknownCursor } from './gateway.js';
 
 export interface GatewayCall {
-  readonly operation: 'charge' | 'void' | 'refund' | 'finalize' | 'lookup' | 'transaction' | 'settlements';
+  readonly operation: 'charge' | 'void' | 'refund' | 'finalize' | 'lookup' | 'transaction' | 'settlements' | 'disputes' | 'describe';
   /**
-   * The kind of the result, such as `approved`, `unknown` or `cannot_tell`. For a look-up and a transaction `found` or `not_found`, for settlements `listed`.
-   * `failed`: the gateway could not be asked.
+   * The kind of the result, such as `approved`, `unknown` or `cannot_tell`. For a look-up and a transaction `found` or `not_found`, for settlements
+   * and disputes `listed`, for a description `described`. `failed`: the gateway could not be asked.
    */
   readonly outcome: string;
   readonly seconds: number;
@@ -35,6 +35,34 @@ export class GatewayCalls {
         throw error;
       }
     };
+    /** Passes a list on. Reports it when it has ended, with the time of its reads. The time that the caller spends on an item does not count. */
+    const listed = async function* <T>(
+      operation: GatewayCall['operation'],
+      list: (timing: <I>(items: AsyncIterable<I>) => AsyncIterable<I>) => AsyncIterable<T>,
+    ): AsyncIterable<T> {
+      let [outcome, ms] = ['listed', 0];
+      const timing = async function* <I>(items: AsyncIterable<I>): AsyncIterable<I> {
+        const iterator = items[Symbol.asyncIterator]();
+        try {
+          for (;;) {
+            const begun = clock.monotonic();
+            const next = await iterator.next().finally(() => (ms += clock.monotonic() - begun));
+            if (next.done) return;
+            yield next.value;
+          }
+        } finally {
+          await iterator.return?.();
+        }
+      };
+      try {
+        yield* list(timing);
+      } catch (error) {
+        outcome = error instanceof UnknownCursor ? 'unknown_cursor' : 'failed';
+        throw error;
+      } finally {
+        report(operation, outcome, ms);
+      }
+    };
     return {
       ...gateway,
       charge: (call, signal) => timed('charge', gateway.charge(call, signal), ({ kind }) => kind),
@@ -44,28 +72,18 @@ export class GatewayCalls {
       lookup: (call, signal) =>
         timed('lookup', gateway.lookup(call, signal), ({ found }) => (found === true ? 'found' : found === false ? 'not_found' : found)),
       ...(gateway.transaction && {
-        transaction: (account: GatewayAccount, transactionId: string, signal: AbortSignal) =>
-          timed('transaction', gateway.transaction!(account, transactionId, signal), (found) => (found ? 'found' : 'not_found')),
+        transaction: (transactionId: string, signal: AbortSignal) =>
+          timed('transaction', gateway.transaction!(transactionId, signal), (found) => (found ? 'found' : 'not_found')),
       }),
-      settlements: async function* (account, cursor, signal) {
-        const records = gateway.settlements(account, cursor, signal)[Symbol.asyncIterator]();
-        let [outcome, ms] = ['listed', 0];
-        try {
-          for (;;) {
-            // The time that the caller spends on a record does not count.
-            const begun = clock.monotonic();
-            const next = await records.next().finally(() => (ms += clock.monotonic() - begun));
-            if (next.done) return;
-            yield next.value;
-          }
-        } catch (error) {
-          outcome = error instanceof UnknownCursor ? 'unknown_cursor' : 'failed';
-          throw error;
-        } finally {
-          report('settlements', outcome, ms);
-          await records.return?.();
-        }
-      },
+      describe: (signal) => timed('describe', gateway.describe(signal), () => 'described'),
+      ...(gateway.disputes && {
+        disputes: (open: readonly string[], cursor: string | null, signal: AbortSignal) =>
+          listed('disputes', (timing) => timing(gateway.disputes!(open, cursor, signal))),
+      }),
+      settlements: (cursor, signal) =>
+        listed('settlements', async function* (timing) {
+          for await (const batch of timing(gateway.settlements(cursor, signal))) yield { ...batch, lines: timing(batch.lines) };
+        }),
     };
   }
 }

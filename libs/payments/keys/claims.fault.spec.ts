@@ -51,7 +51,7 @@ const openProcess = (name: string, works = true): Process => {
   const log = createLogger('info', 'spec', { write: (line) => logged.push(line) });
   const { store } = house;
   const projections = createPool(cluster.url, { name: 'projections', max: 2 });
-  const keys: Subscriber = createSubscriber(keysFromLog({ store, answers: answerEncoder, clock: systemClock, log }), {
+  const keys: Subscriber = createSubscriber(keysFromLog({ store, answers: answerEncoder, personal: house.ports.personal, clock: systemClock, log }), {
     store,
     checkpoint: postgresCheckpoint(projections, KEYS_FROM_LOG),
     leaseMs: 1_000,

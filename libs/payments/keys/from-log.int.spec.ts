@@ -28,6 +28,7 @@ const PARTIAL = { amountCents: 1_000 };
 const ports = (): KeysFromLogPorts => ({
   store: house.store,
   answers: answerEncoder,
+  personal: house.ports.personal,
   clock: house.clock,
 });
 /** Compares the whole log with the rows, in batches of `size` events. */

@@ -9,22 +9,24 @@
  * back, or the key has expired, no row is made.
  */
 import { type EventStore, type Projection, readStreams, type Recorded, Unavailable } from '#eventstore';
-import { type Clock, fold } from '#kernel';
-import type { Logger, Migration, Pool } from '#platform';
-import { transaction } from '#platform';
+import { type Clock, fold, type Personal } from '#kernel';
+import { type Logger, type Migration, type OpenedKeys, type PersonalKeys, type Pool, transaction } from '#platform';
 import { createResult } from '../commands.js';
 import {
   attemptOf,
   type Charged,
+  isVisible,
   type KeyedEvent,
+  keysOfPayment,
   payment as decider,
   type PaymentEvent,
   type RecordedKey,
   type ReversalAttempt,
 } from '../payment.js';
+import { keyOfText } from '../personal.js';
 import { rejectedVoid, reversalResult } from '../reverse.js';
-import { type FoundKey, KEEP_HOURS, keyNameOf, type KeyRows, LEASE_SECONDS, type RestoredKey } from './key-store.js';
-import { type AnswerEncoder, encode } from './once-by-key.js';
+import { type FoundKey, KEEP_HOURS, keyNameOf, type KeyRows, LEASE_SECONDS, type Operation, type RestoredKey } from './key-store.js';
+import { type AnswerEncoder, type Result, toStore } from './once-by-key.js';
 import { paymentEvents, paymentIdOf, paymentStream } from '../stream.js';
 import { postgresKeyRows } from './postgres.js';
 
@@ -51,6 +53,7 @@ export interface KeysFromLogPorts {
   readonly store: Pick<EventStore, 'read' | 'readStreams'>;
   /** The encoder of the key store. The same result must give the same bytes. */
   readonly answers: AnswerEncoder;
+  readonly personal: Pick<PersonalKeys, 'open'>;
   readonly clock: Clock;
   /** The hours for which the key store keeps rows. */
   readonly keepHours?: number;
@@ -92,9 +95,10 @@ export const compareKeys = async (ports: KeysFromLogPorts, rows: KeyRows, events
   const paymentIds = [...new Set(suspects.flatMap((one) => [one.paymentId, boundTo(one)]))];
   const read = await readStreams(ports.store as EventStore, paymentIds.map(paymentStream));
   const streams = new Map(paymentIds.map((paymentId, index) => [paymentId, read[index]!]));
+  const opened = await ports.personal.open([...new Set(read.flatMap((stream) => keysOfPayment(fold(decider, stream.map(paymentEvents.read)))))]);
   const wrong = suspects.flatMap((suspect) => {
     const { found: before, ...one } = suspect;
-    const row = rowOf(ports, one, streams.get(one.paymentId)!.map(paymentEvents.read));
+    const row = rowOf(ports, one, streams.get(one.paymentId)!.map(paymentEvents.read), opened);
     if (!row || (before && (before.attemptId === row.attemptId || !isOlder(row, before, streams.get(boundTo(suspect))!)))) return [];
     return [{ row, replaces: before?.fence ?? null }];
   });
@@ -127,23 +131,36 @@ const keyOf = (event: PaymentEvent): Pick<LoggedKey, 'key' | 'attemptId'> | null
 };
 
 /** The row of the key according to the payment's stream. null: in ordinary operation the key has no row. */
-const rowOf = (ports: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[]): RestoredKey | null =>
-  (one.key.operation === 'create' ? rowOfCreate : rowOfReversal)(ports, one, events);
+const rowOf = (ports: KeysFromLogPorts, one: LoggedKey, events: readonly PaymentEvent[], opened: OpenedKeys): RestoredKey | null =>
+  (one.key.operation === 'create' ? rowOfCreate : rowOfReversal)(ports, one, events, opened);
 
-const isTooOld = ({ clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, { at }: LoggedKey): boolean =>
+const isTooOld = ({ clock, keepHours = KEEP_HOURS }: KeysFromLogPorts, { at }: Pick<LoggedKey, 'at'>): boolean =>
   // Keys are kept by real time. In a sandbox whose time was moved, `at` may be in the real future. Then the key is kept for longer.
   clock.realNow() - Date.parse(at) > keepHours * HOUR_MS;
 
-const rowOfCreate: typeof rowOf = (ports, one, events) => {
+const rowOfCreate: typeof rowOf = (ports, one, events, opened) => {
   const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, state, answer });
-  const result = createResult(one.paymentId, events);
+  const result = createResult(one.paymentId, events, opened);
   const payment = fold(decider, events);
   if (isTooOld(ports, one) && payment.phase !== 'pending' && payment.phase !== 'unknown') return null;
-  if (result) return row('completed', encode(result, ports.answers));
+  if (result) return row('completed', answerOf(ports, one, opened, result, isVisible(payment) ? payment.terms.personal : null));
   return row(events.length === 1 ? 'in_progress' : 'reserved');
 };
 
-const rowOfReversal: typeof rowOf = (ports, one, events) => {
+/** The answer as its row holds it. `personal`: the text that the answer shows. */
+const answerOf = (
+  { answers }: KeysFromLogPorts,
+  { key, paymentId }: LoggedKey,
+  opened: OpenedKeys,
+  result: { readonly view: unknown } | Extract<Result<unknown>, { readonly error: unknown }>,
+  personal: Personal<unknown>,
+) =>
+  toStore('error' in result ? result : { view: result.view, key: keyOfText(opened, personal) }, answers, {
+    paymentId,
+    operation: key.operation as Operation,
+  });
+
+const rowOfReversal: typeof rowOf = (ports, one, events, opened) => {
   const { answers } = ports;
   const { key, paymentId } = one;
   // The newest event of a key makes its row. But an attempt that returned money comes first: a process that stood still may record an intent long after
@@ -154,13 +171,20 @@ const rowOfReversal: typeof rowOf = (ports, one, events) => {
   const newest = own.findLast(hasReturned) ?? own.at(-1);
   if (!newest) return null;
   const { attemptId } = keyOf(newest)!;
-  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, state, answer });
-  const isOld = isTooOld(ports, one);
+  const attempt = attemptOf(payment, attemptId);
+  // The key is kept until its attempt has ended, and for as long again.
+  const at = attempt?.ended && attempt.ended.at > one.at ? attempt.ended.at : one.at;
+  const row = (state: RestoredKey['state'], answer: RestoredKey['answer'] = null): RestoredKey => ({ ...one, attemptId, at, state, answer });
+  const isOld = isTooOld(ports, { at });
+  const resultAfter = (last: PaymentEvent, told: string) => {
+    const then = chargedAfter(events, last);
+    const view = reversalResult(paymentId, then, told, opened);
+    return answerOf(ports, one, opened, { view }, attemptOf(then, told)!.personal);
+  };
   if (newest.type === 'ReversalAcknowledged') {
     const { attemptId: told } = newest.data;
-    return isOld ? null : row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, newest), told)));
+    return isOld ? null : row('completed', resultAfter(newest, told));
   }
-  const attempt = attemptOf(payment, attemptId);
   if (payment.phase !== 'charged' || !attempt) return null;
   if (isOld && attempt.ended) return null;
   if (gaveKeyBack(attempt, payment.legs.some(({ settlementRejected }) => settlementRejected))) return null; // prettier-ignore
@@ -169,7 +193,7 @@ const rowOfReversal: typeof rowOf = (ports, one, events) => {
   if (!attempt.ended) return row('in_progress');
   if (attempt.ended.outcome === 'rejected') return row('completed', answers.failure(rejectedVoid()));
   const end = events.find(({ type, data }) => type === 'ReversalEnded' && data.attemptId === attemptId)!;
-  return row('completed', answers.success(reversalResult(paymentId, chargedAfter(events, end), attemptId)));
+  return row('completed', resultAfter(end, attemptId));
 };
 
 /** The payment as it was after the event `last`. */

@@ -37,7 +37,7 @@ export interface Owned {
   readonly attemptId: string;
 }
 
-/** An answer as the HTTP edge encoded it. Only the edge reads its content. */
+/** An answer as the HTTP edge encoded it. Only the edge reads its content. In a row, `body` is a box if the answer has personal data. */
 export interface StoredAnswer {
   readonly status: number;
   readonly body: string;
@@ -45,7 +45,7 @@ export interface StoredAnswer {
 
 export type Claim =
   | Owned
-  | { readonly kind: 'replay'; readonly answer: StoredAnswer }
+  | { readonly kind: 'replay'; readonly answer: StoredAnswer; readonly paymentId: string; readonly attemptId: string }
   | { readonly kind: 'mismatch' }
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
   | { readonly kind: 'reserved'; readonly paymentId: string };
@@ -67,8 +67,10 @@ export type HoldsKey = () => Promise<boolean>;
 /** The account, payment and attempt that a key was bound to when it was claimed. */
 export interface Bound {
   readonly accountId: string;
+  /** A create: the payment. A refund or void: drawn with the key, and of no use; the operation names the payment. */
   readonly paymentId: string;
   readonly attemptId: string;
+  readonly operation: string;
 }
 
 export interface IdempotencyStore {
@@ -89,8 +91,8 @@ export interface IdempotencyStore {
   /** Takes over keys of creates whose lease has ended, for the sweeper (T7). */
   takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
   /**
-   * Deletes expired rows, `limit` at a time. Keeps a `reserved` row until its payment is resolved (C16, T12). After `stop` aborts, begins no further
-   * batch.
+   * Deletes expired rows, `limit` at a time. Deletes a row without an answer only if `resolved` says so (C16, T12): such a key may be bound to an
+   * attempt that is still open. After `stop` aborts, begins no further batch.
    */
   purge(limit: number, resolved: (bound: Bound) => Promise<boolean>, stop?: AbortSignal): Promise<number>;
   /** True when the store can be written. */

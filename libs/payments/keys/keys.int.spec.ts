@@ -9,6 +9,7 @@ import { read, sent } from '../../../test/support/answers.js';
 import { idempotencyContract, type SeenKey } from '../../../test/support/key-store.contract.js';
 import { ownLogOver } from '../../../test/support/mark-book.js';
 import { OPEN_CLAIMS } from '../../../test/support/payments.js';
+import { memoryPersonalKeys } from '../../../test/support/personal-keys.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import type { Claims } from './claims.js';
 import type { ClaimRequest, IdempotencyStore, KeyName, Operation, Owned, StoredAnswer } from './key-store.js';
@@ -17,6 +18,7 @@ import { idempotencyMigrations, postgresIdempotency, postgresKeyRows } from './p
 
 const ids = systemIds(() => systemClock.now());
 const keys = newKeyRing();
+const personal = memoryPersonalKeys();
 const log = createLogger('silent', 'spec');
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -108,7 +110,7 @@ const ask = (
 ) =>
   // prettier-ignore
   onceByKey(
-    { idempotency: from, claims, answers: answerEncoder, ownLog, ids, log: heard },
+    { idempotency: from, claims, answers: answerEncoder, personal, ownLog, ids, log: heard },
     { ...requestOf(key ?? '', change), key },
     keyed(work),
   );
@@ -364,7 +366,7 @@ describe('the state of a key after an answer (C15–C17)', () => {
   });
   test('a key that had expired is given back by a refusal, as any new one (C15)', async () => {
     const key = newKey();
-    await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'released' });
+    await store.finish(name(key), (await own(key, { operation: REFUND })).fence, { to: 'completed', answer: ANSWER });
     await expires(key);
     await once(key, { run: () => Promise.reject(failed('INVALID_STATE')) }, { operation: REFUND });
     expect(await rowOf(key)).toBeUndefined();
@@ -397,7 +399,7 @@ describe('onceByKey', () => {
     const executedEarlier = (from: string | null) =>
       sent(
         onceByKey(
-          { idempotency: store, claims: OPEN_CLAIMS, answers: answerEncoder, ownLog, ids, log },
+          { idempotency: store, claims: OPEN_CLAIMS, answers: answerEncoder, personal, ownLog, ids, log },
           { ...requestOf(from ?? ''), key: from },
           { run: async () => ({ view: { id: 1 }, replayed: true }) },
         ),

@@ -1,10 +1,12 @@
 /** `onceByKey`: claims a request's key, runs the request, finishes the key (C12–C20). */
-import { type LogGate, StoreIncident } from '#eventstore';
+import { type LogGate, StoreIncident, Unavailable } from '#eventstore';
 import { type Ids, internalError, ServiceError } from '#kernel';
-import type { Logger, SandboxTime } from '#platform';
+import type { Logger, PersonalKey, PersonalKeys, SandboxTime } from '#platform';
 import type { RecordedKey } from '../payment.js';
+import { type AnswerPlace, boxedAnswer, openedAnswer } from '../personal.js';
 import type { Claims } from './claims.js';
 import {
+  type Claim,
   type ClaimRequest,
   type HoldsKey,
   type IdempotencyStore,
@@ -16,7 +18,7 @@ import {
   type StoredAnswer,
 } from './key-store.js';
 
-/** Encodes answers as the edge sends them. The stored bytes are the bytes that were sent. */
+/** Encodes answers as the edge sends them. A replay sends the same bytes. */
 export interface AnswerEncoder {
   success(view: unknown): StoredAnswer;
   failure(error: ServiceError): StoredAnswer;
@@ -27,20 +29,25 @@ export interface KeyPorts {
   readonly claims: Claims;
   readonly idempotency: IdempotencyStore;
   readonly answers: AnswerEncoder;
+  readonly personal: Pick<PersonalKeys, 'open'>;
   readonly ids: Ids;
   readonly log: Logger;
 }
 
-/** `replayed`: an earlier request executed this. The edge then marks the answer as a replay (specification, Idempotency 1). */
+/**
+ * `replayed`: an earlier request executed this. The edge then marks the answer as a replay (specification, Idempotency 1). `key`: seals the stored
+ * answer. Null or absent: the answer has no personal data.
+ */
 export interface Executed<View> {
   readonly view: View;
   readonly replayed: boolean;
+  readonly key?: PersonalKey | null;
 }
 
 /** The view that a request made, or the stored answer of an earlier request under its key. A refusal is thrown as a ServiceError. */
 export type Answered<View> = Executed<View> | { readonly stored: StoredAnswer };
 
-export type Result<View> = { readonly view: View } | { readonly error: ServiceError };
+export type Result<View> = { readonly view: View; readonly key?: PersonalKey | null } | { readonly error: ServiceError };
 
 /**
  * The owner of a claimed key. `recorded`: the key as the intent names it. `renew` binds the key to a new attempt and returns its id. `holds`: asks
@@ -56,6 +63,8 @@ export interface KeyedWork<View> {
    * Finishes a create whose owner vanished, from its stream. The create is never executed again (T7). Refunds and voids continue in `run` instead.
    */
   takeOver?(owner: Owned): Promise<Result<View> | 'reserved' | 'cannot_tell'>;
+  /** Makes the view of a boxed answer again from the stream, without the texts that were erased (C77). */
+  viewAgain?(bound: { readonly paymentId: string; readonly attemptId: string }): Promise<View>;
   /** The refusal for a reserved key (C16, C64). */
   reconciliationRequired?(paymentId: string): Promise<ServiceError>;
 }
@@ -68,11 +77,11 @@ export const onceByKey = async <View>(
 ): Promise<Answered<View>> => {
   const { idempotency, answers, claims, ids, log } = ports;
   const { key } = request;
-  if (ports.ownLog.incident) return lookOnly(ports, key === null ? null : { ...request, key }, storeIncident);
+  if (ports.ownLog.incident) return lookOnly(ports, key === null ? null : { ...request, key }, work, storeIncident);
   if (key === null) return valueOf(await resultOf(() => work.run(null), log));
 
   if (!claims.isOpen) await claims.begun();
-  if (!claims.isOpen) return lookOnly(ports, { ...request, key }, idempotencyUnavailable);
+  if (!claims.isOpen) return lookOnly(ports, { ...request, key }, work, idempotencyUnavailable);
   const claim = await idempotency.claim({ ...request, key }).catch((error: unknown) => {
     log.warn({ err: error }, 'the idempotency store did not answer a claim');
     throw idempotencyUnavailable();
@@ -83,7 +92,7 @@ export const onceByKey = async <View>(
     case 'in_progress':
       throw inProgress(claim.retryAfterSeconds);
     case 'replay':
-      return { stored: claim.answer };
+      return { stored: await replayed(ports, request.operation, claim, work).catch(failedInside(log)) };
     case 'reserved':
       throw await work.reconciliationRequired!(claim.paymentId);
     case 'owned':
@@ -96,7 +105,7 @@ export const onceByKey = async <View>(
     if (!owned.tookOver) await finishOrLeave(ports, name, owned, { to: 'given_back' });
     throw idempotencyUnavailable();
   }
-  if (owned.tookOver && work.takeOver) return finishTakenOver(ports, name, owned, work);
+  if (owned.tookOver && work.takeOver) return finishTakenOver(ports, name, owned, request.operation, work);
 
   let { attemptId } = owned;
   const renew = async (): Promise<string> => {
@@ -107,7 +116,7 @@ export const onceByKey = async <View>(
   };
   const holds = claims.mayBeLost ? () => idempotency.holds(name, owned.fence, attemptId) : null;
   const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew, holds }), log);
-  const ending = endingOf(request.operation, result, answers);
+  const ending = endingOf({ paymentId: owned.paymentId, operation: request.operation }, result, answers);
   // After a refused retry, the key stays bound to the attempt of the first try (C17). Otherwise the next retry could return money a second time.
   const stillBound = owned.tookOver && ending.to === 'given_back';
   await finishOrLeave(ports, name, owned, stillBound ? { to: 'released' } : ending);
@@ -118,9 +127,15 @@ export const onceByKey = async <View>(
  * Answers during an incident of the event store, or while claims are closed. No request begins then (C76). Gives the key's stored answer again.
  * Without one, throws `otherwise()`: the log or the key store may have lost the key's request.
  */
-const lookOnly = async <View>({ idempotency }: KeyPorts, request: ClaimRequest | null, otherwise: () => ServiceError): Promise<Answered<View>> => {
-  const found = request && (await idempotency.look(request).catch(() => null));
-  if (found?.kind === 'replay') return { stored: found.answer };
+const lookOnly = async <View>(
+  ports: KeyPorts,
+  request: ClaimRequest | null,
+  work: KeyedWork<View>,
+  otherwise: () => ServiceError,
+): Promise<Answered<View>> => {
+  const found = request && (await ports.idempotency.look(request).catch(() => null));
+  const stored = found?.kind === 'replay' ? await replayed(ports, request!.operation, found, work).catch(() => null) : null;
+  if (stored) return { stored };
   if (found?.kind === 'mismatch') throw mismatch();
   throw otherwise();
 };
@@ -130,7 +145,13 @@ const finishOrLeave = ({ idempotency, log }: KeyPorts, name: KeyName, { fence }:
   idempotency.finish(name, fence, ending).catch((error: unknown) => log.warn({ err: error }, 'an idempotency key could not be finished'));
 
 /** T7: the stream decides the result of a create whose owner vanished. */
-const finishTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owned, work: KeyedWork<View>): Promise<Answered<View>> => {
+const finishTakenOver = async <View>(
+  ports: KeyPorts,
+  name: KeyName,
+  owned: Owned,
+  operation: Operation,
+  work: KeyedWork<View>,
+): Promise<Answered<View>> => {
   const found = await work.takeOver!(owned).catch((error: unknown) => {
     if (error instanceof StoreIncident) throw storeIncident();
     ports.log.warn({ err: error }, 'a create that was taken over cannot be finished yet');
@@ -141,10 +162,36 @@ const finishTakenOver = async <View>(ports: KeyPorts, name: KeyName, owned: Owne
     await finishOrLeave(ports, name, owned, { to: 'reserved' });
     throw await work.reconciliationRequired!(owned.paymentId);
   }
-  const stored = encode(found, ports.answers);
-  await finishOrLeave(ports, name, owned, { to: 'completed', answer: stored });
-  return { stored };
+  const answer = toStore(found, ports.answers, { paymentId: owned.paymentId, operation });
+  await finishOrLeave(ports, name, owned, { to: 'completed', answer });
+  return { stored: encode(found, ports.answers) };
 };
+
+/** The answer of an earlier request, as it was sent. Where its texts were erased, it shows null (C77). Throws C19 if the keys cannot be read now. */
+const replayed = async <View>(
+  ports: KeyPorts,
+  operation: Operation,
+  { answer, paymentId, attemptId }: Extract<Claim, { kind: 'replay' }>,
+  work: KeyedWork<View>,
+): Promise<StoredAnswer> => {
+  const open = (keyIds: readonly string[]) =>
+    ports.personal.open(keyIds).catch((error: unknown) => {
+      ports.log.warn({ err: error }, 'the key of a stored answer cannot be read now');
+      throw idempotencyUnavailable();
+    });
+  const opened = await openedAnswer({ personal: { open } }, answer, { paymentId, operation });
+  return opened ?? { status: answer.status, body: ports.answers.success(await work.viewAgain!({ paymentId, attemptId })).body };
+};
+
+const failedInside =
+  (log: Logger) =>
+  (error: unknown): never => {
+    if (error instanceof ServiceError) throw error;
+    if (error instanceof StoreIncident) throw storeIncident();
+    if (error instanceof Unavailable) throw idempotencyUnavailable();
+    log.error({ err: error }, 'a stored answer cannot be shown');
+    throw internalError();
+  };
 
 /** C19. */
 export const idempotencyUnavailable = () =>
@@ -183,14 +230,14 @@ const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
 
 /** The end of a key after its request (C15–C17). */
-const endingOf = (operation: Operation, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
+const endingOf = (place: AnswerPlace, result: Result<unknown>, answers: AnswerEncoder): KeyEnding => {
   if ('view' in result || isFinal(result.error))
     // A void of a settled leg is refused without an event, so a takeover could not make this answer again. A later request could get another answer
     // (C27).
-    return { to: 'completed', answer: encode(result, answers), unrecorded: 'error' in result && result.error.code === 'VOID_FAILED' };
+    return { to: 'completed', answer: toStore(result, answers, place), unrecorded: 'error' in result && result.error.code === 'VOID_FAILED' };
   const { code, status } = result.error;
   const refusedBeforeAnything = status === 501 || status === 503;
-  if (status >= 500 && !refusedBeforeAnything) return { to: operation === 'create' ? 'reserved' : 'released' };
+  if (status >= 500 && !refusedBeforeAnything) return { to: place.operation === 'create' ? 'reserved' : 'released' };
   // A takeover has fenced the stream or will fence it, so no request may begin under this key again.
   if (code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') return { to: 'reserved' };
   return { to: 'given_back' };
@@ -200,8 +247,12 @@ const endingOf = (operation: Operation, result: Result<unknown>, answers: Answer
 const isFinal = ({ code, details }: ServiceError): boolean =>
   code === 'PAYMENT_DECLINED' || (code === 'VOID_FAILED' && details.suggestedAction === 'refund');
 
-export const encode = (result: Result<unknown>, answers: AnswerEncoder): StoredAnswer =>
+const encode = (result: Result<unknown>, answers: AnswerEncoder): StoredAnswer =>
   'view' in result ? answers.success(result.view) : answers.failure(result.error);
+
+/** The answer as the row of its key holds it: in a box, if it has personal data. */
+export const toStore = (result: Result<unknown>, answers: AnswerEncoder, place: AnswerPlace): StoredAnswer =>
+  boxedAnswer(encode(result, answers), 'view' in result ? (result.key ?? null) : null, place);
 
 /** Logs a fault of ours with its cause. The caller gets only INTERNAL_ERROR. */
 const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): Promise<Executed<View> | { readonly error: ServiceError }> => {

@@ -128,8 +128,8 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     }
   };
 
-  const finishOnce = batched((rows: readonly FinishRow[]) => finishRows(options.completions ?? pool, rows), CLAIMS);
-  const finishDurably = batched((rows: readonly FinishRow[]) => finishRows(pool, rows), CLAIMS);
+  const finishOnce = batched((rows: readonly FinishRow[]) => finishRows(options.completions ?? pool, rows, keepHours), CLAIMS);
+  const finishDurably = batched((rows: readonly FinishRow[]) => finishRows(pool, rows, keepHours), CLAIMS);
   const finish = async ({ accountId, keyHash }: KeyName, fence: string, ending: KeyEnding): Promise<boolean> => {
     if (ending.to === 'given_back') {
       const { rowCount } = await pool.query({ name: 'idempotency-give-back', text: GIVE_BACK, values: [accountId, keyHash, fence] });
@@ -184,17 +184,17 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       for (let gone = limit; gone === limit && !stop?.aborted; deleted += gone) gone = (await pool.query(PURGE, [limit])).rowCount ?? 0;
       // The offset skips rows whose payment is still open, so that the next page holds other rows.
       for (let kept = 0; ;) {
-        const { rows } = await pool.query<BoundRow>(EXPIRED_RESERVED, [limit, kept]);
+        const { rows } = await pool.query<BoundRow & { operation: string }>(EXPIRED_WITHOUT_ANSWER, [limit, kept]);
         for (const row of rows) {
           if (stop?.aborted) break;
-          const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id };
+          const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id, operation: row.operation };
           // If a stream cannot be read, its row is kept.
           if (!(await resolved(bound).catch(() => false))) {
             kept += 1;
             continue;
           }
           const gone = await pool.query(
-            `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'reserved'`,
+            `delete from idempotency_key k where api_account_id = $1 and key_hash = $2 and fence = $3 and ${WITHOUT_ANSWER}`,
             [row.api_account_id, row.key_hash, row.fence],
           );
           deleted += gone.rowCount ?? 0;
@@ -248,6 +248,7 @@ interface FoundRow {
   lease_left: number | null;
   begins_anew: boolean;
   payment_id: string;
+  attempt_id: string;
   status: number | null;
   body: string | null;
 }
@@ -255,7 +256,8 @@ interface FoundRow {
 /** The answers T2 to T5. The fingerprint is compared before the state. */
 const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exclude<Claim, Owned> => {
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
-  if (row.state === 'completed') return { kind: 'replay', answer: { status: row.status!, body: row.body! } };
+  if (row.state === 'completed')
+    return { kind: 'replay', answer: { status: row.status!, body: row.body! }, paymentId: row.payment_id, attemptId: row.attempt_id };
   if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.payment_id };
   return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.lease_left ?? 1))) };
 };
@@ -315,8 +317,10 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
 };
 
-/** An expired key is free again. A key in progress or reserved is not, since the outcome of its request may be unknown. */
-const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state in ('completed', 'released')`;
+/** An expired key with an answer is free again. Without an answer it is not, since its attempt may still be open. Only the purge deletes such a key. */
+const BEGINS_ANEW = `k.expires_at <= clock_timestamp() and k.state = 'completed'`;
+/** No request runs under the key, and it has no answer. */
+const WITHOUT_ANSWER = `(k.state in ('reserved', 'released') or (k.state = 'in_progress' and k.operation <> 'create' and k.lease_until < now()))`;
 
 /** Times come from the database's clock. A claim never takes over a reserved row; only the purge removes it. */
 const CLAIM = `
@@ -340,7 +344,7 @@ const CLAIM = `
 
 const FIND = `
   select operation, fp, fp_kid, fp_from_log, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left,
-         ${BEGINS_ANEW} as begins_anew, payment_id, status, body
+         ${BEGINS_ANEW} as begins_anew, payment_id, attempt_id, status, body
   from idempotency_key k where api_account_id = $1 and key_hash = $2`;
 
 interface FinishRow extends KeyName {
@@ -350,7 +354,7 @@ interface FinishRow extends KeyName {
 }
 
 /** true for each row that still belonged to its owner. Each fence is used only once, so it identifies the row. */
-const finishRows = async (pool: Pool, rows: readonly FinishRow[]): Promise<boolean[]> => {
+const finishRows = async (pool: Pool, rows: readonly FinishRow[], keepHours: number): Promise<boolean[]> => {
   const { rows: finished } = await pool.query<{ fence: string }>({
     name: 'idempotency-finish',
     text: FINISH,
@@ -361,18 +365,24 @@ const finishRows = async (pool: Pool, rows: readonly FinishRow[]): Promise<boole
       rows.map(({ to }) => to),
       rows.map(({ answer }) => answer?.status ?? null),
       rows.map(({ answer }) => answer?.body ?? null),
+      keepHours,
     ],
   });
   const fences = new Set(finished.map(({ fence }) => fence));
   return rows.map(({ fence }) => fences.has(fence));
 };
 
-/** Rows are locked in the same order as by claims. A plain join could deadlock. */
+/**
+ * Rows are locked in the same order as by claims. A plain join could deadlock. The answer of a refund or void is kept as long again,
+ * because its attempt may have stayed open for longer than a key is kept.
+ */
 const FINISH = `
   with locked as materialized (
     select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
     order by api_account_id, key_hash for update)
-  update idempotency_key k set state = r.state, lease_until = null, status = r.status, body = r.body
+  update idempotency_key k set state = r.state, lease_until = null, status = r.status, body = r.body,
+    expires_at = case when r.state = 'completed' and k.operation <> 'create'
+                      then greatest(k.expires_at, clock_timestamp() + make_interval(hours => $7)) else k.expires_at end
   from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::text[], $5::int[], $6::text[]) r (account_id, key_hash, fence, state, status, body)
   where (select count(*) from locked) >= 0 and k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence and k.state = 'in_progress'
   returning k.fence::text`;
@@ -386,14 +396,13 @@ const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key
 const PURGE = `
   delete from idempotency_key k using (
     select api_account_id, key_hash from idempotency_key
-    where expires_at <= now()
-      and (state in ('completed', 'released') or (state = 'in_progress' and operation <> 'create' and lease_until < now()))
+    where expires_at <= now() and state = 'completed'
     order by expires_at limit $1 for update skip locked) expired
   where k.api_account_id = expired.api_account_id and k.key_hash = expired.key_hash`;
 
-const EXPIRED_RESERVED = `
-  select api_account_id, key_hash, fence::text, payment_id, attempt_id from idempotency_key
-  where expires_at <= now() and state = 'reserved' order by expires_at, api_account_id, key_hash limit $1 offset $2`;
+const EXPIRED_WITHOUT_ANSWER = `
+  select api_account_id, key_hash, fence::text, payment_id, attempt_id, operation from idempotency_key k
+  where expires_at <= now() and ${WITHOUT_ANSWER} order by expires_at, api_account_id, key_hash limit $1 offset $2`;
 
 const TAKE_OVER_STALE = `
   update idempotency_key k set fence = default, lease_until = clock_timestamp() + make_interval(secs => $1)

@@ -2,10 +2,13 @@
 import { Deadline, timestamp } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
-import { encode } from './once-by-key.js';
+import { resultOf } from '../payment.js';
+import { KEEP_HOURS } from './key-store.js';
+import { toStore } from './once-by-key.js';
 
 const SWEEP_BATCH = 100;
 const SWEEP_DEADLINE_MS = 20_000;
+const HOUR_MS = 3_600_000;
 
 /**
  * Finishes the keys of creates whose request vanished, from their streams (T7). If a stream holds no outcome, fences it and makes the key reserved.
@@ -16,17 +19,34 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
     // If a key cannot be finished now, a later round takes it over again. This round continues with the other keys.
     try {
       const found = await finishCreate(ports, row, row.accountId, origin, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
-      await idempotency.finish(row, row.fence, found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: encode(found, answers) });
+      const place = { paymentId: row.paymentId, operation: 'create' } as const;
+      await idempotency.finish(
+        row,
+        row.fence,
+        found === 'reserved' ? { to: 'reserved' } : { to: 'completed', answer: toStore(found, answers, place) },
+      );
     } catch (error) {
       log.warn({ paymentId: row.paymentId, err: error }, 'a key whose request vanished cannot be finished yet');
     }
   }
 };
 
-/** Deletes expired keys. If the payment of a key is still open, the key stays reserved and can never charge again (C16, T12). */
+/**
+ * Deletes expired keys. If the payment of a create's key is still open, the key stays reserved and can never charge again (C16, T12).
+ *
+ * The key of a refund or void stays until its attempt has ended, then for {@link KEEP_HOURS} more. A key that is forgotten while its attempt is open
+ * would let the same request return the money a second time.
+ */
 export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: AbortSignal): Promise<void> => {
   const { clock, ids, streams, ownLog } = ports;
-  const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId }) => {
+  const hasEnded = async (paymentId: string, attemptId: string): Promise<boolean> => {
+    const { payment } = await streams.load(paymentId);
+    await ownLog.verified(null);
+    const attempt = payment.phase === 'charged' ? resultOf(payment, attemptId) : undefined;
+    return !attempt || (attempt.ended !== null && clock.now() - Date.parse(attempt.ended.at) >= KEEP_HOURS * HOUR_MS);
+  };
+  const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId, operation }) => {
+    if (operation !== 'create') return hasEnded(operation.slice(operation.indexOf(':') + 1), attemptId);
     const loaded = await streams.load(paymentId);
     // Another log may have answered. Its empty stream says nothing, and without its row the key could be executed again.
     await ownLog.verified(null);

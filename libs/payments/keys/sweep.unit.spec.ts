@@ -1,13 +1,16 @@
 /** A purge forgets no key whose payment the log may have lost. */
-import { afterEach, beforeEach, expect, test } from '@jest/globals';
+import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { type EventStore, memoryEventStore, OwnLog } from '#eventstore';
+import { timestamp } from '#kernel';
 import { createLogger, systemIds } from '#platform';
 import { MovableClock } from '../../../test/support/clock.js';
 import { newEvents } from '../../../test/support/event-store.contract.js';
 import { earlierCopy, type ExchangeableStore, exchangeableStore } from '../../../test/support/exchangeable-store.js';
+import { charged, ended, move, principals, refundRequested } from '../../../test/support/given.js';
 import { INSTALLATION, Marks, writeInstallation } from '../../../test/support/mark-book.js';
 import type { Bound } from './key-store.js';
-import { PaymentStreams } from '../stream.js';
+import type { PaymentEvent } from '../payment.js';
+import { paymentEvents, PaymentStreams, paymentStream } from '../stream.js';
 import { purgeKeys } from './sweep.js';
 
 let clock: MovableClock;
@@ -43,7 +46,7 @@ const purge = async (bound: Bound, prepare: (own: OwnLog) => Promise<void>): Pro
 };
 const newBound = (): Bound => {
   const ids = systemIds(() => clock.now());
-  return { accountId: ids.uuid(), paymentId: ids.uuid(), attemptId: ids.uuid() };
+  return { accountId: ids.uuid(), paymentId: ids.uuid(), attemptId: ids.uuid(), operation: 'create' };
 };
 
 test('a reserved key of a payment that never began is deleted', async () => {
@@ -59,4 +62,32 @@ test('a reserved key stays while the log lacks its payment, before any routine c
     store.exchange(copy);
   });
   expect(isDeleted).toBe(false);
+});
+
+describe('the key of a refund', () => {
+  const HOUR_MS = 3_600_000;
+  const attempt = 'R';
+  const asked = refundRequested(attempt, { legs: [move(attempt, 'principal', 2_500, 0)], lines: principals(833, 833, 834) });
+  const deletedAfter = async (hours: number, facts: readonly PaymentEvent[]): Promise<boolean> => {
+    const paymentId = newBound().paymentId;
+    return purge({ ...newBound(), attemptId: attempt, operation: `refund:${paymentId}` }, async (own) => {
+      const ids = systemIds(() => clock.now());
+      const meta = { recordedAt: timestamp(clock.now()), actor: { type: 'partner', id: 'spec' }, correlationId: 'spec' } as const;
+      const events = facts.map((fact) => paymentEvents.write(fact, ids.uuid(), meta));
+      await own.append(paymentStream(paymentId), 'no_stream', events);
+      clock.advance(hours * HOUR_MS);
+    });
+  };
+
+  test('stays while its attempt is open, however old it is', async () => {
+    expect(await deletedAfter(24 * 30, [...charged(), asked])).toBe(false);
+  });
+  test('leaves a day after its attempt has ended', async () => {
+    const facts = [...charged(), asked, ended(attempt, { outcome: 'never_executed', reversalType: null, amountCents: 0 })];
+    expect(await deletedAfter(23, facts)).toBe(false);
+    expect(await deletedAfter(25, facts)).toBe(true);
+  });
+  test('leaves if its attempt never began', async () => {
+    expect(await deletedAfter(0, charged())).toBe(true);
+  });
 });

@@ -1,0 +1,286 @@
+/**
+ * Charges and reversals at gateways that can do less than the simulator: limits of a charge, charges that are held for review, charges that only a
+ * refund undoes, and questions that the gateway can answer only later (C72). The gateways are the simulation's banks.
+ */
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { Deadline } from '#kernel';
+import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../test/simulation/bank.js';
+import { COMBINED, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
+import { charge, type PaymentPorts } from './charge.js';
+import type { GatewayAccount, PaymentGateway } from './gateway/gateway.js';
+import { emptyCreates } from './incident.js';
+import type { Charged } from './payment.js';
+import { createRecovery, type RecoveryWork } from './recovery.js';
+import { reverse } from './reverse.js';
+
+const MINUTE = 60_000;
+const HOUR = 60 * MINUTE;
+
+let ground: Ground;
+let house: House;
+let bank: Bank;
+/** Changes the calls of the next gateway that is found. */
+let change: (inner: PaymentGateway) => Partial<PaymentGateway>;
+let ports: PaymentPorts;
+beforeAll(async () => {
+  ground = await openGround();
+});
+afterAll(() => ground.close());
+const begin = async (name: GatewayName, fee = COMBINED) => {
+  house = await openHouse(ground, fee);
+  bank = new Bank(() => house.clock.now());
+  change = () => ({});
+  const find = (account: GatewayAccount): PaymentGateway => {
+    const inner = bankGateway(bank, { ...account, gateway: name }, directWire, () => house.clock.now());
+    return { ...inner, ...change(inner) };
+  };
+  ports = { ...house.ports, gateways: { find } };
+};
+afterEach(() => void (change = () => ({})));
+
+const origin = () => ({ actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() }) as const;
+const pay = async (card: string, paymentId = house.ids.uuid()) => {
+  const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
+  return charge(ports, house.request({ card }), attempt, origin(), new Deadline(house.clock, 28_000));
+};
+/** The payment whose charge the bank took, and whose answer was lost. */
+const lost = async (card: string = CARDS.approved): Promise<string> => {
+  const paymentId = house.ids.uuid();
+  change = (inner) => ({
+    charge: async (call, signal) => {
+      await inner.charge(call, signal);
+      return { kind: 'unknown', cause: 'disconnected' };
+    },
+  });
+  expect((await refused(pay(card, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+  change = () => ({});
+  return paymentId;
+};
+const recorded: Parameters<RecoveryWork['record']>[0][] = [];
+const recovery = () => {
+  const due = async () => open.map((paymentId) => ({ paymentId, attemptId: house.ids.uuid(), tries: 0 }));
+  return createRecovery(ports, house.store, { due, record: async (tried) => void recorded.push(tried), hurry: async () => undefined });
+};
+let open: string[] = [];
+beforeEach(() => void ((open = []), (recorded.length = 0)));
+/** Recovery tries the payment, a minute later. Returns what it notes. */
+const recover = async (paymentId: string, afterMs = MINUTE) => {
+  house.clock.advance(afterMs);
+  open = [paymentId];
+  await recovery().round();
+  const { outcome, why, until } = recorded.at(-1)!;
+  return { outcome, why, until };
+};
+const giveBack = (paymentId: string, operation: 'void' | 'refund', amountCents: number | null = null) =>
+  reverse(
+    ports,
+    { operation, paymentId, accountId: house.accountId, initiatedBy: 'partner', amountCents, includeFee: amountCents === null, reason: null },
+    null,
+    origin(),
+    new Deadline(house.clock, 28_000),
+  );
+/** Closes the batch at the bank, and records it. */
+const settle = async (paymentId: string): Promise<void> => {
+  const loaded = await house.ports.streams.load(paymentId);
+  for (const { leg, account, principalCents, feeCents } of (loaded.payment as Charged).legs) {
+    const at = new Date(house.clock.now()).toISOString();
+    const batchId = bank.closeBatch(account.merchantAccount)!;
+    const settled = {
+      type: 'RecordSettlement',
+      at,
+      leg,
+      batchId,
+      closedAt: at,
+      accepted: true,
+      grossCents: principalCents + feeCents,
+      feeCents: 0,
+    } as const;
+    await house.ports.streams.execute(loaded, [settled], origin(), new Deadline(house.clock, 28_000));
+  }
+};
+const returned = () => [...bank.reversals.values()].map(({ op, amountCents }) => [op, amountCents]);
+const dataOf = async (paymentId: string, type: string) => (await house.events(paymentId)).find((event) => event.type === type)?.data;
+
+describe('limits of a gateway are refused before the intent', () => {
+  const able = (capabilities: Partial<PaymentGateway['capabilities']>) => {
+    change = (inner) => ({ capabilities: { ...inner.capabilities, ...capabilities } });
+  };
+  beforeEach(() => begin('bank-refund-only'));
+  test.each([
+    ['a card with more digits', { maxCardDigits: 15 }, 'card numbers of at most 15 digits'],
+    ['less than the least', { minAmountCents: 1_000_000 }, 'charges from 1000000 cents'],
+    ['more than the most', { maxAmountCents: 50 }, 'charges up to 50 cents'],
+    ['a raw card', { rawCard: false }, 'cannot charge this kind of payment method'],
+  ] as const)('%s', async (_, capabilities, message) => {
+    able(capabilities);
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.approved, paymentId))).toMatchObject({
+      code: 'PAYMENT_NOT_ALLOWED',
+      status: 422,
+      message: expect.stringContaining(message),
+      details: {},
+    });
+    expect(await house.history(paymentId)).toEqual([]);
+    expect(bank.sent.size).toBe(0);
+  });
+  test('the account of each leg is asked for: without that of the fee nothing is charged', async () => {
+    await begin('bank-plain', { ...COMBINED, chargeMode: 'separate' });
+    const find = ports.gateways.find.bind(ports.gateways);
+    ports = { ...ports, gateways: { find: (account) => (account.merchantAccount.startsWith('fee-') ? null : find(account)) } };
+    expect((await refused(pay(CARDS.approved))).code).toBe('GATEWAY_NOT_CONFIGURED');
+    expect(bank.sent.size).toBe(0);
+  });
+});
+
+describe('a charge that is held for review', () => {
+  beforeEach(() => begin('bank-after-batch'));
+  test('is undone at once: 402', async () => {
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.held, paymentId))).toMatchObject({
+      code: 'PAYMENT_DECLINED',
+      status: 402,
+      details: { declineCode: 'generic_decline' },
+    });
+    const [{ transactionId, voidedCents }] = [...bank.charges.values()] as never as [{ transactionId: string; voidedCents: number }];
+    expect(voidedCents).toBe(10_325);
+    expect(await dataOf(paymentId, 'PaymentDeclined')).toMatchObject({
+      raw: 'held for review: 252',
+      transactionId,
+      takenBack: [{ leg: 'combined', amountCents: 10_325, transactionId }],
+    });
+  });
+  test('whose void gets no answer: 504, then recovery voids it', async () => {
+    change = () => ({ void: async () => ({ kind: 'unknown', cause: 'timeout' }) });
+    const paymentId = house.ids.uuid();
+    expect((await refused(pay(CARDS.held, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    expect(await dataOf(paymentId, 'PaymentOutcomeUnknown')).toMatchObject({ cause: 'held_for_review' });
+    change = () => ({});
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
+    expect([(await house.view(paymentId)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+  });
+});
+
+describe('a gateway without voids', () => {
+  beforeEach(() => begin('bank-refund-only'));
+  test('an unknown charge is undone by a refund, and the stream names both transactions', async () => {
+    const paymentId = await lost();
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved', why: null, until: null });
+    expect([(await house.view(paymentId)).status, returned()]).toEqual(['voided', [['refund', 10_325]]]);
+    const [charged] = bank.charges.values();
+    expect(await dataOf(paymentId, 'PaymentVoided')).toMatchObject({ undone: { means: 'refund', chargeTransactionId: charged!.transactionId } });
+    expect(await house.state(paymentId)).toMatchObject({
+      phase: 'voided',
+      undone: [{ leg: 'combined', chargeTransactionId: charged!.transactionId, amountCents: 10_325 }],
+    });
+  });
+  test('a void is refused, a refund of the whole works', async () => {
+    const { id } = (await pay(CARDS.approved)).view;
+    expect(await refused(giveBack(id, 'void'))).toMatchObject({ code: 'VOID_FAILED', details: { suggestedAction: 'refund' } });
+    expect((await giveBack(id, 'refund')).view).toMatchObject({ reversalType: 'refund', amountCents: 10_325 });
+  });
+  test('a refund that vanished is not sent again after the gateway may have forgotten it', async () => {
+    const { id } = (await pay(CARDS.approved)).view;
+    change = (inner) => ({
+      refund: async (call, signal) => {
+        await inner.refund(call, signal);
+        return { kind: 'unknown', cause: 'disconnected' };
+      },
+    });
+    await refused(giveBack(id, 'refund', 1_000));
+    change = () => ({});
+    expect(await recover(id, 25 * HOUR)).toMatchObject({ outcome: 'resolved' });
+    expect(returned()).toEqual([['refund', 1_000]]);
+    expect((await house.view(id)).refundedAmountCents).toBe(1_000);
+  });
+});
+
+describe('a gateway that can tell only after the batch', () => {
+  beforeEach(() => begin('bank-after-batch'));
+  test('a charge that arrived is voided at the first look', async () => {
+    const paymentId = await lost();
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
+    expect([(await house.view(paymentId)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+  });
+  test('a charge that never arrived waits until the batch is listed, then it was never made', async () => {
+    const paymentId = house.ids.uuid();
+    change = () => ({ charge: async () => ({ kind: 'unknown', cause: 'disconnected' }) });
+    expect((await refused(pay(CARDS.approved, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    change = () => ({});
+    const first = await recover(paymentId);
+    expect(first).toMatchObject({ outcome: 'open', why: 'not_visible', until: expect.stringMatching(/T\d\d:[03]5:00\.000Z$/) });
+    expect((await house.view(paymentId)).status).toBe('unknown');
+    const until = Date.parse(first.until!);
+    expect(await recover(paymentId, until - house.clock.now() - 1_000)).toEqual(first);
+    expect(await recover(paymentId, 61_000)).toMatchObject({ outcome: 'resolved' });
+    expect((await house.view(paymentId)).status).toBe('voided');
+  });
+
+  test('a create without an intent was never charged only when the batch is listed (C76)', async () => {
+    const claimedAt = new Date(house.clock.now()).toISOString();
+    const create = { accountId: house.accountId, paymentId: house.ids.uuid(), attemptId: house.ids.uuid(), claimedAt };
+    const account = { gateway: 'simulator', merchantAccount: 'm', credentialsRef: 'simulated', environment: 'sandbox' } as const;
+    const [early] = await emptyCreates(ports, [create], [account]);
+    expect(early).toMatchObject({ wasNeverCharged: false, until: expect.stringMatching(/T\d\d:[03]5:00\.000Z$/) });
+    house.clock.advance(Date.parse(early!.until!) - house.clock.now());
+    expect(await emptyCreates(ports, [create], [account])).toEqual([{ ...create, wasNeverCharged: true, until: null }]);
+  });
+
+  describe('a reversal without an answer (C72)', () => {
+    /** The request ends with a 504. `arrived`: the bank executed the call. */
+    const unheard = (op: 'void' | 'refund', arrived: boolean) => {
+      change = (inner) => ({
+        [op]: async (call: never, signal: AbortSignal) => {
+          if (arrived) await inner[op](call, signal);
+          return { kind: 'unknown', cause: 'disconnected' };
+        },
+      });
+    };
+    test.each([true, false])('a void is sent once more under its reference; it arrived before: %s', async (arrived) => {
+      const { id } = (await pay(CARDS.approved)).view;
+      unheard('void', arrived);
+      expect((await refused(giveBack(id, 'void'))).code).toBe('PAYMENT_TIMEOUT');
+      change = () => ({});
+      expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
+      expect([(await house.view(id)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+    });
+    test.each([true, false])('a refund, too, as long as the gateway takes it once; it arrived before: %s', async (arrived) => {
+      const { id } = (await pay(CARDS.approved)).view;
+      await settle(id);
+      unheard('refund', arrived);
+      expect((await refused(giveBack(id, 'refund', 1_000))).code).toBe('PAYMENT_TIMEOUT');
+      change = () => ({});
+      expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
+      expect(returned()).toEqual([['refund', 1_000]]);
+      expect((await house.view(id)).refundedAmountCents).toBe(1_000);
+    });
+    test('an old one is not sent again: it waits for the batch, and then was never executed', async () => {
+      const { id } = (await pay(CARDS.approved)).view;
+      await settle(id);
+      unheard('refund', false);
+      await refused(giveBack(id, 'refund', 1_000));
+      change = (inner) => ({
+        capabilities: { ...inner.capabilities, repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: 0 } },
+        refund: async () => {
+          throw new Error('sent again');
+        },
+      });
+      expect(await recover(id)).toMatchObject({ outcome: 'open', why: 'not_visible' });
+      expect(await recover(id, HOUR)).toMatchObject({ outcome: 'resolved' });
+      expect(returned()).toEqual([]);
+      expect(((await house.state(id)) as Charged).attempts.map(({ ended }) => ended?.outcome)).toEqual(['never_executed']);
+    });
+    test('the next leg, which was never sent, is not sent by recovery', async () => {
+      await begin('bank-after-batch', { ...COMBINED, chargeMode: 'separate' });
+      const { id } = (await pay(CARDS.approved)).view;
+      unheard('void', false);
+      expect((await refused(giveBack(id, 'void'))).code).toBe('PAYMENT_TIMEOUT');
+      change = () => ({});
+      expect(await recover(id)).toMatchObject({ outcome: 'open', why: 'not_visible' });
+      expect(returned()).toEqual([['void', 10_000]]);
+      expect(await recover(id, 2 * MINUTE)).toMatchObject({ outcome: 'resolved' });
+      expect(returned()).toEqual([['void', 10_000]]);
+      expect(((await house.state(id)) as Charged).attempts.map(({ ended }) => ended?.outcome)).toEqual(['partial']);
+      expect((await giveBack(id, 'void')).view).toMatchObject({ status: 'voided', amountCents: 10_325 });
+    });
+  });
+});

@@ -1,0 +1,232 @@
+/** Boxes, and the blocks of keys: which request waits, and what happens while no key can be written. */
+import { describe, expect, test } from '@jest/globals';
+import fc from 'fast-check';
+import { canonicalJson, type Json, type Personal } from '#kernel';
+import { MovableClock } from '../../test/support/clock.js';
+import { MemoryPersonalKeyRows } from '../../test/support/personal-keys.js';
+import { systemIds } from './ids.js';
+import { newKeyRing } from './keys.js';
+import { boxAsText, boxInText, createPersonalKeys, OpenedKeys, PersonalKey, type PersonalKeyRows, type PersonalKeysOptions } from './personal.js';
+
+const ID = '018f0000-0000-7000-8000-00000000000a';
+const key = new PersonalKey(ID, Buffer.alloc(64, 7));
+
+describe('a box', () => {
+  test('opens to its content, whatever it is', () =>
+    fc.assert(
+      fc.property(fc.jsonValue(), (content) => {
+        const box = key.seal(content, 'here');
+        expect(canonicalJson(key.open(box, 'here'))).toBe(canonicalJson(content));
+        expect(box.key).toBe(ID);
+      }),
+    ));
+  test('is the same for the same content, context and key, in any order of the fields', () => {
+    expect(key.seal({ a: 1, b: [2] }, 'here')).toEqual(key.seal({ b: [2], a: 1 }, 'here'));
+    const others = [key.seal({ a: 1 }, 'here'), key.seal({ a: 2 }, 'here'), key.seal({ a: 1 }, 'there'), new PersonalKey(ID, Buffer.alloc(64, 8)).seal({ a: 1 }, 'here')]; // prettier-ignore
+    expect(new Set(others.map(({ box }) => box)).size).toBe(4);
+    // No two boxes share a nonce.
+    expect(new Set(others.map(({ box }) => box.slice(0, 16))).size).toBe(4);
+  });
+  test('does not open in another place, with another key, or if one bit was changed', () => {
+    const box = key.seal({ name: 'Ada' }, 'payment-1/terms');
+    expect(() => key.open(box, 'payment-2/terms')).toThrow();
+    expect(() => new PersonalKey(ID, Buffer.alloc(64, 8)).open(box, 'payment-1/terms')).toThrow();
+    expect(() => new PersonalKey(ID.replace('a', 'b'), Buffer.alloc(64, 7)).open(box, 'payment-1/terms')).toThrow(/cannot be opened with key/);
+    const bytes = Buffer.from(box.box, 'base64');
+    for (const place of [0, 12, bytes.length - 17, bytes.length - 1]) {
+      const changed = Buffer.from(bytes);
+      changed[place]! ^= 1;
+      expect(() => key.open({ key: ID, box: changed.toString('base64') }, 'payment-1/terms')).toThrow();
+    }
+    for (const short of ['', 'AAAA', bytes.subarray(0, 27).toString('base64')])
+      expect(() => key.open({ key: ID, box: short }, 'payment-1/terms')).toThrow();
+  });
+  test('holds 12 bytes of nonce and 16 of tag beside the canonical text', () => {
+    const content: Json = { payer: { email: 'ada@example.org' } };
+    expect(Buffer.from(key.seal(content, 'here').box, 'base64')).toHaveLength(12 + canonicalJson(content).length + 16);
+  });
+  test('as a text begins as no JSON does', () => {
+    const box = key.sealText('{"success":true}', 'here');
+    const text = boxAsText(box);
+    expect(() => JSON.parse(text)).toThrow();
+    expect(boxInText(text)).toEqual(box);
+    expect(key.openText(boxInText(text)!, 'here')).toBe('{"success":true}');
+    for (const other of ['', '{}', '"box "', 'boxes']) expect(boxInText(other)).toBeNull();
+  });
+  test('of a key that is not 64 bytes long cannot be made', () => {
+    expect(() => new PersonalKey(ID, Buffer.alloc(32))).toThrow(/64 bytes/);
+  });
+});
+
+describe('a wrapped key', () => {
+  test('opens under the ring that wrapped it, under its own id', () => {
+    const ring = newKeyRing();
+    const wrapped = key.wrap(ring, (count) => Buffer.alloc(count, 1));
+    expect(wrapped.wrapped).toHaveLength(12 + 64 + 16);
+    expect(PersonalKey.unwrap(ring, wrapped).seal('x', 'here')).toEqual(key.seal('x', 'here'));
+    expect(() => PersonalKey.unwrap(newKeyRing(), wrapped)).toThrow();
+    expect(() => PersonalKey.unwrap(ring, { ...wrapped, keyId: '018f0000-0000-7000-8000-00000000000b' })).toThrow();
+    expect(() => PersonalKey.unwrap(ring, { ...wrapped, kid: 'k2' })).toThrow(/not in the ring/);
+  });
+});
+
+describe('what a reader sees', () => {
+  const box = key.seal({ name: 'Ada' }, 'here');
+  const clear: Personal<{ name: string }> = { clear: { name: 'Bob' } };
+  test('the content of open boxes, and texts in clear', () => {
+    const opened = new OpenedKeys(new Map([[ID, key]]));
+    expect([opened.content(box, 'here'), opened.content(clear, 'here'), opened.content(null, 'here')]).toEqual([
+      { name: 'Ada' },
+      { name: 'Bob' },
+      null,
+    ]);
+    expect([opened.key(ID), opened.key('other'), opened.erasedAt([box, clear, null])]).toEqual([key, null, null]);
+  });
+  test('nothing of a key that it has not, and the newest erasure', () => {
+    const other = { key: 'other', box: '' };
+    const opened = new OpenedKeys(new Map(), new Map([[ID, '2026-03-02T09:00:00.000Z'], ['other', '2026-03-01T09:00:00.000Z']])); // prettier-ignore
+    expect(opened.content(box, 'here')).toBeNull();
+    expect(opened.erasedAt([other, box, clear])).toBe('2026-03-02T09:00:00.000Z');
+    expect(opened.erasedAt([other])).toBe('2026-03-01T09:00:00.000Z');
+  });
+});
+
+/** Rows whose writes a test holds up, or lets fail. */
+class SlowRows extends MemoryPersonalKeyRows implements PersonalKeyRows {
+  writes = 0;
+  finds = 0;
+  away = false;
+  held: Promise<void> | null = null;
+
+  override async insert(keys: Parameters<PersonalKeyRows['insert']>[0]): Promise<void> {
+    this.writes += 1;
+    if (this.held) await this.held;
+    if (this.away) throw new Error('the database is away');
+    await super.insert(keys);
+  }
+
+  override async find(keyIds: readonly string[]) {
+    this.finds += 1;
+    if (this.away) throw new Error('the database is away');
+    return super.find(keyIds);
+  }
+}
+
+const open = (options: Partial<PersonalKeysOptions> = {}) => {
+  const rows = new SlowRows();
+  const clock = new MovableClock();
+  const said: string[] = [];
+  const log = { warn: (_: unknown, text: string) => said.push(text), error: (_: unknown, text: string) => said.push(text) } as never;
+  const personal = createPersonalKeys(rows, { keys: newKeyRing(), ids: systemIds(() => clock.now()), clock, log, block: 8, ...options });
+  return { rows, clock, said, personal };
+};
+const settled = () => new Promise((resolve) => setTimeout(resolve, 5));
+
+describe('blocks of keys', () => {
+  test('a key stands before it is handed out', async () => {
+    const { rows, personal } = open();
+    const key = await personal.take();
+    expect(rows.keys.has(key.id)).toBe(true);
+    expect(rows.keys.size).toBe(8);
+  });
+  test('the next block is written when half of one is used, and no request waits for it', async () => {
+    const { rows, personal } = open();
+    for (let number = 0; number < 4; number++) await personal.take();
+    expect(rows.writes).toBe(1);
+    let goOn!: () => void;
+    rows.held = new Promise((resolve) => (goOn = resolve));
+    const taken = new Set<string>();
+    for (let number = 0; number < 4; number++) taken.add((await personal.take()).id);
+    expect([rows.writes, taken.size]).toEqual([2, 4]);
+    goOn();
+    rows.held = null;
+    await settled();
+    expect(rows.keys.size).toBe(16);
+  });
+  test('requests that find no key share one write, and get a key each', async () => {
+    const { rows, personal } = open();
+    const taken = await Promise.all(Array.from({ length: 20 }, () => personal.take()));
+    expect(new Set(taken.map(({ id }) => id)).size).toBe(20);
+    expect(rows.writes).toBeLessThanOrEqual(4);
+  });
+  test('while no key can be written, the block lasts; then a request is refused; then all is well again', async () => {
+    const { rows, clock, said, personal } = open();
+    await personal.take();
+    rows.away = true;
+    for (let number = 0; number < 7; number++) await personal.take();
+    await settled();
+    expect(said).toEqual(['no new keys of personal data can be written']);
+    await expect(personal.take()).rejects.toThrow('away');
+    rows.away = false;
+    expect(rows.keys.has((await personal.take()).id)).toBe(true);
+    clock.advance(1_000);
+  });
+  test('after a failed write, an early one waits a moment', async () => {
+    const { rows, clock, personal } = open();
+    for (let number = 0; number < 4; number++) await personal.take();
+    rows.away = true;
+    await personal.take();
+    await settled();
+    const tries = rows.writes;
+    await personal.take();
+    expect(rows.writes).toBe(tries);
+    clock.advance(500);
+    rows.away = false;
+    await personal.take();
+    await settled();
+    expect(rows.keys.size).toBe(16);
+  });
+  test('a command writes one key at a time, and none in advance', async () => {
+    const { rows, personal } = open({ block: 1 });
+    personal.warm();
+    expect(rows.writes).toBe(0);
+    await personal.take();
+    await personal.take();
+    expect([rows.writes, rows.keys.size]).toEqual([2, 2]);
+  });
+  test('a process that expects requests writes its first block before them', async () => {
+    const { rows, personal } = open();
+    personal.warm();
+    await settled();
+    expect(rows.keys.size).toBe(8);
+    await personal.take();
+    expect(rows.writes).toBe(1);
+  });
+});
+
+describe('opening', () => {
+  test('requests at the same moment share a statement, and nothing is asked for no key', async () => {
+    const { rows, personal } = open();
+    const [one, other] = [await personal.take(), await personal.take()];
+    const all = await Promise.all([personal.open([one.id]), personal.open([other.id, one.id]), personal.open([])]);
+    expect(rows.finds).toBe(1);
+    expect(all.map((opened) => [opened.key(one.id) !== null, opened.key(other.id) !== null])).toEqual([[true, false], [true, true], [false, false]]); // prettier-ignore
+  });
+  test('a key that is neither kept nor erased is said and counted; its boxes stay closed', async () => {
+    let missing = 0;
+    const { rows, said, personal } = open({ onMissing: (count) => (missing += count) });
+    const key = await personal.take();
+    const box = key.seal('x', 'here');
+    rows.keys.delete(key.id);
+    const opened = await personal.open([key.id]);
+    expect([opened.content(box, 'here'), opened.erasedAt([box]), missing]).toEqual([null, null, 1]);
+    expect(said).toEqual([expect.stringContaining('are missing')]);
+    await personal.forget([key.id], { erasureId: ID, at: '2026-03-02T09:00:00.000Z' });
+    expect((await personal.open([key.id])).erasedAt([box])).toBe('2026-03-02T09:00:00.000Z');
+    expect(missing).toBe(1);
+  });
+  test('an erased key that a restore brought back stays closed', async () => {
+    const { rows, personal } = open();
+    const key = await personal.take();
+    rows.erased.set(key.id, { erasureId: ID, at: '2026-03-02T09:00:00.000Z' });
+    const opened = await personal.open([key.id]);
+    expect([opened.key(key.id), opened.content(key.seal('x', 'here'), 'here')]).toEqual([null, null]);
+  });
+  test('fails while the database is away', async () => {
+    const { rows, personal } = open();
+    const key = await personal.take();
+    rows.away = true;
+    await expect(personal.open([key.id])).rejects.toThrow('away');
+    await expect(personal.erasures([key.id])).rejects.toThrow('away');
+  });
+});

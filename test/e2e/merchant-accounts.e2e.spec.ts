@@ -1,0 +1,459 @@
+/** Merchant accounts: by the command line in the sandbox, against the doubles of both processors; and in production, with the address replaced. */
+import { execFile } from 'node:child_process';
+import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { Administration, directoryModel, NO_FEE } from '#accounts';
+import { askVendor, readCredentials } from '#gateways';
+import { load } from '#eventstore';
+import { systemClock, timestamp } from '#kernel';
+import { createLogger, readConfig, readKeyRing } from '#platform';
+import { recordDisputes, recordSettlements } from '#settlement';
+import { createApi } from '../../apps/api/api.js';
+import { Health } from '../../apps/health.js';
+import { openServices, type Services } from '../../apps/services.js';
+import { startWorker } from '../../apps/worker/worker.js';
+import { type AuthorizeNetDouble, startAuthorizeNetDouble } from '../doubles/authorize-net/server.js';
+import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
+import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
+import { eventually } from '../support/eventually.js';
+import { createOpenApiJudge } from '../support/openapi.js';
+import { freshDatabase } from '../support/postgres.js';
+import { Client, paymentOf } from '../support/service.js';
+import { formText, INTAKE, intakeOf, Payer, SHOP } from '../support/checkout.js';
+import { PORTAL_STREAM, portalEvents } from '../../libs/accounts/events.js';
+
+const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
+const CARD = '4111 1111 1111 1111';
+const OFF = /hosted checkout is off/;
+const KEY = 'key-of-one-0001';
+const TEST_MODE = {
+  apiLoginId: 'login-test',
+  transactionKey: 'key-of-test-0001',
+  gatewayId: '700009',
+  name: 'Test',
+  cutOff: { time: '16:00', timeZone: 'America/Los_Angeles' },
+};
+const stops: (() => unknown)[] = [];
+let folder: string;
+let net: AuthorizeNetDouble;
+let stripe: StripeDouble;
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'payfold-merchants-'));
+  net = await startAuthorizeNetDouble({ file: join(folder, 'net.jsonl') });
+  stripe = await startStripeDouble({ file: join(folder, 'stripe.jsonl') });
+  stops.push(
+    () => net.close(),
+    () => stripe.close(),
+  );
+});
+afterAll(async () => {
+  for (const stop of stops.reverse()) await stop();
+  await rm(folder, { recursive: true, force: true });
+});
+
+interface Running {
+  readonly services: Services;
+  readonly client: Client;
+  readonly url: string;
+  readonly accountId: string;
+  readonly databaseUrl: string;
+  readonly dataDir: string;
+  readonly log: readonly string[];
+  readonly admin: Administration;
+  readonly inForce: <T extends { readonly position: Parameters<Services['readModels']['inForce']>[1] | null }>(change: Promise<T>) => Promise<T>;
+}
+
+/** API and worker in this process, in an environment. There is no simulator. */
+const startIn = async (environment: 'sandbox' | 'production', endpoints?: Readonly<Record<string, string>>): Promise<Running> => {
+  const database = await freshDatabase();
+  stops.push(() => database.drop());
+  const dataDir = await mkdtemp(join(folder, 'data-'));
+  const keyFile = join(dataDir, 'master.key');
+  await writeFile(keyFile, JSON.stringify({ current: 'k1', keys: { k1: Buffer.alloc(32, 7).toString('base64') } }), { mode: 0o600 });
+  const config = readConfig({
+    ENVIRONMENT: environment,
+    DATABASE_URL: database.url,
+    DATA_DIR: dataDir,
+    MASTER_KEY_FILE: keyFile,
+    PROXY_HOPS: '1',
+    PUBLIC_URL: 'https://pay.example',
+  });
+  const keys = readKeyRing(keyFile);
+  const log: string[] = [];
+  const logger = createLogger('debug', 'spec', { write: (line) => log.push(line) });
+  const services = await openServices(config, { databaseUrl: database.url, simulatorUrl: null }, keys, logger, {
+    role: 'api',
+    ...(endpoints && { gatewayEndpoints: endpoints }),
+  });
+  stops.push(() => services.close());
+  const worker = startWorker(services);
+  stops.push(() => worker.stop());
+  const api = await createApi({ ...services, health: new Health(services), publicUrl: config.publicUrl });
+  stops.push(() => api.close());
+  const url = await api.listen(0, '127.0.0.1');
+  const { store, clock, ids, personal, readModels } = services;
+  const admin = new Administration({ store, clock, ids, keys, personal, environment, cardInTextCheck: true, actor: { type: 'system', id: 'spec' } });
+  const inForce: Running['inForce'] = async (change) => {
+    const done = await change;
+    if (done.position) await readModels.of(directoryModel).runUntil(done.position, { timeoutMs: 10_000 });
+    return done;
+  };
+  const { accountId } = (await inForce(admin.createAccount('City'))).state;
+  const { apiKey } = await inForce(admin.issueKey(accountId));
+  const document = await (await fetch(`${url}/openapi.json`)).json();
+  const client = new Client([url], createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]), `ApiKey ${apiKey}`);
+  return { services, client, url, accountId, databaseUrl: database.url, dataDir, log, admin, inForce };
+};
+
+const combined = { ...NO_FEE, flatCents: 50, chargeMode: 'combined' } as const;
+
+describe('the command line', () => {
+  let running: Running;
+  let file: string;
+  let stripeFile: string;
+  beforeAll(async () => {
+    running = await startIn('sandbox');
+    file = join(folder, 'net.json');
+    stripeFile = join(folder, 'stripe.json');
+    await writeFile(file, JSON.stringify({ apiLoginId: 'login-one', transactionKey: KEY }), { mode: 0o600 });
+    await writeFile(stripeFile, '{"secretKey":"sk_test_double_one_0001"}', { mode: 0o600 });
+  });
+
+  const payfold = (args: readonly string[], input = ''): Promise<{ code: number; stdout: string; stderr: string }> =>
+    new Promise((done) => {
+      const { databaseUrl, dataDir } = running;
+      const env = {
+        PATH: process.env.PATH,
+        HOME: process.env.HOME,
+        DATABASE_URL: databaseUrl,
+        DATA_DIR: dataDir,
+        MASTER_KEY_FILE: join(dataDir, 'master.key'),
+      };
+      const child = execFile(process.execPath, [LAUNCHER, ...args, '--json'], { env, timeout: 120_000 }, (error, stdout, stderr) =>
+        done({ code: error ? Number(error.code ?? 99) : 0, stdout, stderr }),
+      );
+      child.stdin?.end(input);
+    });
+  const json = async <T = Record<string, unknown>>(...args: string[]): Promise<T> => {
+    const ran = await payfold(args);
+    expect([ran.code, ran.stderr]).toEqual([0, '']);
+    return JSON.parse(ran.stdout) as T;
+  };
+  const refused = async (code: 1 | 2, args: readonly string[], input = ''): Promise<string> => {
+    const ran = await payfold(args, input);
+    const { success, message, details } = JSON.parse(ran.stdout) as { success: boolean; message: string; details: { code: string } };
+    expect([ran.code, success]).toEqual([code, false]);
+    expect(details.code).toMatch(/^(VALIDATION_ERROR|INVALID_STATE)$/);
+    expect(ran.stdout + ran.stderr).not.toMatch(/key-of-|sk_test|SECRET/);
+    return message;
+  };
+  const added = () => running.services.directory.merchantAccounts();
+  const ADD_NET = () => ['merchant-accounts', 'add', 'water', '--gateway', 'authorize-net', '--environment', 'sandbox', '--endpoint', net.endpoint];
+
+  test('refuses a bad file, bad settings and wrong credentials: nothing is recorded, and nothing is shown', async () => {
+    const add = (...more: string[]) => [...ADD_NET(), ...more];
+    expect(await refused(1, add('--credentials-file', join(folder, 'none.json')))).toMatch(/cannot be read \(ENOENT\)/);
+    expect(await refused(1, add('--credentials-file', '-'), 'SECRET')).toMatch(/are not JSON/);
+    expect(await refused(1, add('--credentials-file', '-'), '{"secretKey":"SECRET"}')).toMatch(/exactly the fields apiLoginId and transactionKey/);
+    expect(await refused(1, add('--credentials-file', '-'), '{"apiLoginId":"login-one","transactionKey":"SECRET"}')).toMatch(
+      /^The account cannot be described\./,
+    );
+    expect(await refused(1, add('--credentials-file', file, '--cut-off', '25:00', '--time-zone', 'UTC'))).toMatch(/HH:MM/);
+    expect(await refused(2, add('--credentials-file', file, '--cut-off', '16:00'))).toMatch(/belong together/);
+    const production = ['merchant-accounts', 'add', 'water', '--gateway', 'authorize-net', '--environment', 'production', '--credentials-file', file];
+    expect(await refused(1, production)).toMatch(/belongs to sandbox/);
+    // The credentials go to no address that would show them.
+    const elsewhere = ['merchant-accounts', 'add', 'water', '--gateway', 'authorize-net', '--environment', 'sandbox', '--credentials-file', file];
+    expect(await refused(1, [...elsewhere, '--endpoint', 'http://203.0.113.7/'])).toMatch(/https address/);
+    net.vendor.setMerchant({ ...TEST_MODE, testMode: true });
+    const { apiLoginId, transactionKey } = TEST_MODE;
+    expect(await refused(1, add('--credentials-file', '-'), JSON.stringify({ apiLoginId, transactionKey }))).toMatch(/in test mode/);
+    expect(await added()).toEqual([]);
+  });
+
+  test('adds an account, and an account of the processor only once', async () => {
+    await chmod(file, 0o644);
+    const open = await payfold([...ADD_NET(), '--credentials-file', file, '--cut-off', '16:00', '--time-zone', 'America/Los_Angeles']);
+    await chmod(file, 0o600);
+    expect([open.code, open.stderr]).toEqual([0, expect.stringMatching(/^warning: .*chmod 600/)]);
+    expect(JSON.parse(open.stdout)).toEqual({
+      merchantAccount: 'water',
+      gateway: 'authorize-net',
+      environment: 'sandbox',
+      name: 'Merchant one',
+      externalId: '700001',
+      status: 'active',
+      settings: { cutOff: { time: '16:00', timeZone: 'America/Los_Angeles' }, endpoint: net.endpoint },
+      portals: [],
+      lastCheck: null,
+      feeds: [],
+    });
+    expect(await refused(1, [...ADD_NET(), '--credentials-file', file])).toBe('There is a merchant account water already.');
+    expect(
+      await refused(
+        1,
+        ADD_NET()
+          .map((word) => (word === 'water' ? 'again' : word))
+          .concat('--credentials-file', file),
+      ),
+    ).toBe('Account 700001 of authorize-net is there already, as water.');
+    const stripeArgs = [
+      '--gateway',
+      'stripe',
+      '--environment',
+      'sandbox',
+      '--endpoint',
+      stripe.url,
+      '--credentials-file',
+      stripeFile,
+      '--name',
+      'Fines',
+    ];
+    expect(await json('merchant-accounts', 'add', 'fines', ...stripeArgs)).toMatchObject({ name: 'Fines', externalId: 'acct_3Doubleone' });
+    expect((await json<{ merchantAccount: string }[]>('merchant-accounts', 'list')).map((row) => row.merchantAccount)).toEqual(['fines', 'water']);
+  });
+
+  test('points a portal at it, which then charges at once in a running service', async () => {
+    const { portalId } = (
+      await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Water', gateway: 'none', fee: NO_FEE }))
+    ).state;
+    const set = (...args: string[]) => ['portals', 'set-gateway', portalId, ...args];
+    expect(await refused(2, set('--gateway', 'authorize-net'))).toMatch(/needs --principal/);
+    expect(await refused(1, set('--gateway', 'authorize-net', '--principal', 'nobody'))).toBe('There is no such merchant account.');
+    expect(await refused(1, set('--gateway', 'stripe', '--principal', 'water'))).toMatch(/is one of authorize-net, not of stripe/);
+    expect(await refused(1, set('--gateway', 'stripe', '--principal', 'fines'))).toMatch(/charge mode must be combined/);
+    expect(await json(...set('--gateway', 'authorize-net', '--principal', 'water'))).toMatchObject({
+      gateway: 'authorize-net',
+      merchantAccounts: { principal: 'water', fee: 'water' },
+    });
+    const made = await running.client.created(paymentOf(portalId, { number: CARD }));
+    expect(made).toMatchObject({ status: 'succeeded' });
+    expect(await json('merchant-accounts', 'show', 'water')).toMatchObject({ portals: [portalId] });
+
+    expect(await refused(1, ['settlement', 'close', '--portal', portalId])).toBe(
+      'Only the simulator closes batches on request; authorize-net closes its batches by itself.',
+    );
+
+    expect(await json('merchant-accounts', 'disable', 'water', '--reason', 'audit', '--by', 'Dana')).toMatchObject({ status: 'charges_disabled' });
+    const closed = await running.client.create(paymentOf(portalId, { number: CARD }));
+    expect([closed.status, closed.code]).toEqual([503, 'GATEWAY_NOT_CONFIGURED']);
+    expect((await running.client.refund(made.id)).status).toBe(200);
+    expect(await refused(2, ['merchant-accounts', 'disable', 'water', '--everything', '--reason', 'leak', '--by', 'Dana'])).toMatch(
+      /can no longer be refunded.*--yes/,
+    );
+    expect(await json('merchant-accounts', 'enable', 'water', '--by', 'Dana')).toMatchObject({ status: 'active' });
+    expect(await running.client.created(paymentOf(portalId, { number: CARD }))).toMatchObject({ status: 'succeeded' });
+  });
+
+  test('keeps hosted checkout away from a gateway that takes no card numbers', async () => {
+    const { portalId } = (
+      await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Fines', gateway: 'none', fee: combined }))
+    ).state;
+    await running.inForce(running.admin.configureCheckout(portalId, { enabled: true, allow: [SHOP] }));
+    const set = ['portals', 'set-gateway', portalId, '--gateway', 'stripe', '--principal', 'fines'];
+    expect(await refused(1, set)).toMatch(/^Hosted checkout takes card numbers/);
+    expect(await json(...set, '--disable-checkout')).toMatchObject({ gateway: 'stripe', checkout: { enabled: false } });
+    expect(await refused(1, ['portals', 'checkout', portalId, '--enable'])).toMatch(/gateway stripe takes none/);
+    const paid = await running.client.created(paymentOf(portalId, { paymentMethod: { type: 'card_token', token: 'pm_card_visa' } }));
+    expect(paid).toMatchObject({ status: 'succeeded', paymentMethod: { type: 'card_token', brand: 'visa', last4: '4242' } });
+    expect((await running.client.refund(paid.id)).status).toBe(200);
+
+    // Even a portal that an older release had set up so takes no card number: its intake answers as switched off.
+    const intake = (portal: string) =>
+      new Payer(running.url, 'https://pay.example').send(INTAKE, {
+        method: 'POST',
+        body: formText(intakeOf({ portalId: portal })),
+        headers: { origin: SHOP },
+      });
+    const { state } = await running.inForce(running.admin.configureCheckout(portalId, { locale: 'es' }));
+    expect((await intake(portalId)).text).toMatch(OFF);
+    const { store, ids, clock, readModels } = running.services;
+    const meta = { recordedAt: timestamp(clock.now()), actor: { type: 'operator', id: 'spec' }, correlationId: ids.uuid() } as const;
+    const data = { portalId, checkout: { ...state.checkout, enabled: true } };
+    const { revision } = await load(store, PORTAL_STREAM, portalId);
+    await store.append(`portal-${portalId}`, revision!, [portalEvents.write({ type: 'PortalCheckoutConfigured', data }, ids.uuid(), meta)]);
+    await readModels.of(directoryModel).runUntil((await store.head())!, { timeoutMs: 10_000 });
+    expect((await running.services.directory.portal(portalId))?.checkout.enabled).toBe(true);
+    expect((await intake(portalId)).text).toMatch(OFF);
+    // With a gateway that takes card numbers, the same request comes further.
+    await running.inForce(running.admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
+    expect((await intake(portalId)).text).not.toMatch(OFF);
+  });
+
+  test('rotates credentials of the same account only, and changes settings', async () => {
+    const other = '{"apiLoginId":"login-two","transactionKey":"key-of-two-0001"}';
+    expect(await refused(1, ['merchant-accounts', 'rotate', 'water', '--credentials-file', '-'], other)).toBe(
+      'The credentials belong to another account: 700002, not 700001.',
+    );
+    expect(await json('merchant-accounts', 'rotate', 'water', '--credentials-file', file)).toMatchObject({ externalId: '700001' });
+    expect(await json('merchant-accounts', 'set', 'water', '--cut-off', '17:30')).toMatchObject({
+      settings: { cutOff: { time: '17:30', timeZone: 'America/Los_Angeles' } },
+    });
+    expect(await json('merchant-accounts', 'set', 'water', '--cut-off', 'none', '--name', 'Water')).toMatchObject({
+      name: 'Water',
+      settings: { cutOff: null },
+    });
+    expect(await refused(2, ['merchant-accounts', 'set', 'water'])).toMatch(/at least one setting/);
+    expect(await refused(2, ['merchant-accounts', 'show', 'No_Id'])).toMatch(/lower-case/);
+  });
+});
+
+test('in production: no simulator, 503 without an account, then add, set-gateway, create, settle, refund', async () => {
+  const endpoints = { 'authorize-net': net.endpoint };
+  const { services, client, admin, inForce, accountId, log } = await startIn('production', endpoints);
+  expect(log.filter((line) => line.includes('there is no merchant account'))).toHaveLength(1);
+  const { portalId } = (await inForce(admin.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee: NO_FEE }))).state;
+  const none = await client.create(paymentOf(portalId, { number: CARD }));
+  expect([none.status, none.code]).toEqual([503, 'GATEWAY_NOT_CONFIGURED']);
+
+  const credentials = readCredentials('authorize-net', 'production', '{"apiLoginId":"login-two","transactionKey":"key-of-two-0001"}');
+  const account = {
+    merchantAccount: 'water',
+    gateway: 'authorize-net',
+    environment: 'production',
+    settings: { cutOff: null, endpoint: null },
+  } as const;
+  const { externalId, name } = await askVendor({ ...account, repeats: null }, credentials, { clock: systemClock, endpoints });
+  await admin.addMerchantAccount({ ...account, name }, externalId, credentials, await services.directory.merchantAccounts());
+  await inForce(admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
+  const paid = await client.created(paymentOf(portalId, { number: CARD }));
+  expect(paid.status).toBe('succeeded');
+
+  // The batch closes and settles at the processor, and the service records it.
+  net.vendor.closeNow('login-two');
+  await eventually(async () => {
+    await recordSettlements(services.settlement, AbortSignal.timeout(10_000));
+    return (await client.find(paid.id)).data.settlement?.status === 'settled';
+  });
+  const refund = await client.refund(paid.id, { amountCents: 4_000 });
+  expect([refund.status, refund.data]).toEqual([200, expect.objectContaining({ amountCents: 4_000 })]);
+  expect(log.join('')).not.toMatch(/key-of-two|4111/);
+});
+
+describe('the feeds of Stripe', () => {
+  const SECRET = 'sk_test_double_one_0001';
+  let running: Running;
+  let portalId: string;
+  let vendor: StripeControl;
+  /** A sale that somebody made at Stripe without us. */
+  const foreignSale = async (): Promise<string> => {
+    const post = async (path: string, body: Record<string, string>) => {
+      const headers = { authorization: `Bearer ${SECRET}` };
+      const answer = await fetch(`${stripe.url}/v1/payment_intents${path}`, { method: 'POST', headers, body: new URLSearchParams(body) });
+      return (await answer.json()) as { id: string; status: string };
+    };
+    const { id } = await post('', { amount: '3000', currency: 'usd', 'allowed_payment_method_types[0]': 'card' });
+    expect(await post(`/${id}/confirm`, { payment_method: 'pm_card_visa' })).toMatchObject({ status: 'succeeded' });
+    return id;
+  };
+  const payfold = (...args: string[]) =>
+    new Promise<{ code: number; stdout: string }>((resolve) => {
+      const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATABASE_URL: running.databaseUrl, DATA_DIR: running.dataDir, MASTER_KEY_FILE: join(running.dataDir, 'master.key'), LOG_LEVEL: 'silent' }; // prettier-ignore
+      execFile(process.execPath, [LAUNCHER, ...args, '--json', '--yes'], { env }, (error, stdout) =>
+        resolve({ code: typeof error?.code === 'number' ? error.code : 0, stdout }),
+      );
+    });
+  beforeAll(async () => {
+    running = await startIn('sandbox', { stripe: stripe.url });
+    vendor = controlOf(stripe.url);
+    const { admin, inForce, accountId, services } = running;
+    const account = {
+      merchantAccount: 'cards',
+      gateway: 'stripe',
+      environment: 'sandbox',
+      settings: { cutOff: null, endpoint: stripe.url },
+    } as const;
+    const credentials = readCredentials('stripe', 'sandbox', JSON.stringify({ secretKey: SECRET }));
+    const { externalId, name } = await askVendor({ ...account, repeats: null }, credentials, {
+      clock: systemClock,
+      endpoints: { stripe: stripe.url },
+    });
+    await admin.addMerchantAccount({ ...account, name }, externalId, credentials, await services.directory.merchantAccounts());
+    ({ portalId } = (await inForce(admin.createPortal({ accountIds: [accountId], name: 'Cards', gateway: 'none', fee: combined }))).state);
+    await inForce(admin.setGateway(portalId, { gateway: 'stripe', principal: 'cards', fee: 'cards' }));
+  });
+  const paid = () => running.client.created(paymentOf(portalId, { paymentMethod: { type: 'card_token', token: 'pm_card_visa' } }));
+  const disputesOf = async (paymentId: string) => {
+    const { payment } = await running.services.payments.ports.streams.load(paymentId);
+    return payment.phase === 'charged' ? payment.disputes : [];
+  };
+  const intentOf = async (paymentId: string): Promise<string> => {
+    const { payment } = await running.services.payments.ports.streams.load(paymentId);
+    if (payment.phase !== 'charged') throw new Error(`the payment is ${payment.phase}`);
+    return payment.legs[0]!.transactionId;
+  };
+
+  test('a dispute opens at its payment and moves with the processor; read again, it changes nothing', async () => {
+    const { id } = await paid();
+    const dispute = await vendor.dispute(await intentOf(id));
+    const sync = () => recordDisputes(running.services.settlement, AbortSignal.timeout(20_000));
+    expect(await sync()).toBe(1);
+    expect(await disputesOf(id)).toMatchObject([{ status: 'debited', stage: 'needs_response', disputedAmountCents: 10_050, leg: 'combined' }]);
+    await vendor.changeDispute(dispute.id, { status: 'under_review' });
+    await sync();
+    await sync();
+    expect(await disputesOf(id)).toMatchObject([{ status: 'in_dispute', stage: 'under_review' }]);
+    await vendor.changeDispute(dispute.id, { status: 'won' });
+    await sync();
+    expect(await disputesOf(id)).toMatchObject([{ status: 'recovered', stage: 'won' }]);
+    expect(await running.services.settlement.feeds.openDisputes({ gateway: 'stripe', merchantAccount: 'cards', credentialsRef: '', environment: 'sandbox' })).toEqual([]); // prettier-ignore
+    const events = [];
+    for await (const event of running.services.store.read(`payment-${id}`)) if (event.type === 'PaymentDisputed') events.push(event);
+    expect(events).toHaveLength(3);
+  });
+
+  test('a dispute of a sale that is not ours becomes a task, and a person ends it', async () => {
+    const dispute = await vendor.dispute(await foreignSale());
+    const { code, stdout } = await payfold('disputes', 'sync', '--merchant-account', 'cards');
+    expect([code, JSON.parse(stdout)]).toEqual([0, { listed: 1, feeds: [expect.objectContaining({ feed: 'disputes', error: null })] }]);
+    const tasks = async () => JSON.parse((await payfold('payments', 'tasks')).stdout) as { paymentId: string; reason: string; status: string; evidence: object }[]; // prettier-ignore
+    const [task, ...others] = await tasks();
+    expect(others).toEqual([]);
+    expect(task).toMatchObject({ reason: 'gateway_dispute_unmatched', status: 'none', evidence: { dispute: dispute.id, amountCents: 3_000 } });
+    await payfold('disputes', 'sync');
+    expect(await tasks()).toHaveLength(1);
+    const done = await payfold(
+      'payments',
+      'acknowledge',
+      task!.paymentId,
+      '--task',
+      'gateway_dispute_unmatched',
+      '--reason',
+      'not ours',
+      '--by',
+      'Dana',
+    );
+    expect(done.code).toBe(0);
+    await payfold('disputes', 'sync');
+    expect(await tasks()).toEqual([]);
+  });
+
+  test('a payout settles its payments; a place that cannot be read loses nothing and records nothing twice', async () => {
+    const { id } = await paid();
+    await vendor.payOut();
+    const { code, stdout } = await payfold('settlement', 'sync');
+    expect(code).toBe(0);
+    const { batches, feeds } = JSON.parse(stdout) as { batches: { batchId: string }[]; feeds: { feed: string; error: string | null }[] };
+    expect([batches.length, feeds.map(({ feed, error }) => [feed, error])]).toEqual([1, [['settlement', null]]]);
+    expect((await running.client.find(id)).data.settlement).toMatchObject({ status: 'settled' });
+    const head = await running.services.store.head();
+    await running.services.pool.query(`update gateway_feed set cursor = 'no place' where feed = 'settlement'`);
+    expect((await payfold('settlement', 'sync')).code).toBe(0);
+    expect(await running.services.store.head()).toBe(head);
+    const shown = JSON.parse((await payfold('merchant-accounts', 'show', 'cards')).stdout) as { feeds: { feed: string; lastOkAt: string }[] };
+    expect(shown.feeds.map(({ feed, lastOkAt }) => [feed, typeof lastOkAt])).toEqual([
+      ['disputes', 'string'],
+      ['settlement', 'string'],
+    ]);
+  });
+
+  test('a processor that cannot be asked is named, and the feed is read later', async () => {
+    await vendor.fault('http_503', { op: 'payouts', times: null });
+    const { code, stdout } = await payfold('settlement', 'sync');
+    expect([code, JSON.parse(stdout)]).toMatchObject([1, { feeds: [{ error: 'the processor cannot be asked now' }] }]);
+    await vendor.heal();
+    expect((await payfold('settlement', 'sync')).code).toBe(0);
+  });
+});
