@@ -4,6 +4,7 @@
  */
 import { type CallHandler, type ExecutionContext, Inject, Injectable, type NestInterceptor } from '@nestjs/common';
 import { once } from 'node:events';
+import { performance } from 'node:perf_hooks';
 import type { Writable } from 'node:stream';
 import { lastValueFrom, type Observable, of } from 'rxjs';
 import { type Clock, ServiceError, within } from '#kernel';
