@@ -183,12 +183,12 @@ export const createMetrics = (services: Services): Metrics => {
 const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
   const seconds = new client.Histogram({
     name: 'payfold_gateway_call_duration_seconds',
-    help: 'Duration of calls to card processors, by operation and kind of outcome',
-    labelNames: ['operation', 'outcome'],
+    help: 'Duration of calls to card processors, by processor, operation and kind of outcome',
+    labelNames: ['gateway', 'operation', 'outcome'],
     buckets: LATENCY_BUCKETS_SECONDS,
     registers: [own],
   });
-  gatewayCalls.watch(({ operation, outcome, seconds: took }) => seconds.observe({ operation, outcome }, took));
+  gatewayCalls.watch(({ seconds: took, ...call }) => seconds.observe(call, took));
 };
 
 /** The metrics of slots. `queue`: `service`, `gateway`, or `gateway-house` for the share of recovery and staff. */
@@ -218,7 +218,7 @@ const addSlotMetrics = (own: Registry, { slots, payments }: Services): void => {
   payments.ports.slots.watch((watched, share) => watch(share === 'house' ? 'gateway-house' : 'gateway', watched));
 };
 
-const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void => {
+const addSettlementMetrics = (shared: Registry, { pool, clock, directory }: Services): void => {
   const registers = [shared];
   new client.Gauge({
     name: 'payfold_settlement_exceptions',
@@ -258,7 +258,12 @@ const addSettlementMetrics = (shared: Registry, { pool, clock }: Services): void
     labelNames: ['account', 'feed'],
     registers,
     async collect() {
-      for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null)) this.set({ account: merchantAccount, feed }, ageSeconds);
+      const disabled = (await directory.merchantAccounts())
+        .filter(({ status }) => status === 'disabled')
+        .map(({ merchantAccount }) => merchantAccount);
+      this.reset();
+      for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null))
+        if (!disabled.includes(merchantAccount)) this.set({ account: merchantAccount, feed }, ageSeconds);
     },
   });
 };

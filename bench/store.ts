@@ -16,7 +16,8 @@ import {
   rebuild,
   searchPathOf,
 } from '#eventstore';
-import { copyInto, createPool, migrate, OpenedKeys, type Pool, type Queryable, transaction } from '#platform';
+import { copyInto, createPool, migrate, newKeyRing, OpenedKeys, type Pool, type Queryable, transaction } from '#platform';
+import { personalUseModel } from '#privacy';
 import { webhookOutbox } from '#webhooks';
 import { Partner } from '../apps/demo/partner.js';
 import { type Plan, Random, requestFor } from '../apps/demo/city.js';
@@ -104,6 +105,7 @@ const CHUNK_EVENTS = 20_000;
 const ENDPOINT_URL = 'https://receiver.example/hook';
 const RUN_MS = 12 * 60 * 60_000;
 const REBUILD_CONNECTIONS = 6;
+const NO_ERASURE = '00000000-0000-7000-8000-000000000000';
 
 export interface StoreSize {
   readonly payments: number;
@@ -132,21 +134,27 @@ export const copyTimes = (base: readonly StoredEvent[], { payments, perDay, now 
 export const makeStore = async (databaseUrl: string, base: readonly StoredEvent[], size: StoreSize, onProgress: OnProgress): Promise<void> => {
   const pool = createPool(databaseUrl, { name: 'bench', max: REBUILD_CONNECTIONS, statementTimeoutMs: 0, searchPath: searchPathOf(READ_MODELS) });
   const store = createPostgresEventStore(databaseUrl);
-  // The keys of the history that is copied are not here, so the texts of the copies stay closed.
+  // The keys of the history that is copied are not here. So their data counts as erased.
   const personal = { open: async () => new OpenedKeys(new Map()) };
+  const use = personalUseModel(newKeyRing());
+  const models = READ_MODELS.map((model) => (model.name === use.name ? use : model));
   try {
     await migrate(pool, MIGRATIONS);
-    await prepareReadModels(pool, READ_MODELS, store);
+    await prepareReadModels(pool, models, store);
     await pool.query('create table if not exists bench_copy (one bool primary key default true, copies int not null)');
     await multiply(pool, base, copyTimes(base, size), onProgress);
     await pool.query('analyze es.events');
     await pool.query(`insert into installation (id, state) values ($1, 'confirmed') on conflict do nothing`, [await installationIn(store)]);
     const head = (await store.head())!;
     const total = Number(head);
-    for (const model of READ_MODELS) {
+    for (const model of models) {
       if ((await postgresCheckpoint(pool, checkpointOf(model)).position()) === head) continue;
       await rebuild(model, { store, pool, now: () => Date.now(), onProgress: ({ position }) => onProgress(model.name, Number(position), total) });
     }
+    await pool.query(
+      `insert into personal_erased (key_id, erasure_id, erased_at) select distinct on (key_id) key_id, $1::uuid, begun_at from personal_use on conflict do nothing`,
+      [NO_ERASURE],
+    );
     await pool.query('update read_model set built_at = clock_timestamp() where built_at is null');
     await addEndpoints(pool);
     // Keys of older days have expired. The service itself makes those of the last day from the log.

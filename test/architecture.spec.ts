@@ -308,6 +308,8 @@ describe('two clocks', () => {
       // Heartbeats of processes, and applied migrations.
       'libs/platform/postgres/processes.ts',
       'libs/platform/postgres/schema.ts',
+      // When a feed of a processor is read next.
+      'libs/settlement/feeds.ts',
       // Deliveries: `sandbox advance` moves their due times (`bringForward`). Their leases stay.
       'libs/webhooks/deliveries.ts',
       'libs/webhooks/staff-rows.ts',

@@ -95,7 +95,7 @@ test.each(DOCS)('%s cites only existing passages', (path) => {
 });
 
 /** The rulings that docs/contract.md must contain. */
-const RULINGS = [...Array.from({ length: 71 }, (_, index) => `C${index + 1}`), 'C73', 'C74', 'C75', 'C76', 'C77', 'C78'];
+const RULINGS = Array.from({ length: 78 }, (_, index) => `C${index + 1}`);
 
 test('each ruling that is built stands once, and each other number once', () => {
   expect([...CONTRACT.matchAll(/^### (C\d+)$/gm)].map(([, number]) => number)).toEqual(RULINGS);

@@ -1,6 +1,4 @@
 /** `payfold merchant-accounts`: the accounts at processors through which portals charge. */
-import { readFile, stat } from 'node:fs/promises';
-import { text as textOf } from 'node:stream/consumers';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import {
   type BatchCutOff,
@@ -18,6 +16,8 @@ import {
 import { ServiceError } from '#kernel';
 import type { Feed } from '#settlement';
 import type { Context } from './context.js';
+import { addMerchantCheck } from './merchant-check.js';
+import { readSecret } from './secret-file.js';
 import { type Answer, anyText, fields, orNone, personName, table, type Terminal, UsageError, withoutNone } from './terminal.js';
 
 interface SettingOptions {
@@ -45,7 +45,8 @@ export const merchantAccountId = (text: string): string => {
   return text;
 };
 
-export const addMerchantAccounts = (program: Command, { action }: Terminal): void => {
+export const addMerchantAccounts = (program: Command, terminal: Terminal): void => {
+  const { action } = terminal;
   const accounts = program.command('merchant-accounts').description('accounts at processors, through which portals charge');
   const verb = (name: string, description: string) =>
     accounts.command(name).description(description).argument('<account>', 'id of the merchant account', merchantAccountId);
@@ -170,6 +171,7 @@ export const addMerchantAccounts = (program: Command, { action }: Terminal): voi
         return answer(context, state);
       }),
     );
+  addMerchantCheck(verb, terminal);
 };
 
 const CREDENTIALS = 'JSON file, or - for standard input: {"apiLoginId", "transactionKey"} of authorize-net, {"secretKey"} of stripe';
@@ -185,30 +187,6 @@ export const requireVendor = async ({ clock, keys }: Pick<Context, 'clock' | 'ke
   const { externalId } = await askVendor(account, openCredentials(keys, account), { clock });
   if (externalId !== account.externalId)
     throw new ServiceError('VALIDATION_ERROR', `The credentials belong to another account: ${externalId}, not ${account.externalId}.`);
-};
-
-const MAX_SECRET_BYTES = 64 * 1024;
-const MODE_OF_OTHERS = 0o077;
-
-/** The text of a credentials file. Its content is never part of a message. */
-const readSecret = async (file: string): Promise<string> => {
-  const refuse = (why: string) => new ServiceError('VALIDATION_ERROR', `The credentials file ${file === '-' ? 'on standard input' : file} ${why}.`);
-  if (file === '-') {
-    const text = await textOf(process.stdin);
-    if (text.length > MAX_SECRET_BYTES) throw refuse(`has more than ${MAX_SECRET_BYTES} bytes`);
-    return text;
-  }
-  try {
-    const status = await stat(file);
-    if (!status.isFile()) throw refuse('is not a file');
-    if (status.size > MAX_SECRET_BYTES) throw refuse(`has more than ${MAX_SECRET_BYTES} bytes`);
-    if (process.getuid && (status.mode & MODE_OF_OTHERS) !== 0)
-      process.stderr.write(`warning: ${file} can be read by its group or by others; make it private with: chmod 600 ${file}\n`);
-    return await readFile(file, 'utf8');
-  } catch (error) {
-    if (error instanceof ServiceError) throw error;
-    throw refuse(`cannot be read (${(error as NodeJS.ErrnoException).code})`);
-  }
 };
 
 const changeOf = (

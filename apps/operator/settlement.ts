@@ -2,7 +2,7 @@
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, ServiceError } from '#kernel';
 import { collect } from '#platform';
-import type { BatchSummary, ExceptionChange, Feed, Resolution, SendRequest } from '#settlement';
+import type { BatchSummary, ExceptionChange, Feed, Funding, Resolution, SendRequest } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
 import { anyText, fields, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
@@ -16,6 +16,22 @@ interface ResolveOptions {
   readonly reason: string;
   readonly by: string;
 }
+
+interface FundOptions {
+  readonly merchantAccount?: string;
+  readonly batch?: string;
+  readonly on?: string;
+  readonly feeCents?: number;
+  readonly reference?: string;
+  readonly file?: string;
+  readonly by: string;
+}
+
+const fundingOf = ({ merchantAccount, batch, on, feeCents = 0, reference }: Omit<FundOptions, 'file' | 'by'>): Funding => {
+  if (merchantAccount === undefined || batch === undefined || on === undefined || reference === undefined)
+    throw new UsageError('name --merchant-account, --batch, --on and --reference, or a --file');
+  return { merchantAccount, batchId: batch, on, feeCents, reference };
+};
 
 const lastFour = (text: string): string => {
   if (!/^\d{4}$/.test(text)) throw new InvalidArgumentError('It must be four digits.');
@@ -104,6 +120,36 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         const feeds = (await feedsOf(pool, merchantAccount)).filter(({ feed }) => feed === 'settlement');
         const { text, exitCode } = syncedFeeds(feeds);
         return { json: { batches, feeds }, text: `${batchTable(batches)}\n\n${text}`, exitCode };
+      }),
+    );
+
+  settlement
+    .command('fund')
+    .description('record when the money of a batch reached the bank, and what the processor kept, if the processor names neither')
+    .option('--merchant-account <account>', 'the account that was charged')
+    .option('--batch <batch>', 'the batch')
+    .option('--on <day>', 'the day on which the bank got the money, YYYY-MM-DD')
+    .option('--fee-cents <cents>', 'what the processor kept of the batch; default 0', wholeNumber)
+    .option('--reference <reference>', 'where this is written, such as the number of a statement; for the record', anyText)
+    .option('--file <file>', 'a CSV file instead, with merchant_account,batch_id,funded_on,fee_cents,reference')
+    .requiredOption('--by <name>', 'name of the person who records it', personName)
+    .action(
+      action(async ({ services, ids }, { file, by, ...options }: FundOptions) => {
+        const { RecordFunding } = await import('#settlement/module');
+        const [{ fundingsIn }, { staff }] = await Promise.all([import('#settlement'), import('#payments')]);
+        const fundings = file === undefined ? [fundingOf(options)] : await fundingsIn(file);
+        if (file !== undefined && Object.values(options).some((value) => value !== undefined)) throw new UsageError('--file stands alone, with --by');
+        const { commands, ownLog } = await services();
+        ownLog.refuse();
+        const recorded = await commands.execute(new RecordFunding(fundings, staff(by, ids.uuid())));
+        const before = fundings.length - recorded;
+        return {
+          json: { recorded, before },
+          text: fields([
+            ['recorded', String(recorded)],
+            ['recorded before', String(before)],
+          ]),
+        };
       }),
     );
 

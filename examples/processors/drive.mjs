@@ -39,8 +39,8 @@ const newRef = () => Array.from({ length: 20 }, () => '0123456789ABCDEFGHJKMNPQR
 const soon = () => AbortSignal.timeout(20_000);
 const accountOf = (gateway) => ({ gateway, merchantAccount: 'example', credentialsRef: 'merchant-account:example', environment: 'sandbox' });
 
-/** Drives one adapter. `undo`: how it takes back a charge that is not settled. `closeBatch`: lets the vendor settle. */
-const drive = async (name, gateway, { instrument, last4, undo, neverSent, closeBatch }) => {
+/** Drives one adapter. `undo`: how it takes back a charge that is not settled. `finalized`: what it says of such a charge then. `closeBatch`: lets the vendor settle. */
+const drive = async (name, gateway, { instrument, last4, undo, finalized, neverSent, closeBatch }) => {
   const say = (what, result) => process.stdout.write(`${name}: ${what}: ${JSON.stringify(result)}\n`);
   const account = accountOf(name);
   const base = (ref = newRef()) => ({ ref, account, leg: 'combined', begunAt: new Date(systemClock.now()).toISOString() });
@@ -63,9 +63,9 @@ const drive = async (name, gateway, { instrument, last4, undo, neverSent, closeB
   say(undo, undone);
   assert.equal(undone.kind, 'approved');
 
-  const executed = await gateway.finalize(about(first, 'charge', 1_250), soon());
-  say('finalized the charge', executed);
-  assert.equal(executed.kind, 'executed');
+  const ended = await gateway.finalize(about(first, 'charge', 1_250), soon());
+  say('finalized the charge', ended);
+  assert.equal(ended.kind, finalized);
   const never = await gateway.finalize(about(base(), 'charge', 1_250), soon());
   say('finalized a reference that was never sent', never);
   assert.equal(never.kind, neverSent);
@@ -98,6 +98,7 @@ try {
       instrument: { type: 'card', number: new Secret('4111111111111111'), expiry: { month: 12, year: 2040 }, cvv: new Secret('900') },
       last4: '1111',
       undo: 'void',
+      finalized: 'undone',
       // A charge that was lost on its way shows only when its batch has closed. The answer names the time.
       neverSent: 'cannot_tell',
       closeBatch: () => control(authorizeNet, '/batch'),
@@ -118,6 +119,7 @@ try {
       instrument: { type: 'card_token', token: new Secret('pm_card_visa') },
       last4: '4242',
       undo: 'refund',
+      finalized: 'executed',
       neverSent: 'never',
       closeBatch: () => control(stripe, '/payouts'),
     },

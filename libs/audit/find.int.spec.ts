@@ -216,7 +216,7 @@ describe('a payment is found', () => {
       {
         type: 'SettlementLinesCorrected',
         at: AT,
-        data: { ...batch, fundedOn: null, fileId: 'f', corrections: [{ before: line({ number: 1, transactionId: 'ch_nobody' }), after: line({ number: 1, transactionId: 'ch_again', paymentId: id }) }] }, // prettier-ignore
+        data: { ...batch, fundedOn: null, fileId: 'f', reference: null, corrections: [{ before: line({ number: 1, transactionId: 'ch_nobody' }), after: line({ number: 1, transactionId: 'ch_again', paymentId: id }) }] }, // prettier-ignore
       },
     ]);
     // Streams of files have the same prefix as batches.

@@ -171,7 +171,7 @@ describe('a history, exported step by step', () => {
     await append('adjustment-periods', 'PeriodClosed', { from: null, to: '2026-03-07T00:00:00.000Z', by: 'Dana' });
     await append(`remittance-${PORTAL}`, 'AgencyRemitted', { remittanceId: '1', portalId: PORTAL, cents: 200, reference: 'W1', on: '2026-03-04', advance: false, by: 'Dana' }); // prettier-ignore
     // These lines come after the funding, so they are not in the deposit.
-    await append('settlement-simulator-mid-b1', 'SettlementLinesCorrected', { ...BATCH, batchId: 'b1', fundedOn: '2026-03-05', fileId: 'f', corrections: [{ before: UNKNOWN_SALE, after: { ...UNKNOWN_SALE, grossCents: 600, netCents: 591 } }] }); // prettier-ignore
+    await append('settlement-simulator-mid-b1', 'SettlementLinesCorrected', { ...BATCH, batchId: 'b1', fundedOn: '2026-03-05', fileId: 'f', reference: null, corrections: [{ before: UNKNOWN_SALE, after: { ...UNKNOWN_SALE, grossCents: 600, netCents: 591 } }] }); // prettier-ignore
     await follows();
 
     const full = await read('line-items');

@@ -126,7 +126,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
      corrections.after.result corrections.after.transactionId corrections.after.type corrections.after.undone corrections.before.accepted
      corrections.before.expectedCents corrections.before.feeCents corrections.before.grossCents corrections.before.leg
      corrections.before.netCents corrections.before.number corrections.before.paymentId corrections.before.ref corrections.before.result
-     corrections.before.transactionId corrections.before.type corrections.before.undone fileId fundedOn gateway merchantAccount`,
+     corrections.before.transactionId corrections.before.type corrections.before.undone fileId fundedOn gateway merchantAccount -reference`,
   ],
   SettlementLinesRecorded: [
     2,

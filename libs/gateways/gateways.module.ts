@@ -32,7 +32,7 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
     environment: config.environment,
     clock,
     logger: log,
-    observed: (gateway) => calls.observed(gateway, clock),
+    observed: (name, gateway) => calls.observed(name, gateway, clock),
     ...(options.gatewayEndpoints && { endpoints: options.gatewayEndpoints }),
   });
   const accounts = await merchants.reload();
@@ -66,7 +66,7 @@ const simulatorsOf = (
     if (account.environment !== config.environment) return null;
     const known = simulated.get(account.merchantAccount);
     if (known) return known;
-    const made = calls.observed(createSimulatorGateway({ endpoint, account, clock, aheadMs, transport }), clock);
+    const made = calls.observed(account.gateway, createSimulatorGateway({ endpoint, account, clock, aheadMs, transport }), clock);
     simulated.set(account.merchantAccount, made);
     return made;
   };

@@ -81,7 +81,7 @@ const process = () => {
       environment: 'sandbox',
       clock,
       logger,
-      observed: (gateway) => gateway,
+      observed: (_, gateway) => gateway,
       endpoints: { 'authorize-net': net.endpoint, stripe: stripe.url },
     });
     cleanUps.push(() => made.close());

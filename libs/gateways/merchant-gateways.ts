@@ -19,7 +19,7 @@ export interface MerchantGatewayOptions extends AdapterContext {
   readonly environment: 'sandbox' | 'production';
   readonly logger: Logger;
   /** Wraps each adapter, for metrics. */
-  readonly observed: (gateway: PaymentGateway) => PaymentGateway;
+  readonly observed: (name: string, gateway: PaymentGateway) => PaymentGateway;
 }
 
 interface Known {
@@ -106,7 +106,7 @@ export class MerchantGateways {
     const { merchantAccount } = account;
     const log = (message: string, fields: object) => logger.error({ merchantAccount, ...fields }, message);
     try {
-      return observed(createVendorGateway(account, openCredentials(keys, account), { clock, log, ...(endpoints && { endpoints }) }));
+      return observed(account.gateway, createVendorGateway(account, openCredentials(keys, account), { clock, log, ...(endpoints && { endpoints }) }));
     } catch (error) {
       logger.error({ err: error, merchantAccount }, 'the credentials of a merchant account cannot be opened; it answers 503');
       return null;

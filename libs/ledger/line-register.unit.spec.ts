@@ -316,7 +316,7 @@ const OTHER: fc.Arbitrary<Fact> = fc.oneof(
   { weight: 3, arbitrary: fc.array(LINE, { maxLength: 4 }).map((lines) => ({ stream: SETTLED, type: 'SettlementLinesRecorded', data: { ...BATCH, lines } })) }, // prettier-ignore
   fc
     .array(fc.record({ before: fc.option(LINE), after: fc.option(LINE) }), { maxLength: 3 })
-    .map((corrections) => ({ stream: SETTLED, type: 'SettlementLinesCorrected', data: { ...BATCH, fundedOn: null, fileId: null, corrections: corrections.filter(({ before, after }) => before ?? after).map(({ before, after }) => ({ before, after: after && { ...after, number: before?.number ?? after.number } })) } })), // prettier-ignore
+    .map((corrections) => ({ stream: SETTLED, type: 'SettlementLinesCorrected', data: { ...BATCH, fundedOn: null, fileId: null, reference: null, corrections: corrections.filter(({ before, after }) => before ?? after).map(({ before, after }) => ({ before, after: after && { ...after, number: before?.number ?? after.number } })) } })), // prettier-ignore
   fc.record({ netCents: fc.integer({ min: -900, max: 900 }), agency: fc.boolean() }).map(({ netCents, agency }) => ({ stream: SETTLED, type: 'BatchFunded', data: { ...BATCH, fundedOn: '2026-03-02', netCents, ...(agency && { agencyPortalId: PORTAL }) } })), // prettier-ignore
   fc.record({ resolution: fc.constantFrom('settles', 'refund', 'adopt', 'no_posting'), suspenseCents: fc.integer({ min: -900, max: 900 }), feeCents: fc.integer({ min: -9, max: 9 }), paymentId: fc.constantFrom(null, PAYMENT) }).map((one) => ({ stream: 'exception-1', type: 'ExceptionResolved', data: { ...one, reason: 'r', by: 'me', merchantAccount: AGENCY_MID, portalId: one.resolution === 'adopt' ? OTHER_PORTAL : null, ...(one.resolution !== 'adopt' && { feeCents: 0 }) } })), // prettier-ignore
   fc.record({ cents: fc.integer({ min: 1, max: 900 }), accounts: fc.shuffledSubarray([...ACCOUNTS], { minLength: 2, maxLength: 2 }) }).map(({ cents, accounts }) => ({ stream: 'adjustment-1', type: 'ManualAdjustment', data: { postings: [{ account: accounts[0], cents }, { account: accounts[1], cents: -cents }], effectiveAt: '2026-02-01T01:00:00+01:00', reason: 'r', by: 'me', adjustmentId: '1' } })), // prettier-ignore
@@ -723,7 +723,7 @@ describe('lines of batches', () => {
     const posted = post([
       ...refunded,
       ofBatch('SettlementLinesRecorded', { lines: [refund] }),
-      ofBatch('SettlementLinesCorrected', { fundedOn: null, fileId: null, corrections: [{ before: refund, after: now }, { before: line({ result: 'MISSING_HERE' }), after: null }] }), // prettier-ignore
+      ofBatch('SettlementLinesCorrected', { fundedOn: null, fileId: null, reference: null, corrections: [{ before: refund, after: now }, { before: line({ result: 'MISSING_HERE' }), after: null }] }), // prettier-ignore
     ]).at(-1)!;
     expect(untied(posted)).toEqual({});
     expect(shown(posted.rows)).toEqual([

@@ -497,7 +497,7 @@ describe('one rule after the other', () => {
         postSettlement(RULES, {
           type: 'SettlementLinesCorrected',
           at: AT,
-          data: { ...batch, closedAt: CLOSED, fundedOn: null, fileId: 'f', corrections: [{ before, after }] },
+          data: { ...batch, closedAt: CLOSED, fundedOn: null, fileId: 'f', reference: null, corrections: [{ before, after }] },
         }),
       );
     expect(corrected(line({}), null)).toEqual([
@@ -620,7 +620,7 @@ describe('the effective time of an entry, and its owner', () => {
       ['R15', CLOSED, PAYMENT, 4],
     ]);
     const corrected = (before: RecordedLine | null, after: RecordedLine | null) =>
-      stamps(postSettlement(RULES, { type: 'SettlementLinesCorrected', at: LATER, data: { ...batch, fundedOn: null, fileId: null, corrections: [{ before, after }] } })); // prettier-ignore
+      stamps(postSettlement(RULES, { type: 'SettlementLinesCorrected', at: LATER, data: { ...batch, fundedOn: null, fileId: null, reference: null, corrections: [{ before, after }] } })); // prettier-ignore
     const plain = { ...line, feeCents: 0 };
     expect(corrected(null, plain)).toEqual([['R15', CLOSED, null, 3]]);
     expect(corrected(plain, null)).toEqual([['R15', CLOSED, null, 3]]);
@@ -890,7 +890,11 @@ describe('the standalone verifier (apps/operator/verify.mjs), which shares no co
             ),
           ),
       ) // prettier-ignore
-      .map((corrections) => ({ stream: SETTLED, type: 'SettlementLinesCorrected', data: { ...BATCH, fundedOn: null, fileId: null, corrections } })),
+      .map((corrections) => ({
+        stream: SETTLED,
+        type: 'SettlementLinesCorrected',
+        data: { ...BATCH, fundedOn: null, fileId: null, reference: null, corrections },
+      })),
     fc.record({ netCents: fc.integer({ min: -900, max: 900 }), agency: fc.boolean() }).map(({ netCents, agency }) => ({ stream: SETTLED, type: 'BatchFunded', data: { ...BATCH, fundedOn: '2026-03-02', netCents, ...(agency && { agencyPortalId: PORTAL }) } })), // prettier-ignore
     fc.record({ resolution: fc.constantFrom('settles', 'refund', 'adopt', 'no_posting'), suspenseCents: fc.integer({ min: -900, max: 900 }), feeCents: fc.integer({ min: -9, max: 9 }), paymentId: fc.constantFrom(null, PAYMENT) }).map((one) => ({ stream: 'exception-1', type: 'ExceptionResolved', data: { ...one, reason: 'r', by: 'me', merchantAccount: 'mid', portalId: one.resolution === 'adopt' ? PORTAL : null } })), // prettier-ignore
     fc.integer({ min: 1, max: 900 }).map((cents) => ({ stream: 'adjustment-1', type: 'ManualAdjustment', data: { postings: [{ account: 'equity:adjustment', cents }, { account: 'assets:bank:operating', cents: -cents }], effectiveAt: '2026-02-01T01:00:00+01:00', reason: 'r', by: 'me', adjustmentId: '1' } })), // prettier-ignore

@@ -26,6 +26,8 @@ export const personalKeyMigration: Migration = {
   `,
 };
 
+/** Keys that a log line names at most. */
+const NAMED_KEYS = 10;
 const ENCRYPTION_BYTES = 32;
 /** An AES-256 key and a key for HMAC-SHA256. */
 const KEY_BYTES = 64;
@@ -45,8 +47,14 @@ const decrypt = (key: Uint8Array, bytes: Buffer, context: string): Buffer => {
   return Buffer.concat([decipher.update(bytes.subarray(NONCE_BYTES, bytes.length - TAG_BYTES)), decipher.final()]);
 };
 
-/** A key that is held in memory for one request. `context`: `<stream>/<field>`. A box that is copied to another place cannot be opened there. */
+/** Texts that a key keeps after it has opened them, in characters. */
+const KEPT_CHARACTERS = 4_096;
+
+/** A key in memory. It keeps short texts that it has opened, since opening costs more than all else of a page. `context`: `<stream>/<field>`. A box that is copied to another place cannot be opened there. */
 export class PersonalKey {
+  private readonly kept = new Map<string, OpenedBox>();
+  private keptCharacters = 0;
+
   constructor(
     readonly id: string,
     private readonly bytes: Buffer,
@@ -59,9 +67,10 @@ export class PersonalKey {
     return this.sealText(canonicalJson(content), context);
   }
 
-  /** Opens the content of a box. Throws if the box was changed, or belongs to another key or context. */
+  /** Opens the content of a box. It is frozen. Throws if the box was changed, or belongs to another key or context. */
   open(box: Box, context: string): unknown {
-    return JSON.parse(this.openText(box, context));
+    const opened = this.opened(box, context);
+    return (opened.content ??= frozen(JSON.parse(opened.text)));
   }
 
   sealText(text: string, context: string): Box {
@@ -76,9 +85,21 @@ export class PersonalKey {
     return { key: this.id, box: encrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), nonce, plaintext, context).toString('base64') };
   }
 
-  openText({ key, box }: Box, context: string): string {
+  openText(box: Box, context: string): string {
+    return this.opened(box, context).text;
+  }
+
+  private opened({ key, box }: Box, context: string): OpenedBox {
     if (key !== this.id) throw new Error(`a box of key ${key} cannot be opened with key ${this.id}`);
-    return decrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), Buffer.from(box, 'base64'), context).toString('utf8');
+    const known = this.kept.get(box);
+    if (known?.context === context) return known;
+    const text = decrypt(this.bytes.subarray(0, ENCRYPTION_BYTES), Buffer.from(box, 'base64'), context).toString('utf8');
+    const opened: OpenedBox = { context, text, content: undefined };
+    if (this.keptCharacters + text.length <= KEPT_CHARACTERS) {
+      this.keptCharacters += text.length;
+      this.kept.set(box, opened);
+    }
+    return opened;
   }
 
   /** The key as the database holds it: encrypted under the ring. */
@@ -93,6 +114,19 @@ export class PersonalKey {
   }
 }
 const ZERO = Buffer.from([0]);
+
+interface OpenedBox {
+  readonly context: string;
+  readonly text: string;
+  /** undefined: nobody has read it yet. */
+  content: unknown;
+}
+
+/** Several readers share a content. */
+const frozen = <T>(value: T): T => {
+  if (typeof value === 'object' && value !== null) Object.values(Object.freeze(value)).forEach(frozen);
+  return value;
+};
 
 type RandomBytes = (count: number) => Buffer;
 
@@ -229,6 +263,51 @@ export interface PersonalKeysOptions {
   readonly random?: RandomBytes;
 }
 
+/** Keys that a process keeps after it has opened them: twice as many, for twice as long at most while it works. */
+const KEPT_KEYS = 2_000;
+const KEPT_MS = 30_000;
+
+interface KeptKey {
+  readonly wrapped: Buffer;
+  readonly key: PersonalKey;
+}
+
+/** Keys that were opened lately. Whether a key may still be used, the database says each time. */
+class LatelyOpened {
+  private newer = new Map<string, KeptKey>();
+  private older = new Map<string, KeptKey>();
+  private turnedAt: number;
+
+  constructor(
+    private readonly keys: KeyRing,
+    private readonly clock: Pick<Clock, 'monotonic'>,
+  ) {
+    this.turnedAt = clock.monotonic();
+  }
+
+  open(found: WrappedKey): PersonalKey {
+    const { keyId, wrapped } = found;
+    this.turn();
+    let one = this.newer.get(keyId) ?? this.older.get(keyId);
+    if (!one?.wrapped.equals(wrapped)) one = { wrapped, key: PersonalKey.unwrap(this.keys, found) };
+    this.newer.set(keyId, one);
+    return one.key;
+  }
+
+  forget(keyId: string): void {
+    this.newer.delete(keyId);
+    this.older.delete(keyId);
+  }
+
+  private turn(): void {
+    const age = this.clock.monotonic() - this.turnedAt;
+    if (this.newer.size < KEPT_KEYS && age < KEPT_MS) return;
+    this.older = age < 2 * KEPT_MS ? this.newer : new Map<string, KeptKey>();
+    this.newer = new Map();
+    this.turnedAt = this.clock.monotonic();
+  }
+}
+
 const BLOCK_KEYS = 512;
 /** After a failed write, the next block is begun early only after this time. A request without any key tries again at once. */
 const RETRY_MS = 500;
@@ -244,6 +323,7 @@ class DurableKeys implements PersonalKeys {
   private writing: Promise<void> | null = null;
   private failedAt = Number.NEGATIVE_INFINITY;
   private readonly size: number;
+  private readonly lately: LatelyOpened;
   private readonly find: (keyIds: readonly string[]) => Promise<readonly FoundKey[]>;
 
   constructor(
@@ -251,6 +331,7 @@ class DurableKeys implements PersonalKeys {
     private readonly options: PersonalKeysOptions,
   ) {
     this.size = options.block ?? BLOCK_KEYS;
+    this.lately = new LatelyOpened(options.keys, options.clock);
     this.find = batched(async (asked: readonly (readonly string[])[]) => {
       const found = new Map((await rows.find([...new Set(asked.flat())])).map((one) => [one.keyId, one]));
       return asked.map((keyIds) => keyIds.map((keyId) => found.get(keyId)!));
@@ -303,11 +384,15 @@ class DurableKeys implements PersonalKeys {
     for (const { keyId, key, erasedAt } of await this.find(keyIds)) {
       // A database that was restored may hold an erased key until the erasure is repeated.
       if (erasedAt !== null) erased.set(keyId, erasedAt);
-      else if (key) opened.set(keyId, PersonalKey.unwrap(this.options.keys, key));
+      else if (key) opened.set(keyId, this.lately.open(key));
       else missing.push(keyId);
+      if (erasedAt !== null || !key) this.lately.forget(keyId);
     }
     if (missing.length > 0) {
-      this.options.log.error({ keyIds: missing }, 'keys of personal data are missing; their texts cannot be shown');
+      this.options.log.error(
+        { keyIds: missing.slice(0, NAMED_KEYS), missing: missing.length },
+        'keys of personal data are missing; their texts cannot be shown',
+      );
       this.options.onMissing?.(missing.length);
     }
     return new OpenedKeys(opened, erased);

@@ -222,6 +222,35 @@ describe('opening', () => {
     const opened = await personal.open([key.id]);
     expect([opened.key(key.id), opened.content(key.seal('x', 'here'), 'here')]).toEqual([null, null]);
   });
+  test('a key that was opened lately is not unwrapped again; but its row must be there, and be the same', async () => {
+    const { personal, rows, clock } = open({ block: 1 });
+    const { id } = await personal.take();
+    const opened = async () => (await personal.open([id])).key(id);
+    const first = await opened();
+    expect(await opened()).toBe(first);
+    // It is kept for two turns of 30 s without a use.
+    clock.advance(29_000);
+    expect(await opened()).toBe(first);
+    clock.advance(61_000);
+    const later = await opened();
+    expect(later).not.toBe(first);
+    const row = rows.keys.get(id)!;
+    rows.keys.set(id, { ...row, wrapped: Buffer.from(row.wrapped).fill(0) });
+    await expect(personal.open([id])).rejects.toThrow();
+    rows.keys.set(id, row);
+    await personal.forget([id], { erasureId: id, at: '2026-01-01T00:00:00.000Z' });
+    expect(await opened()).toBeNull();
+    rows.erased.clear();
+    rows.keys.set(id, row);
+    expect(await opened()).not.toBe(later);
+  });
+  test('a box that was opened before is not opened for another place', () => {
+    const box = key.seal({ name: 'Ada' }, 'payment-1/terms');
+    expect(key.open(box, 'payment-1/terms')).toEqual({ name: 'Ada' });
+    expect(() => key.open(box, 'payment-2/terms')).toThrow();
+    const read = key.open(box, 'payment-1/terms') as { name: string };
+    expect(() => (read.name = 'changed by a reader')).toThrow();
+  });
   test('fails while the database is away', async () => {
     const { rows, personal } = open();
     const key = await personal.take();

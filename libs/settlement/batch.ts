@@ -98,7 +98,8 @@ export type SettlementEvent =
     >
   /**
    * Lines of a complete batch were corrected. A correction holds the line before (null: it was added) and after (null: it was removed). `fundedOn`:
-   * the day of funding after the correction. `fileId`: the corrected file. null: the processor's interface listed further lines.
+   * the day of funding after the correction. `fileId`: the corrected file. null: the processor's interface listed further lines, or staff recorded the
+   * funding. `reference`: what staff name as the source of the funding, such as a statement. null: they did not record it.
    */
   | Fact<
       'SettlementLinesCorrected',
@@ -106,6 +107,7 @@ export type SettlementEvent =
         readonly closedAt: string;
         readonly fundedOn: string | null;
         readonly fileId: string | null;
+        readonly reference: string | null;
         readonly corrections: readonly LineCorrection[];
       }
     >
@@ -133,6 +135,8 @@ export interface SettlementBatch {
   readonly listed: boolean;
   /** True if a file has corrected the batch. The interface can then no longer add lines. */
   readonly correctedByFile: boolean;
+  /** What staff named as the source of the funding. null: they did not record it. */
+  readonly reference: string | null;
 }
 
 export const emptyBatch: SettlementBatch = {
@@ -144,7 +148,11 @@ export const emptyBatch: SettlementBatch = {
   funded: false,
   listed: false,
   correctedByFile: false,
+  reference: null,
 };
+
+/** Transaction id of the line that staff record for a fee which the processor kept. The processor's interface does not list it. */
+export const WITHHELD_FEE = 'payfold-withheld-fee';
 
 /** Lines with the same name say something of the same transaction. */
 export const nameOfLine = ({ type, transactionId }: { type: string; transactionId: string }) => `${type} ${transactionId}`;
@@ -179,6 +187,7 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
         lineCount: lines.size,
         fundedOn: event.data.fundedOn,
         correctedByFile: batch.correctedByFile || event.data.fileId !== null,
+        reference: event.data.reference ?? batch.reference,
       };
     }
     case 'BatchFunded':

@@ -319,7 +319,7 @@ describe('a batch', () => {
     const corrected = (corrections: readonly LineCorrection[], fileId: string | null = 'f', fundedOn: string | null = null): SettlementEvent => ({
       type: 'SettlementLinesCorrected',
       at: AT,
-      data: { ...name, closedAt: AT, fundedOn, fileId, corrections },
+      data: { ...name, closedAt: AT, fundedOn, fileId, reference: null, corrections },
     });
     const whole = [lines(0, 1, 2), complete(3)];
     const now = { ...recorded(1), grossCents: 9_000 };

@@ -5,12 +5,14 @@ import { type ExceptionCommand, type ExceptionEvent, type SettlementCase, settle
 
 /** Upcast to version 2. Version 1 knew no undone charge and no failed refund. */
 const asItWas = <Data>(data: Data): Data => data;
+const withoutReference = <Data extends { readonly reference: string | null }>(data: Omit<Data, 'reference'>): Data =>
+  ({ ...data, reference: null }) as Data;
 
 export const settlementEvents = defineEvents<SettlementEvent>({
   SettlementLinesRecorded: [asItWas],
   SettlementBatchRecorded: [],
   SettlementBatchListed: [],
-  SettlementLinesCorrected: [asItWas],
+  SettlementLinesCorrected: [withoutReference],
   BatchFunded: [],
 });
 

@@ -2,7 +2,7 @@
 import { createReadStream } from 'node:fs';
 import { stat } from 'node:fs/promises';
 import { isDay, ServiceError } from '#kernel';
-import { MAX_BATCH_LINES } from './record.js';
+import { type Funding, MAX_BATCH_LINES } from './record.js';
 import { type SettlementRecord } from '#payments';
 import { holdsCardNumber } from '#platform';
 
@@ -111,8 +111,13 @@ const parseJson = (text: string, number: number): Row => {
   return value as Row;
 };
 
-/** Parses one line by RFC 4180, without line breaks in fields. */
 const parseCsv = (text: string, number: number): Row => {
+  const cells = cellsOf(text, number, COLUMNS.length);
+  return Object.fromEntries(COLUMNS.map((column, index) => [column, cells[index]])) as unknown as Row;
+};
+
+/** The fields of one line by RFC 4180, without line breaks in fields. */
+const cellsOf = (text: string, number: number, count: number): readonly string[] => {
   const cells: string[] = [];
   for (let at = 0; at <= text.length;) {
     if (text[at] === '"') {
@@ -130,8 +135,31 @@ const parseCsv = (text: string, number: number): Row => {
       at = end < 0 ? text.length + 1 : end + 1;
     }
   }
-  if (cells.length !== COLUMNS.length) throw new RefusedFile(number, `it has ${cells.length} fields instead of ${COLUMNS.length}`);
-  return Object.fromEntries(COLUMNS.map((column, index) => [column, cells[index]])) as unknown as Row;
+  if (cells.length !== count) throw new RefusedFile(number, `it has ${cells.length} fields instead of ${count}`);
+  return cells;
+};
+
+const FUNDING_COLUMNS = ['merchant_account', 'batch_id', 'funded_on', 'fee_cents', 'reference'] as const;
+/** Rows of a file of fundings. Memory holds all of them, and all are checked before the first is recorded. */
+const MAX_FUNDINGS = 10_000;
+
+/** The rows of a CSV file of fundings. An empty `fee_cents` is 0. Throws {@link RefusedFile}. */
+export const fundingsIn = async (file: string): Promise<readonly Funding[]> => {
+  const fundings: Funding[] = [];
+  let number = 0;
+  for await (const text of textLines(file, () => undefined)) {
+    number += 1;
+    if (number === 1) {
+      if (text !== FUNDING_COLUMNS.join(',')) throw new RefusedFile(1, `the file begins with ${FUNDING_COLUMNS.join(',')}`);
+      continue;
+    }
+    const [merchantAccount, batchId, on, fee, reference] = cellsOf(text, number, FUNDING_COLUMNS.length) as [string, string, string, string, string];
+    if (!/^\d{0,13}$/.test(fee)) throw new RefusedFile(number, 'fee_cents must be whole cents');
+    if (fundings.push({ merchantAccount, batchId, on, feeCents: Number(fee), reference }) > MAX_FUNDINGS)
+      throw new RefusedFile(number, `a file has at most ${MAX_FUNDINGS} rows`);
+  }
+  if (fundings.length === 0) throw new RefusedFile(null, 'the file holds no rows');
+  return fundings;
 };
 
 const INSTANT = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:Z|[+-]\d{2}:\d{2})$/;

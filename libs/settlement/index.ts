@@ -25,6 +25,7 @@ export {
 } from './matching.js';
 export { createRefundRecovery, type SentRefund, sendRefund, type SendRequest } from './send.js';
 export { type Feed, type FeedRows, feedsOf, forgetFeeds, gatewayFeedMigration, pauseAfter, postgresFeedRows } from './feeds.js';
-export { batchOf, type BatchSummary, type SettlementPorts } from './record.js';
+export { fundingsIn } from './file.js';
+export { batchOf, type BatchSummary, type Funding, recordAnnouncedFunding, type SettlementPorts } from './record.js';
 export { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 export { paymentRegisterModel, postgresRegister, type Register, type RegisteredDispute, type RegisteredTransaction } from './register.js';

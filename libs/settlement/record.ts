@@ -5,7 +5,7 @@
  * Every step can be repeated: a leg settles once, and a line is recorded once. Two processes can record the same batch at the same time.
  */
 import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
-import { Deadline, sumCents, timestamp } from '#kernel';
+import { type Cents, Deadline, isDay, ServiceError, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import {
   type GatewayAccount,
@@ -15,6 +15,7 @@ import {
   type PaymentCommand,
   type PaymentPorts,
   raiseStaffTask,
+  refuseClearText,
   REQUEST_DEADLINE_MS,
   retryingConflicts,
   type SettlementRecord,
@@ -34,6 +35,7 @@ import {
   type RecordedLine,
   type SettlementBatch,
   type SettlementEvent,
+  WITHHELD_FEE,
 } from './batch.js';
 
 /** Number of lines per event. An append allows many more. The payments of these lines are looked up in one statement. */
@@ -164,7 +166,7 @@ export const recordBatch = async (
     // An interrupted run may have recorded other lines or another order. Complete the batch with the recorded lines, and correct them in
     // `complete()`. If the interface lacks a recorded line or contradicts it, a person must decide.
     const isWhole = agrees() && recorded.length === said.length;
-    const lacking = isWhole ? [] : compared(place.state, said).lacking;
+    const lacking = isWhole ? [] : compared(place.state, said, fileId === null ? 'interface' : 'file').lacking;
     if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.state, said);
     const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: recorded.length, ...sumsOf(recorded), listed: isWhole && fileId === null };
     isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole;
@@ -214,7 +216,7 @@ const listBatch = async (
   for (let conflicts = 0; conflicts <= MAX_CONFLICTS; conflicts++) {
     const place = await loadBatch(ports.store, name);
     const { state: batch } = place;
-    const { changed, lacking } = compared(batch, said);
+    const { changed, lacking } = compared(batch, said, 'interface');
     if (changed.length > 0 && lacking.length === 0 && !batch.correctedByFile) {
       added += await correctBatch(ports, account, incoming, said, null);
       continue;
@@ -285,7 +287,8 @@ const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
 });
 
 /**
- * Compares received lines (`said`) with recorded lines. Lines are paired by type and transaction. If a transaction is recorded twice, the line that
+ * Compares received lines (`said`) with recorded lines. The interface does not list a fee that staff recorded, so only a file is compared with it.
+ * Lines are paired by type and transaction. If a transaction is recorded twice, the line that
  * settled its payment is paired first.
  *
  * - `changed`: received lines that differ from the recorded line `before`, or are new (`before` is null).
@@ -295,9 +298,11 @@ const ownerOf = (merchantAccount: string, batchId: string): Origin => ({
 const compared = (
   batch: SettlementBatch,
   said: readonly SettlementRecord[],
+  source: 'interface' | 'file',
 ): { changed: { before: RecordedLine | null; line: SettlementRecord }[]; gone: RecordedLine[]; lacking: RecordedLine[] } => {
   const left = new Map<string, RecordedLine[]>();
   for (const line of linesOf(batch)) {
+    if (source === 'interface' && line.transactionId === WITHHELD_FEE) continue;
     const same = left.get(nameOfLine(line));
     if (!same) left.set(nameOfLine(line), [line]);
     else if (isSettledSale(line)) same.unshift(line);
@@ -332,8 +337,14 @@ const correctBatch = async (
     let place = await loadBatch(ports.store, name);
     const { state: batch } = place;
     const isLastWord = fileId !== null && !batch.funded;
-    const head = { ...name, closedAt: batch.closedAt!, fundedOn: (isLastWord ? fundedOn : null) ?? batch.fundedOn ?? fundedOn, fileId };
-    const { changed, gone, lacking } = compared(batch, said);
+    const head = {
+      ...name,
+      closedAt: batch.closedAt!,
+      fundedOn: (isLastWord ? fundedOn : null) ?? batch.fundedOn ?? fundedOn,
+      fileId,
+      reference: null,
+    };
+    const { changed, gone, lacking } = compared(batch, said, fileId === null ? 'interface' : 'file');
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
     const touched = new Set(lacking);
     // Leave out duplicate lines. Otherwise the first line of a transaction would count as a duplicate of the second.
@@ -384,11 +395,8 @@ const appendTo = (
   { store, payments: { clock, ids } }: SettlementPorts,
   loaded: LoadedBatch,
   event: WithoutTime<SettlementEvent>,
-): Promise<LoadedBatch> =>
-  append({ store, clock, ids }, BATCH_STREAM, loaded, [{ ...event, at: timestamp(clock.now()) }], {
-    actor: { type: 'system', id: 'settlement' },
-    correlationId: ids.uuid(),
-  });
+  origin: Origin = { actor: { type: 'system', id: 'settlement' }, correlationId: ids.uuid() },
+): Promise<LoadedBatch> => append({ store, clock, ids }, BATCH_STREAM, loaded, [{ ...event, at: timestamp(clock.now()) }], origin);
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Matching: find the payment of a line by the transaction id, else by our reference.
@@ -551,6 +559,80 @@ const settleLine = (
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Funding.
+
+export interface Funding {
+  readonly merchantAccount: string;
+  readonly batchId: string;
+  /** YYYY-MM-DD: the day on which the money reached the bank. */
+  readonly on: string;
+  /** What the processor kept of the batch, 0 or more. */
+  readonly feeCents: Cents;
+  /** Where this is written, such as the number of a statement. */
+  readonly reference: string;
+}
+
+/** What {@link recordAnnouncedFunding} would do with a batch. null: the same was recorded before. */
+interface PlannedFunding {
+  readonly name: BatchName;
+  readonly place: LoadedBatch;
+}
+
+const planned = async (ports: SettlementPorts, { merchantAccount, batchId, on, feeCents, reference }: Funding): Promise<PlannedFunding | null> => {
+  const refuse = (message: string): never => {
+    throw new ServiceError('VALIDATION_ERROR', `Batch ${batchId} of ${merchantAccount}: ${message}.`);
+  };
+  refuseClearText('reference', reference);
+  if (!Number.isSafeInteger(feeCents) || feeCents < 0) refuse('the fee must be whole cents, 0 or more');
+  if (!isDay(on)) refuse('the day must read YYYY-MM-DD');
+  const account = (await ports.register.accountsOfBatch(batchId)).find((one) => one.merchantAccount === merchantAccount);
+  if (!account) return refuse('there is no such batch');
+  const name = { gateway: account.gateway, merchantAccount, batchId };
+  const place = await loadBatch(ports.store, name);
+  const { complete, closedAt, fundedOn, reference: before } = place.state;
+  if (!complete) refuse('it is not recorded to its end');
+  if (fundedOn === on && before === reference) return null;
+  if (fundedOn !== null) refuse(`its day of funding is ${fundedOn} already; a file of the processor corrects it`);
+  const today = timestamp(ports.payments.clock.now()).slice(0, 10);
+  if (on > today) refuse('the day must not be in the future');
+  if (on < closedAt!.slice(0, 10)) refuse(`it closed on ${closedAt!.slice(0, 10)}, so it was not funded before`);
+  const net = sumsOf(linesOf(place.state)).netCents;
+  if (feeCents > 0 && feeCents > net) refuse(`the fee must not be more than the batch, which is ${net} cents`);
+  return { name, place };
+};
+
+/**
+ * Records when the money of batches reached the bank, and what the processor kept of them, for a processor that names neither. All are checked before
+ * the first is recorded. What was recorded before with the same day and reference is passed over. Returns the number of recorded batches. Throws
+ * VALIDATION_ERROR, INVALID_STATE if somebody else changes a batch at the same time, and the errors of the store.
+ */
+export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: readonly Funding[], origin: Origin): Promise<number> => {
+  await ports.register.caughtUp();
+  const plans: (readonly [Funding, PlannedFunding])[] = [];
+  const seen = new Set<string>();
+  for (const funding of fundings) {
+    const key = `${funding.merchantAccount} ${funding.batchId}`;
+    if (seen.has(key)) throw new ServiceError('VALIDATION_ERROR', `Batch ${funding.batchId} of ${funding.merchantAccount} is named twice.`);
+    seen.add(key);
+    const plan = await planned(ports, funding);
+    if (plan) plans.push([funding, plan]);
+  }
+  for (const [{ on, feeCents, reference }, { name, place }] of plans) {
+    const { state } = place;
+    const number = linesOf(state).reduce((most, line) => Math.max(most, line.number), -1) + 1;
+    const fee = { transactionId: WITHHELD_FEE, type: 'fee', accepted: true, grossCents: 0, feeCents, netCents: 0 - feeCents } as const;
+    const corrections = feeCents === 0 ? [] : [{ before: null, after: toRecorded(number, fee, 'MATCHED', null, null) }];
+    const data = { ...name, closedAt: state.closedAt!, fundedOn: on, fileId: null, reference, corrections };
+    try {
+      await appendTo(ports, place, { type: 'SettlementLinesCorrected', data }, origin);
+    } catch (error) {
+      if (!(error instanceof Conflict)) throw error;
+      throw new ServiceError('INVALID_STATE', `Batch ${name.batchId} is being changed; send the same again.`);
+    }
+  }
+  await ports.register.caughtUp();
+  await recordFunding(ports);
+  return plans.length;
+};
 
 /** Records the funding of batches whose announced day has come. Finance compares the amount with the bank account. */
 export const recordFunding = async (ports: SettlementPorts): Promise<void> => {

@@ -26,7 +26,7 @@ import {
   openExceptions,
 } from './matching.js';
 import { postgresFeedRows } from './feeds.js';
-import type { BatchSummary, SettlementPorts } from './record.js';
+import { type BatchSummary, type Funding, recordAnnouncedFunding, type SettlementPorts } from './record.js';
 import { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 import { sendRefund, type SendRequest, type SentRefund } from './send.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
@@ -103,6 +103,16 @@ export class RecordDisputes extends Command<number> {
   }
 }
 
+/** Staff record when the money of batches reached the bank. The answer is the number of recorded batches. */
+export class RecordFunding extends Command<number> {
+  constructor(
+    readonly fundings: readonly Funding[],
+    readonly origin: Origin,
+  ) {
+    super();
+  }
+}
+
 export class ImportSettlementFile extends Command<FileImported> {
   constructor(
     readonly file: string,
@@ -138,6 +148,7 @@ const HANDLERS = [
   ),
   commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordSettlements(ports, signal, options)),
   commandHandler(RecordDisputes, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordDisputes(ports, signal, options)),
+  commandHandler(RecordFunding, SETTLEMENT_PORTS, (ports: SettlementPorts, { fundings, origin }) => recordAnnouncedFunding(ports, fundings, origin)),
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),
   ),

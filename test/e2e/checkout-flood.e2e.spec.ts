@@ -264,7 +264,11 @@ describe('the limits of production, behind one proxy', () => {
       expect((await payer(other).intake(fields)).location).toMatch(/^\/checkout\/cs_/);
       // Earlier entries of the header may be forged.
       const forged = { 'x-forwarded-for': `203.0.113.9, ${mine}` };
-      expect((await payer().send(INTAKE, { method: 'POST', body: formText(fields), headers: forged })).status).toBe(429);
+      // The address may have got one more intake meanwhile: it gets one a second.
+      const more = await Promise.all(
+        Array.from({ length: 10 }, () => payer().send(INTAKE, { method: 'POST', body: formText(fields), headers: forged })),
+      );
+      expect(more.map(({ status }) => status)).toContain(429);
     }
     // The refusal needs no body: a flood of large intakes is answered before it sends them.
     const head = `POST ${INTAKE} HTTP/1.1\r\nhost: localhost\r\nx-forwarded-for: 198.51.100.1\r\ncontent-type: application/json\r\ncontent-length: 240000\r\n\r\n`;

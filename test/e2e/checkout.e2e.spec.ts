@@ -998,8 +998,12 @@ test('metrics count checkouts and calls to the processor, each by outcome', asyn
   const counts = (prefix: string) => Object.fromEntries([...figures].filter(([name]) => name.startsWith(prefix)).map(([name, value]) => [/"(\w+)"}$/.exec(name)![1], value])); // prettier-ignore
   expect(counts('payfold_checkout_outcomes_total')).toEqual({ started: 3, declined: 1, paid: 1, unknown: 1, voided: 1, cancelled: 1 });
   // The approved payment has two legs.
-  expect(counts('payfold_gateway_call_duration_seconds_count{operation="charge"')).toEqual({ declined: 1, approved: 2, unknown: 1 });
-  expect(counts('payfold_gateway_call_duration_seconds_count{operation="void"')).toEqual({ approved: 1 });
+  expect(counts('payfold_gateway_call_duration_seconds_count{gateway="simulator",operation="charge"')).toEqual({
+    declined: 1,
+    approved: 2,
+    unknown: 1,
+  });
+  expect(counts('payfold_gateway_call_duration_seconds_count{gateway="simulator",operation="void"')).toEqual({ approved: 1 });
 });
 
 test('the two intake endpoints are documented, the pages are not', () => {

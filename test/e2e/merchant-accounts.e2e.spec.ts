@@ -442,6 +442,11 @@ describe('the feeds of Stripe', () => {
     await running.services.pool.query(`update gateway_feed set cursor = 'no place' where feed = 'settlement'`);
     expect((await payfold('settlement', 'sync')).code).toBe(0);
     expect(await running.services.store.head()).toBe(head);
+    // Stripe names the day, so nobody may name another one.
+    const fund = ['settlement', 'fund', '--merchant-account', 'cards', '--batch', batches[0]!.batchId];
+    const refused = await payfold(...fund, '--on', '2026-01-02', '--reference', 'statement', '--by', 'Dana');
+    expect([refused.code, refused.stdout]).toEqual([1, expect.stringMatching(/its day of funding is \d{4}-\d{2}-\d{2} already/)]);
+    expect((await payfold(...fund, '--by', 'Dana')).code).toBe(2);
     const shown = JSON.parse((await payfold('merchant-accounts', 'show', 'cards')).stdout) as { feeds: { feed: string; lastOkAt: string }[] };
     expect(shown.feeds.map(({ feed, lastOkAt }) => [feed, typeof lastOkAt])).toEqual([
       ['disputes', 'string'],
@@ -455,5 +460,90 @@ describe('the feeds of Stripe', () => {
     expect([code, JSON.parse(stdout)]).toMatchObject([1, { feeds: [{ error: 'the processor cannot be asked now' }] }]);
     await vendor.heal();
     expect((await payfold('settlement', 'sync')).code).toBe(0);
+  });
+});
+
+describe('the check of guarantees', () => {
+  const NAMES = Array.from({ length: 13 }, (_, index) => `g${index + 1}`);
+  let databaseUrl: string;
+  let dataDir: string;
+  interface Checked {
+    readonly runId: string;
+    readonly guarantees: readonly { readonly guarantee: string; readonly result: string; readonly detail: string }[];
+    readonly calls: Readonly<Record<string, readonly { readonly call: string; readonly answer: string }[]>>;
+  }
+  const payfold = (args: readonly string[], input = '') =>
+    new Promise<{ code: number; stdout: string; stderr: string }>((resolve) => {
+      const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATABASE_URL: databaseUrl, DATA_DIR: dataDir, MASTER_KEY_FILE: join(dataDir, 'master.key'), LOG_LEVEL: 'silent' }; // prettier-ignore
+      const child = execFile(process.execPath, [LAUNCHER, ...args, '--json', '--yes'], { env }, (error, stdout, stderr) =>
+        resolve({ code: typeof error?.code === 'number' ? error.code : 0, stdout, stderr }),
+      );
+      child.stdin!.end(input);
+    });
+  const check = async (...args: string[]): Promise<{ code: number; checked: Checked }> => {
+    const { code, stdout } = await payfold(['merchant-accounts', 'check', ...args]);
+    return { code, checked: JSON.parse(stdout) as Checked };
+  };
+  const resultsOf = ({ guarantees }: Checked): Record<string, string> =>
+    Object.fromEntries(guarantees.map(({ guarantee, result }) => [guarantee, result]));
+  const all = (result: string, others: Record<string, string> = {}) => Object.fromEntries(NAMES.map((name) => [name, others[name] ?? result]));
+  beforeAll(async () => {
+    ({ databaseUrl, dataDir } = await startIn('sandbox', { 'authorize-net': net.endpoint, stripe: stripe.url }));
+    const add = async (id: string, gateway: string, endpoint: string, credentials: string) => {
+      const done = await payfold(['merchant-accounts', 'add', id, '--gateway', gateway, '--environment', 'sandbox', '--credentials-file', '-', '--endpoint', endpoint], credentials); // prettier-ignore
+      expect([done.code, done.stderr]).toEqual([0, '']);
+    };
+    await add('net', 'authorize-net', net.endpoint, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
+    await add('cards', 'stripe', stripe.url, '{"secretKey":"sk_test_double_two_0001"}');
+  });
+
+  test('stripe: all but the lines of the batch at once, and these after it', async () => {
+    const { code, checked } = await check('cards');
+    expect([code, resultsOf(checked)]).toEqual([0, all('holds', { g9: 'not_applicable', g10: 'not_applicable', g13: 'later' })]);
+    await controlOf(stripe.url, 'acct_3Doubletwo').payOut();
+    const again = await check('cards', '--resume', checked.runId);
+    expect([again.code, resultsOf(again.checked)]).toEqual([0, all('holds', { g9: 'not_applicable', g10: 'not_applicable' })]);
+    const shown = JSON.parse((await payfold(['merchant-accounts', 'show', 'cards'])).stdout) as { lastCheck: Checked };
+    expect(shown.lastCheck).toEqual({ runId: checked.runId, guarantees: again.checked.guarantees });
+  }, 120_000);
+
+  test('authorize-net: what needs the batch holds after it', async () => {
+    const { code, checked } = await check('net');
+    expect([code, resultsOf(checked)]).toEqual([0, all('holds', { g7: 'later', g8: 'later', g10: 'later', g11: 'later', g13: 'later' })]);
+    net.vendor.closeNow('login-one');
+    const again = await check('net', '--resume', checked.runId);
+    // It can tell only two days later that a charge never arrived: no cut-off is known.
+    expect([again.code, resultsOf(again.checked)]).toEqual([0, all('holds', { g7: 'later' })]);
+  }, 180_000);
+
+  test('a broken guarantee is named with the calls that were made, without credentials and cards', async () => {
+    await controlOf(stripe.url).fault('other_ref', { op: 'refund', times: null });
+    const { code, checked } = await check('cards');
+    await controlOf(stripe.url).heal();
+    expect(code).toBe(1);
+    const broken = checked.guarantees.filter(({ result }) => result === 'broken').map(({ guarantee }) => guarantee);
+    expect(broken).toContain('g8');
+    expect(Object.keys(checked.calls)).toEqual(broken);
+    expect(checked.calls.g8!.map(({ call }) => call.split(' ')[0])).toContain('refund');
+    expect(JSON.stringify(checked)).not.toMatch(/sk_test|pm_card/);
+  }, 120_000);
+
+  test('a quick check only reads', async () => {
+    const before = net.vendor.all('login-one').length;
+    const { code, checked } = await check('net', '--quick');
+    expect([code, resultsOf(checked)]).toEqual([0, { g1: 'holds' }]);
+    expect(net.vendor.all('login-one')).toHaveLength(before);
+  });
+
+  test.each([
+    [['net', '--quick', '--token', 'pm_card_visa'], 2],
+    [['net', '--token', 'pm_card_visa'], 2],
+    [['cards', '--card-file', '-'], 2],
+    [['cards', '--amount-cents', '100'], 2],
+    [['cards', '--token', '4111111111111111'], 2],
+    [['cards', '--resume', '01a21807-d7dd-777d-a43b-b07fdf0204ae'], 1],
+    [['nobody'], 1],
+  ] as const)('refuses %j', async (args, code) => {
+    expect((await payfold(['merchant-accounts', 'check', ...args])).code).toBe(code);
   });
 });

@@ -810,7 +810,9 @@ test('metrics show open exceptions by kind, the age of the last batch, and the a
   );
   expect(settled.get('payfold_settlement_exceptions{kind="LATE",figure="count"}')).toBe(0);
   expect(settled.get('payfold_settlement_waiting_seconds')).toBe(0);
-  expect((await figuresOf(own)).get('payfold_gateway_call_duration_seconds_count{operation="settlements",outcome="listed"}')).toBeGreaterThan(0);
+  expect(
+    (await figuresOf(own)).get('payfold_gateway_call_duration_seconds_count{gateway="simulator",operation="settlements",outcome="listed"}'),
+  ).toBeGreaterThan(0);
 
   const { id } = await pay();
   await services.settlement.register.caughtUp();

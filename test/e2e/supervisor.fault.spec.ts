@@ -292,7 +292,7 @@ describe('/metrics of the supervisor', () => {
     // Each error code is counted, and each call to the processor by its outcome. The fee's charge follows only an approved principal.
     for (const figure of [
       'payfold_http_errors_total{code="PAYMENT_TIMEOUT",status="504"}',
-      'payfold_gateway_call_duration_seconds_count{operation="charge",outcome="unknown"}',
+      'payfold_gateway_call_duration_seconds_count{gateway="simulator",operation="charge",outcome="unknown"}',
     ])
       expect([figure, get(figure)]).toEqual([figure, (before.get(figure) ?? 0) + 1]);
     for (const check of ['idempotency', 'readModels', 'schema', 'eventStore']) expect(get(`payfold_ready{check="${check}"}`)).toBe(1);

@@ -3,6 +3,8 @@ import type { Clock } from '#kernel';
 import { type PaymentGateway, UnknownCursor } from './gateway.js';
 
 export interface GatewayCall {
+  /** `simulator`, `authorize-net` or `stripe`. */
+  readonly gateway: string;
   readonly operation: 'charge' | 'void' | 'refund' | 'finalize' | 'lookup' | 'transaction' | 'settlements' | 'disputes' | 'describe';
   /**
    * The kind of the result, such as `approved`, `unknown` or `cannot_tell`. For a look-up and a transaction `found` or `not_found`, for settlements
@@ -19,10 +21,10 @@ export class GatewayCalls {
     this.watchers.add(watcher);
   }
 
-  /** The same gateway, with its calls observed. */
-  observed<G extends PaymentGateway>(gateway: G, clock: Clock): G {
+  /** The same gateway, with its calls observed. `name`: as {@link GatewayCall.gateway}. */
+  observed<G extends PaymentGateway>(name: string, gateway: G, clock: Clock): G {
     const report = (operation: GatewayCall['operation'], outcome: string, ms: number) => {
-      for (const watcher of this.watchers) watcher({ operation, outcome, seconds: ms / 1_000 });
+      for (const watcher of this.watchers) watcher({ gateway: name, operation, outcome, seconds: ms / 1_000 });
     };
     const timed = async <T>(operation: GatewayCall['operation'], call: Promise<T>, outcomeOf: (result: T) => string): Promise<T> => {
       const begun = clock.monotonic();
