@@ -7,15 +7,20 @@ import { READ_MODELS } from '../apps/services.js';
 import { operate } from './operate.js';
 import type { BenchService } from './service.js';
 
+/** The key of the copies' personal data. A box cannot be opened in another stream, so the data of the copies counts as erased. */
+const COPIED_KEY = '00000000-0000-7000-8000-000000000001';
+
 /** Copies the two events of the newest payment `count` times, with new ids and one millisecond apart. Then moves the head of the log. */
 export const multiply = async ({ pool }: BenchService, count: number): Promise<void> => {
   await pool.query('set jit = off');
+  await pool.query('insert into personal_erased (key_id, erasure_id, erased_at) values ($1, $1, now()) on conflict do nothing', [COPIED_KEY]);
   await pool.query(
     `with last as (select position from es.head),
           model as (select * from es.events where stream_id = (select stream_id from es.events where type = 'PaymentCreated' order by position desc limit 1)),
           streams as (select n, 'payment-' || gen_random_uuid() as stream_id from generate_series(1, $1::int) n)
      insert into es.events (position, stream_id, revision, event_id, type, data, meta)
-     select last.position + (s.n - 1) * 2 + m.revision + 1, s.stream_id, m.revision, gen_random_uuid(), m.type, m.data,
+     select last.position + (s.n - 1) * 2 + m.revision + 1, s.stream_id, m.revision, gen_random_uuid(), m.type,
+            regexp_replace(m.data::text, '"key":"[0-9a-f-]{36}"', '"key":"${COPIED_KEY}"', 'g')::json,
             jsonb_set(m.meta::jsonb, '{recordedAt}', to_jsonb(to_char('2026-01-01'::timestamptz + s.n * interval '1 ms', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')))::json
      from streams s cross join model m cross join last`,
     [count],
