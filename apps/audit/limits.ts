@@ -4,6 +4,7 @@
  */
 import { type CallHandler, type ExecutionContext, Inject, Injectable, type NestInterceptor } from '@nestjs/common';
 import { once } from 'node:events';
+import { performance } from 'node:perf_hooks';
 import type { Writable } from 'node:stream';
 import { lastValueFrom, type Observable, of } from 'rxjs';
 import { type Clock, ServiceError, within } from '#kernel';
@@ -26,8 +27,8 @@ export const LEAST_BYTES_PER_SECOND = 16_384;
 export const PAUSE_MS = 10_000;
 /** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
 export const MAX_EXPORT_MS = 3_600_000;
-/** Rest after a step, as a multiple of its time. Audit requests together take at most a quarter of a process. */
-const REST_SHARE = 3;
+/** Length of a step and its rest together, as a multiple of the time for which the event loop was busy meanwhile. */
+const SHARE = 4;
 /** Least and longest rest after a step, in ms. The starts of two steps are at least as far apart. A page of an export takes the event loop for 5 ms. */
 const REST_MS = { least: 10, most: 300 } as const;
 
@@ -53,13 +54,16 @@ export const AUDITED = Symbol('audited services');
 export const ON_LIMIT = Symbol('on limit');
 
 /**
- * Lets all audit requests of a process take turns, and rests after each step for three times as long as the step took. So about three quarters of the
- * event loop stay for payments. A step is a query, or a page of an export.
+ * Lets all audit requests of a process take turns, and rests after each step until it and its rest have taken four times as long as the event loop was
+ * busy during the step. So about three quarters of the event loop stay for payments. A step is a query, or a page of an export.
  */
 @Injectable()
 export class Pace {
   private nextMs = 0;
   private readonly clock: Clock;
+
+  /** Milliseconds for which the event loop has been busy since the process began. */
+  busyMs = (): number => performance.eventLoopUtilization().active;
 
   constructor(@Inject(AUDITED) { clock }: Pick<Services, 'clock'>) {
     this.clock = clock;
@@ -70,12 +74,14 @@ export class Pace {
     this.nextMs = this.clock.monotonic() + waitMs + REST_MS.least;
     await this.clock.sleep(waitMs);
     const begunMs = this.clock.monotonic();
+    const busyBefore = this.busyMs();
     try {
       return await work();
     } finally {
-      const endMs = this.clock.monotonic();
       // A step may wait long for Postgres. Such a wait takes no time of the event loop.
-      this.nextMs = Math.max(this.nextMs, endMs) + Math.min(REST_MS.most, Math.max(REST_MS.least, REST_SHARE * (endMs - begunMs)));
+      const endMs = this.clock.monotonic();
+      const restMs = begunMs + SHARE * (this.busyMs() - busyBefore) - endMs;
+      this.nextMs = Math.max(this.nextMs, endMs) + Math.min(REST_MS.most, Math.max(REST_MS.least, restMs));
     }
   }
 }

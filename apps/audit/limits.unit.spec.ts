@@ -77,14 +77,21 @@ test('a reader that pauses before each piece gets all of them, up to the time fo
 });
 
 test.each([
-  [0, 20],
-  [60, 180],
-  [10_000, 300],
-])('after a step of %d ms, the next one begins %d ms later', async (tookMs, laterMs) => {
+  [0, 0, 20],
+  [60, 60, 180],
+  // A step that mostly waits for Postgres has rested meanwhile.
+  [60, 15, 10],
+  [10_000, 10_000, 300],
+])('after a step of %d ms, in which the event loop was busy for %d ms, the next one begins %d ms later', async (tookMs, busyMs, laterMs) => {
   let nowMs = 0;
+  let loopMs = 0;
   const sleep = (ms: number) => Promise.resolve(void (nowMs += ms));
   const pace = new Pace({ clock: { now: () => nowMs, realNow: () => nowMs, monotonic: () => nowMs, sleep } });
-  await pace.step(() => sleep(tookMs));
+  pace.busyMs = () => loopMs;
+  await pace.step(() => {
+    loopMs += busyMs;
+    return sleep(tookMs);
+  });
   const endMs = nowMs;
   await pace.step(() => sleep(0));
   expect(nowMs - endMs).toBe(laterMs);

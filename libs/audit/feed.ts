@@ -7,7 +7,7 @@
  * event comes later between two positions. So no late event is missed.
  */
 import { isInScope, type Scope } from '#accounts';
-import { type Actor, type EventStore, NotInTheLog, type Position, readStreams, type Recorded, type Subscription } from '#eventstore';
+import { type Actor, type EventStore, NotInTheLog, type Position, readAhead, readStreams, type Recorded, type Subscription } from '#eventstore';
 import { type Clock, CLOSED, type Json, ServiceError } from '#kernel';
 import { isVisible, PAGE_BYTES, paymentEvents, paymentIdOf, paymentStream, paymentView, type PaymentView, postgresListRows } from '#payments';
 import type { Queryable } from '#platform';
@@ -182,7 +182,8 @@ export const eventPage = async (ports: FeedPorts, scope: Scope, { after, limit, 
   if (head === null) return { events, next: after, end: true, head };
   const isFiltered = scope !== null || types !== null;
   let next: string | null = after;
-  for await (const batch of inLog(ports.store.readAll(place, { max: isFiltered ? Math.max(limit, LOOKED_AT) : limit, until: head }))) {
+  const batches = ports.store.readAll(place, { max: isFiltered ? Math.max(limit, LOOKED_AT) : limit, until: head });
+  for await (const batch of inLog(readAhead(batches))) {
     const matching = await filtered(scope, types, batch, (some) => ownersOf(ports, some));
     const page = shown(matching, limit - events.length);
     events.push(...page.events);

@@ -180,10 +180,8 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   WebhookSecretStaged: [1, 'endpointId secretId'],
 };
 
-/** The fields that are shown. `true`: the whole value. */
-interface Shown {
-  readonly [field: string]: Shown | true;
-}
+/** The fields that are shown, each with what is shown below it. `true`: the whole value. */
+type Shown = readonly (readonly [field: string, below: Shown | true])[];
 
 /** The paths of a text, shown or hidden. */
 export const pathsIn = (fields: string): { readonly shown: readonly string[]; readonly hidden: readonly string[] } => {
@@ -191,28 +189,26 @@ export const pathsIn = (fields: string): { readonly shown: readonly string[]; re
   return { shown: paths.filter((path) => !path.startsWith('-')), hidden: paths.flatMap((path) => (path.startsWith('-') ? [path.slice(1)] : [])) };
 };
 
-const shownOf = (fields: string): Shown => {
-  const root: Record<string, never> = {};
-  for (const path of pathsIn(fields).shown) {
-    let at: Record<string, unknown> = root;
-    const names = path.split('.');
-    for (const name of names.slice(0, -1)) at = (at[name] ??= {}) as Record<string, unknown>;
-    at[names.at(-1)!] = true;
-  }
-  return root;
+const shownOf = (paths: readonly (readonly string[])[]): Shown => {
+  const fields = new Map<string, string[][]>();
+  for (const [field, ...rest] of paths) fields.set(field!, [...(fields.get(field!) ?? []), rest]);
+  return [...fields].map(([field, below]) => [field, below[0]!.length === 0 ? true : shownOf(below)]);
 };
 
 const SHOWN: ReadonlyMap<string, { readonly versions: number; readonly shown: Shown }> = new Map(
-  Object.entries(DECISIONS).map(([type, [versions, fields]]) => [type, { versions, shown: shownOf(fields) }]),
+  Object.entries(DECISIONS).map(([type, [versions, fields]]) => [
+    type,
+    { versions, shown: shownOf(pathsIn(fields).shown.map((path) => path.split('.'))) },
+  ]),
 );
 
-const shownPart = (value: Json, shown: Shown | true): Json => {
-  if (shown === true || value === null || typeof value !== 'object') return value;
-  if (Array.isArray(value)) return value.map((one: Json) => shownPart(one, shown));
+const shownPart = (value: Json, shown: Shown): Json => {
+  if (value === null || typeof value !== 'object') return value;
+  if (Array.isArray(value)) return value.map((one) => shownPart(one, shown));
   const part: Record<string, Json> = {};
-  for (const [name, below] of Object.entries(shown)) {
-    const field = (value as Record<string, Json>)[name];
-    if (field !== undefined) part[name] = shownPart(field, below);
+  for (const [name, below] of shown) {
+    const field = value[name];
+    if (field !== undefined) part[name] = below === true ? field : shownPart(field, below);
   }
   return part;
 };
