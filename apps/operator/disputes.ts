@@ -3,7 +3,7 @@ import { type Command, Option } from 'commander';
 import { decimal } from '#kernel';
 import type { DisputeStatus, Leg } from '#payments';
 import type { DisputeFacts } from '#settlement';
-import { syncedFeeds } from './settlement.js';
+import { READ_MS, syncedFeeds } from './settlement.js';
 import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
 
 interface OpenOptions {
@@ -25,9 +25,6 @@ interface UpdateOptions {
   readonly stage?: string;
   readonly by?: string;
 }
-
-/** A long list of a processor is read page by page. */
-const SYNC_MS = 15 * 60_000;
 
 const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
 
@@ -87,12 +84,11 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services, pool }, { merchantAccount = null }: { merchantAccount?: string | null }) => {
         const { RecordDisputes } = await import('#settlement/module');
-        const { feedsOf } = await import('#settlement');
         const { ownLog, commands } = await services({ withGateway: true });
         ownLog.refuse();
-        const listed = await commands.execute(new RecordDisputes(AbortSignal.timeout(SYNC_MS), { merchantAccount }));
-        const feeds = (await feedsOf(pool, merchantAccount)).filter(({ feed }) => feed === 'disputes');
-        return { json: { listed, feeds }, ...syncedFeeds(feeds) };
+        const listed = await commands.execute(new RecordDisputes(AbortSignal.timeout(READ_MS), { merchantAccount }));
+        const { feeds, ...shown } = await syncedFeeds(pool, 'disputes', merchantAccount);
+        return { json: { listed, feeds }, ...shown };
       }),
     );
 

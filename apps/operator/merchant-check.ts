@@ -1,6 +1,6 @@
 /** `payfold merchant-accounts check`: asks the processor itself whether it keeps what Payfold relies on. */
 import { type Command, InvalidArgumentError } from 'commander';
-import { type Guarantee, type MerchantAccount, openCredentials, type Vendor } from '#accounts';
+import { credentialsRefOf, type Guarantee, type MerchantAccount, openCredentials, type Vendor } from '#accounts';
 import type { CheckedGuarantee, CheckTerms } from '#gateways';
 import { ServiceError } from '#kernel';
 import { readSecret } from './secret-file.js';
@@ -60,7 +60,7 @@ export const addMerchantCheck = (verb: (name: string, description: string) => Co
         };
         const ports = {
           open: () => createVendorGateway(account, credentials, { clock }),
-          account: { gateway, merchantAccount, credentialsRef: `merchant-account:${merchantAccount}`, environment },
+          account: { gateway, merchantAccount, credentialsRef: credentialsRefOf(merchantAccount), environment },
           clock,
         };
         const checked = await checkGuarantees(ports, terms, { quick, before: resume === undefined ? null : lastCheck!.guarantees }, (one) =>

@@ -1,7 +1,7 @@
 /** `payfold settlement`: batches of the processor, and exceptions of their lines. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, ServiceError } from '#kernel';
-import { collect } from '#platform';
+import { collect, type Queryable } from '#platform';
 import type { BatchSummary, ExceptionChange, Feed, Funding, Resolution, SendRequest } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
@@ -41,8 +41,8 @@ const lastFour = (text: string): string => {
 /** The only gateway that closes batches on request. */
 const SIMULATOR = 'simulator';
 
-/** Matching the lines of a large batch takes minutes. */
-const CLOSE_MS = 15 * 60_000;
+/** Matching the lines of a large batch takes minutes, and so does a long list of a processor. */
+export const READ_MS = 15 * 60_000;
 
 /** The batches of an answer, as a table. */
 const batchTable = (batches: readonly BatchSummary[]): string =>
@@ -51,14 +51,25 @@ const batchTable = (batches: readonly BatchSummary[]): string =>
     batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
   );
 
-/** The feeds of a `sync`. Its exit code is 1 if one of them could not be read to its end. */
-export const syncedFeeds = (feeds: readonly Feed[]): { readonly text: string; readonly exitCode: 0 | 1 } => ({
-  text: table(
-    ['ACCOUNT', 'FEED', 'LAST READ', 'NEXT', 'ERROR'],
-    feeds.map(({ merchantAccount, feed, lastOkAt, nextAt, error }) => [merchantAccount, feed, lastOkAt ?? 'never', nextAt, error ?? '']),
-  ),
-  exitCode: feeds.some(({ error }) => error !== null) ? 1 : 0,
-});
+interface SyncedFeeds {
+  readonly feeds: readonly Feed[];
+  readonly text: string;
+  readonly exitCode: 0 | 1;
+}
+
+/** The feeds after a `sync`. The exit code is 1 if one of them could not be read to its end. */
+export const syncedFeeds = async (db: Queryable, name: Feed['feed'], account: string | null): Promise<SyncedFeeds> => {
+  const { feedsOf } = await import('#settlement');
+  const feeds = (await feedsOf(db, account)).filter(({ feed }) => feed === name);
+  return {
+    feeds,
+    text: table(
+      ['ACCOUNT', 'FEED', 'LAST READ', 'NEXT', 'ERROR'],
+      feeds.map(({ merchantAccount, feed, lastOkAt, nextAt, error }) => [merchantAccount, feed, lastOkAt ?? 'never', nextAt, error ?? '']),
+    ),
+    exitCode: feeds.some(({ error }) => error !== null) ? 1 : 0,
+  };
+};
 
 export const addSettlement = (program: Command, { action }: Terminal): void => {
   const settlement = program.command('settlement').description('settlement batches');
@@ -87,7 +98,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
           );
         const mine = portal && [portal.gateway?.merchantAccount, portal.gateway?.feeMerchantAccount];
 
-        const signal = AbortSignal.timeout(CLOSE_MS);
+        const signal = AbortSignal.timeout(READ_MS);
         const batches = new Map<string, BatchSummary>();
         for (const account of await register.accounts()) {
           if (account.gateway !== SIMULATOR || (mine && !mine.includes(account.merchantAccount))) continue;
@@ -113,12 +124,10 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .action(
       action(async ({ services, pool }, { merchantAccount = null }: { merchantAccount?: string | null }) => {
         const { RecordSettlements } = await import('#settlement/module');
-        const { feedsOf } = await import('#settlement');
         const all = await services({ withGateway: true });
         all.ownLog.refuse();
-        const batches = await all.commands.execute(new RecordSettlements(AbortSignal.timeout(CLOSE_MS), { merchantAccount }));
-        const feeds = (await feedsOf(pool, merchantAccount)).filter(({ feed }) => feed === 'settlement');
-        const { text, exitCode } = syncedFeeds(feeds);
+        const batches = await all.commands.execute(new RecordSettlements(AbortSignal.timeout(READ_MS), { merchantAccount }));
+        const { feeds, text, exitCode } = await syncedFeeds(pool, 'settlement', merchantAccount);
         return { json: { batches, feeds }, text: `${batchTable(batches)}\n\n${text}`, exitCode };
       }),
     );
@@ -169,7 +178,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
           const by = staff(loginName(), ids.uuid());
           const options = { merchantAccount, again, by, onLines: (lines: number) => bar.update(lines) };
           const imported = await all.commands
-            .execute(new ImportSettlementFile(file, options, AbortSignal.timeout(CLOSE_MS)))
+            .execute(new ImportSettlementFile(file, options, AbortSignal.timeout(READ_MS)))
             .finally(() => bar.stop());
           const exceptions = await all.openExceptions();
           const { batches, repeated, lines, corrected, sha256 } = imported;

@@ -39,7 +39,7 @@ export interface CheckTerms {
   readonly amountCents: Cents;
   readonly instrument: PaymentInstrument;
   readonly last4: string;
-  /** What the processor's sandbox declines. */
+  /** A charge that the processor's sandbox declines. */
   readonly declined: { readonly instrument: PaymentInstrument; readonly payer?: Payer };
 }
 
@@ -418,7 +418,6 @@ const GUARANTEES: readonly { readonly name: string; readonly first: Judge; reado
   },
 ];
 
-export const GUARANTEE_NAMES: readonly string[] = GUARANTEES.map(({ name }) => name);
 /** Guarantees of a check that only reads. */
 const QUICK = ['g1'];
 

@@ -1,5 +1,5 @@
 export { AUTHORIZE_NET_ENDPOINTS, type AuthorizeNetOptions, createAuthorizeNetGateway } from './authorize-net/authorize-net.js';
-export { type CheckedGuarantee, checkGuarantees, type CheckTerms, GUARANTEE_NAMES, LEAST_CHECK_CENTS } from './check.js';
+export { type CheckedGuarantee, checkGuarantees, type CheckTerms, LEAST_CHECK_CENTS } from './check.js';
 export { createSimulatorGateway, type SimulatorGateway, type SimulatorGatewayOptions } from './simulator/simulator.js';
 export { createStripeGateway, STRIPE_ENDPOINT, type StripeGatewayOptions } from './stripe/stripe.js';
 export { createTransport, type Transport } from './transport/exchange.js';

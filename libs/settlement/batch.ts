@@ -135,7 +135,7 @@ export interface SettlementBatch {
   readonly listed: boolean;
   /** True if a file has corrected the batch. The interface can then no longer add lines. */
   readonly correctedByFile: boolean;
-  /** What staff named as the source of the funding. null: they did not record it. */
+  /** The source of the funding, as staff named it. null: they did not record it. */
   readonly reference: string | null;
 }
 
@@ -159,6 +159,9 @@ export const nameOfLine = ({ type, transactionId }: { type: string; transactionI
 
 /** All lines, in the order of their numbers. */
 export const linesOf = ({ pages }: SettlementBatch): readonly RecordedLine[] => pages.flat();
+
+/** The number of the next line. A line that was taken out of the batch may leave a gap. */
+export const nextNumber = (lines: readonly RecordedLine[]): number => lines.reduce((most, { number }) => Math.max(most, number), -1) + 1;
 
 export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): SettlementBatch => {
   switch (event.type) {

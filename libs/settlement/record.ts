@@ -32,6 +32,7 @@ import {
   type LineCorrection,
   linesOf,
   nameOfLine,
+  nextNumber,
   type RecordedLine,
   type SettlementBatch,
   type SettlementEvent,
@@ -350,8 +351,8 @@ const correctBatch = async (
     // Leave out duplicate lines. Otherwise the first line of a transaction would count as a duplicate of the second.
     const lines = linesOf(batch);
     const kept = lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
-    let number = lines.reduce((most, line) => Math.max(most, line.number), -1);
-    const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? ++number }));
+    let next = nextNumber(lines);
+    const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ }));
     const judged = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered);
     const corrections: LineCorrection[] = [
       ...gone.map((before) => ({ before, after: null })),
@@ -565,13 +566,13 @@ export interface Funding {
   readonly batchId: string;
   /** YYYY-MM-DD: the day on which the money reached the bank. */
   readonly on: string;
-  /** What the processor kept of the batch, 0 or more. */
+  /** The part of the batch that the processor kept, 0 or more. */
   readonly feeCents: Cents;
   /** Where this is written, such as the number of a statement. */
   readonly reference: string;
 }
 
-/** What {@link recordAnnouncedFunding} would do with a batch. null: the same was recorded before. */
+/** A batch that {@link recordAnnouncedFunding} may record. null: the same was recorded before. */
 interface PlannedFunding {
   readonly name: BatchName;
   readonly place: LoadedBatch;
@@ -618,7 +619,7 @@ export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: r
   }
   for (const [{ on, feeCents, reference }, { name, place }] of plans) {
     const { state } = place;
-    const number = linesOf(state).reduce((most, line) => Math.max(most, line.number), -1) + 1;
+    const number = nextNumber(linesOf(state));
     const fee = { transactionId: WITHHELD_FEE, type: 'fee', accepted: true, grossCents: 0, feeCents, netCents: 0 - feeCents } as const;
     const corrections = feeCents === 0 ? [] : [{ before: null, after: toRecorded(number, fee, 'MATCHED', null, null) }];
     const data = { ...name, closedAt: state.closedAt!, fundedOn: on, fileId: null, reference, corrections };
