@@ -436,7 +436,14 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           ['#', 'RECORDED', 'EVENT', 'ACTOR'],
           history.map((event) => [String(event.revision), event.recordedAt, event.type, `${event.actor.type} ${event.actor.id}`]),
         );
-        return { json: withEvents ? { ...view, events: history } : view, text: withEvents ? `${text}\n\n${timeline}` : text };
+        const personal = table(
+          ['#', 'PERSONAL DATA'],
+          history.flatMap(({ revision: number, data }) => ('personal' in data ? [[String(number), JSON.stringify(data.personal)]] : [])),
+        );
+        return {
+          json: withEvents ? { ...view, events: history } : view,
+          text: [text, ...(withEvents ? [timeline] : []), ...(opens ? [personal] : [])].join('\n\n'),
+        };
       }),
     );
 };

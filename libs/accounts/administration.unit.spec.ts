@@ -213,13 +213,13 @@ describe('cases', () => {
   });
   test('keep the reason in a box, and a repeated command changes nothing', async () => {
     const { portalId } = (await newPortal((await administration.createAccount('City')).state.accountId)).state;
-    const change = { portalId, referenceId: 'c', kind: 'block', until: null, reason: 'sold to Ada' } as const;
+    const change = { portalId, referenceId: 'c', kind: 'block', until: null, reason: 'sold to Augustina' } as const;
     const { state } = await administration.restrictCase(change);
     const caseId = caseStreamId(portalId, 'c');
     const box = state.restriction!.personal;
     if (!isBox(box)) throw new Error('the reason is not in a box');
-    expect(JSON.stringify((await eventsOf()).map(({ data }) => data))).not.toContain('Ada');
-    expect((await deps.personal.open([box.key])).content(box, caseReasonContext(caseId))).toEqual({ reason: 'sold to Ada' });
+    expect(JSON.stringify((await eventsOf()).map(({ data }) => data))).not.toContain('Augustina');
+    expect((await deps.personal.open([box.key])).content(box, caseReasonContext(caseId))).toEqual({ reason: 'sold to Augustina' });
     await administration.restrictCase(change);
     expect(await eventsOf(`case-${caseId}`)).toHaveLength(1);
     await administration.restrictCase({ ...change, reason: 'sold to Bob' });

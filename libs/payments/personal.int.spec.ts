@@ -23,10 +23,10 @@ beforeEach(async () => {
   house = await openHouse(ground);
 });
 
-const PAYER = { firstName: 'Ada', lastName: 'Lovelace', email: 'ada@example.org', phone: '+1 512 555 0100', address: { zip: '78701' } };
-const LINE = { description: 'Water of Ada', metadata: { parcel: 'of Ada', ward: 4 } };
-/** Texts that stand nowhere in clear. */
-const PLANTED = ['Ada', 'Lovelace', 'ada@example.org', '555 0100', '78701', 'told by Ada'];
+const PAYER = { firstName: 'Augustina', lastName: 'Lovelace', email: 'augustina@example.org', phone: '+1 512 555 0100', address: { zip: '78701-0100' } };
+const LINE = { description: 'Water of Augustina', metadata: { parcel: 'of Augustina', ward: 4 } };
+/** Texts that stand nowhere in clear. They are long, so that the letters of a box never spell one by chance. */
+const PLANTED = ['Augustina', 'Lovelace', 'augustina@example.org', '555 0100', '78701-0100', 'told by Augustina'];
 
 const withTexts = (change: Partial<ChargeRequest> = {}): ChargeRequest => {
   const request = house.request({ lines: [6_000, 4_000] });
@@ -105,21 +105,21 @@ describe('after an erasure', () => {
   test('a refund is replayed without its reason, also after a later one', async () => {
     const id = idOf(await create(null));
     const [first, other] = [house.key(), house.key()];
-    const answer = await reverse(first, id, 'told by Ada');
-    expect(read(answer).data).toMatchObject({ amountCents: 1_000, reason: 'told by Ada' });
+    const answer = await reverse(first, id, 'told by Augustina');
+    expect(read(answer).data).toMatchObject({ amountCents: 1_000, reason: 'told by Augustina' });
     expect(await keysIn(id)).toHaveLength(1);
     await erase(id);
-    const later = await reverse(other, id, 'told by Ada again');
-    expect(read(later).data).toMatchObject({ reason: 'told by Ada again' });
+    const later = await reverse(other, id, 'told by Augustina again');
+    expect(read(later).data).toMatchObject({ reason: 'told by Augustina again' });
     // A later refund takes a new key.
     expect(await keysIn(id)).toHaveLength(2);
-    expect(JSON.parse((await reverse(first, id, 'told by Ada')).body)).toEqual({
+    expect(JSON.parse((await reverse(first, id, 'told by Augustina')).body)).toEqual({
       success: true,
       data: { ...(read(answer).data as object), reason: null },
     });
-    expect((await reverse(other, id, 'told by Ada again')).body).toBe(later.body);
+    expect((await reverse(other, id, 'told by Augustina again')).body).toBe(later.body);
     await erase(id);
-    expect(JSON.parse((await reverse(other, id, 'told by Ada again')).body)).toEqual({
+    expect(JSON.parse((await reverse(other, id, 'told by Augustina again')).body)).toEqual({
       success: true,
       data: { ...(read(later).data as object), reason: null },
     });
@@ -128,9 +128,9 @@ describe('after an erasure', () => {
   test('a void is replayed without its reason', async () => {
     const id = idOf(await create(null));
     const [key, asked] = [house.key(), { operation: 'void', amountCents: null, includeFee: true } as const];
-    const answer = await reverse(key, id, 'told by Ada', asked);
+    const answer = await reverse(key, id, 'told by Augustina', asked);
     await erase(id);
-    expect(JSON.parse((await reverse(key, id, 'told by Ada', asked)).body)).toEqual({
+    expect(JSON.parse((await reverse(key, id, 'told by Augustina', asked)).body)).toEqual({
       success: true,
       data: { ...(read(answer).data as object), reason: null },
     });
@@ -142,7 +142,7 @@ describe('a reason', () => {
     const { id } = await house.charge();
     expect(read(await reverse(house.key(), id, null)).data).toMatchObject({ reason: null });
     expect(await boxesIn(id)).toEqual([]);
-    expect(read(await reverse(house.key(), id, 'told by Ada')).data).toMatchObject({ reason: 'told by Ada' });
+    expect(read(await reverse(house.key(), id, 'told by Augustina')).data).toMatchObject({ reason: 'told by Augustina' });
     // The request and the end of the attempt hold the same box.
     const boxes = await boxesIn(id);
     expect(boxes).toHaveLength(2);
@@ -150,21 +150,21 @@ describe('a reason', () => {
   });
   test('of staff is sealed under the key of the payment', async () => {
     const id = idOf(await create(null));
-    const done = await reverseByStaff(house.services, { operation: 'refund', paymentId: id, amountCents: 500, includeFee: false, reason: 'told by Ada', by: 'Jo' }, null); // prettier-ignore
-    expect(done).toMatchObject({ view: { reason: 'told by Ada' } });
+    const done = await reverseByStaff(house.services, { operation: 'refund', paymentId: id, amountCents: 500, includeFee: false, reason: 'told by Augustina', by: 'Jo' }, null); // prettier-ignore
+    expect(done).toMatchObject({ view: { reason: 'told by Augustina' } });
     expect(await keysIn(id)).toHaveLength(1);
-    expect(JSON.stringify((await house.events(id)).map(({ data }) => data))).not.toContain('Ada');
+    expect(JSON.stringify((await house.events(id)).map(({ data }) => data))).not.toContain('Augustina');
   });
   test('of a refund whose request vanished is in the answer of the next one', async () => {
     const id = idOf(await create(null));
     const key = house.key();
     house.appends.failAfter('ReversalEnded', () => new Error('the process died'), 1);
-    await reverse(key, id, 'told by Ada').catch(() => undefined);
+    await reverse(key, id, 'told by Augustina').catch(() => undefined);
     const attemptId = (((await house.state(id)) as Charged).attempts[0] as { attemptId: string }).attemptId;
     const origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: house.ids.uuid() } as const;
     await resolveReversal(house.ports, id, attemptId, origin, new Deadline(house.clock, REQUEST_DEADLINE_MS));
-    const answer = await reverse(key, id, 'told by Ada');
-    expect(read(answer).data).toMatchObject({ reason: 'told by Ada', amountCents: 1_000 });
+    const answer = await reverse(key, id, 'told by Augustina');
+    expect(read(answer).data).toMatchObject({ reason: 'told by Augustina', amountCents: 1_000 });
     for (const { body } of await storedBodies()) expect(body).toMatch(/^box /);
   });
 });
@@ -182,7 +182,7 @@ test('the sweeper finishes the key of a create that vanished, with the answer in
 });
 
 describe('a dispute', () => {
-  const terms = { disputeId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11', status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'told by Ada', disputedAmountCents: 500, openedOn: '2026-01-02', dueDate: '2026-02-02' } as const; // prettier-ignore
+  const terms = { disputeId: '0190c1f2-8f52-7b3e-9c61-2f0d8a6b7c11', status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'told by Augustina', disputedAmountCents: 500, openedOn: '2026-01-02', dueDate: '2026-02-02' } as const; // prettier-ignore
   const origin = () => ({ actor: { type: 'staff', id: 'spec' }, correlationId: house.ids.uuid() }) as const;
   const disputed = async (id: string) => ((await house.state(id)) as Extract<Payment, { phase: 'charged' }>).disputes;
 
@@ -275,7 +275,7 @@ describe('while the keys of the database are away', () => {
     const id = idOf(await create(null, withTexts(), services));
     away = true;
     const ask = (reason: string | null) => sent(reverseOnce(services, { operation: 'refund', paymentId: id, accountId: house.accountId, initiatedBy: 'partner', amountCents: 100, includeFee: false, reason }, house.received(house.key(), reason))); // prettier-ignore
-    expect(read(await ask('told by Ada'))).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE' });
+    expect(read(await ask('told by Augustina'))).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE' });
     expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentCreated']);
     expect((await ask(null)).status).toBe(200);
   });

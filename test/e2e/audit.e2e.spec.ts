@@ -68,6 +68,12 @@ afterAll(async () => {
   await service.stop();
 });
 
+/** The ids of the processor's transactions, however deep they lie in `value`. */
+const transactionsIn = (value: unknown): string[] =>
+  typeof value !== 'object' || value === null
+    ? []
+    : Object.entries(value).flatMap(([name, part]) => (name === 'transactionId' && typeof part === 'string' ? [part] : transactionsIn(part)));
+
 const keyPorts = () => {
   const { store, pool, clock, ids, keys, config } = service.services;
   return { store, db: pool, clock, ids, keys, environment: config.environment };
@@ -233,17 +239,16 @@ describe('reading', () => {
       expect(await find({ lineReference: 'INV-9' })).toMatchObject({ payments: [], nextCursor: null });
     });
     test('the processor’s transactions: charge and fee, void, refund, and those of a decline', async () => {
-      const { pool } = service.services;
-      const events = await pool.query<{ payment: string; transaction: string }>(
-        `select distinct substr(stream_id, 9) as payment, t #>> '{}' as transaction
-         from es.events, jsonb_path_query(data::jsonb, 'strict $.**.transactionId') t
-         where stream_id like 'payment-%' and jsonb_typeof(t) = 'string'
-         union select l ->> 'paymentId', l ->> 'transactionId' from es.events, jsonb_path_query(data::jsonb, '$.lines[*]') l
-         where stream_id like 'settlement-%' and l ->> 'paymentId' is not null`,
-      );
-      expect(new Set(events.rows.map(({ transaction }) => transaction.slice(0, 3)))).toEqual(new Set(['ch_', 'vd_', 'rf_']));
-      expect(events.rows.length).toBeGreaterThan(20);
-      for (const { payment, transaction } of events.rows)
+      const payments = new Map<string, string>();
+      for await (const events of service.services.store.readAll(null, { streamPrefixes: ['payment-', 'settlement-'] }))
+        for (const { stream, data } of events) {
+          const [category, id] = [stream.split('-')[0], stream.slice('payment-'.length)];
+          const parts = category === 'payment' ? [{ paymentId: id, data }] : ((data as { lines?: { paymentId?: string }[] }).lines ?? []);
+          for (const part of parts) for (const transaction of transactionsIn(part)) if (part.paymentId) payments.set(transaction, part.paymentId);
+        }
+      expect(new Set([...payments.keys()].map((transaction) => transaction.slice(0, 3)))).toEqual(new Set(['ch_', 'vd_', 'rf_']));
+      expect(payments.size).toBeGreaterThan(20);
+      for (const [transaction, payment] of payments)
         expect([transaction, (await find({ transactionId: transaction })).ids]).toEqual([transaction, [payment]]);
     });
     test('references, and a card with the principal or the total, with the other filters, page by page', async () => {

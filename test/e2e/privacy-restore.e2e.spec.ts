@@ -147,6 +147,12 @@ test('payments are found by the address, also from standard input', async () => 
   }
 });
 
+test('payments show has the texts in its table only with --with-personal', async () => {
+  const shown = await payfold(['payments', 'show', other, '--with-personal']);
+  expect(shown.stdout).toContain('"email":"someone@mail.example"');
+  expect((await payfold(['payments', 'show', other])).stdout).not.toContain('someone');
+});
+
 test('a plan first, then the erasure; an older copy of the database is refused until it is erased again', async () => {
   const erase = ['payments', 'erase', '--email', '-', '--reason-code', 'request', ...BY];
   expect(await json(erase, { input: EMAIL })).toMatchObject({ erasureId: null, wouldErase: 3, skipped: [] });

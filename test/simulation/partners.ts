@@ -239,9 +239,9 @@ export class Outside {
     let done = false;
     for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
       if (wanted.waits && !this.isUp()) {
-        // After a day of downtime, the key of a return that has ended is forgotten.
         if (done) return intention;
-        await this.untilUp();
+        // The key of a return that ended more than a day ago is forgotten, so the client reads the payment first (Errors, rule 1).
+        if (await this.cameBack(accountId, paymentId)) return intention;
       }
       const { reply } = await this.send(intention, ask);
       const answer = reply && told(reply);
@@ -254,6 +254,16 @@ export class Outside {
       await (key === null ? this.wait(this.world.sim.rng.int(...KEYLESS_REPEAT_MS)) : this.pause(reply));
     }
     return intention;
+  }
+
+  /** Waits until the service is up, and reads whether money of a payment came back. */
+  private async cameBack(accountId: string, paymentId: string): Promise<boolean> {
+    for (;;) {
+      await this.untilUp();
+      const answer = await this.readPayment(accountId, paymentId);
+      if (answer?.status === 200) return (answer.data.refundedAmountCents as number) > 0;
+      await this.wait(LOOKS_UP_MS);
+    }
   }
 
   private async afterReturn(answer: Told | null, keyed: boolean): Promise<'done' | 'stop' | 'again'> {
