@@ -189,6 +189,13 @@ const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
     registers: [own],
   });
   gatewayCalls.watch(({ seconds: took, ...call }) => seconds.observe(call, took));
+  const refused = new client.Counter({
+    name: 'payfold_gateway_refused_credentials_total',
+    help: 'Calls that a processor refused because of the credentials of a merchant account',
+    labelNames: ['gateway', 'account'],
+    registers: [own],
+  });
+  gatewayCalls.watchRefusals((call) => refused.inc({ ...call }));
 };
 
 /** The metrics of slots. `queue`: `service`, `gateway`, or `gateway-house` for the share of recovery and staff. */

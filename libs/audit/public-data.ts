@@ -62,7 +62,10 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
     `attemptId avs cvv declineCode leg transactionId takenBack.amountCents takenBack.leg takenBack.means takenBack.transactionId takenBack.voidTransactionId
      -raw`,
   ],
-  PaymentDisputed: [2, 'disputeId disputedAmountCents dueDate leg openedOn reasonCode stage status -personal -reason'],
+  PaymentDisputed: [
+    2,
+    'disputeId disputedAmountCents dueDate leg openedOn reasonCode source.externalId source.gateway source.merchantAccount stage status -personal -reason',
+  ],
   PaymentFailed: [2, 'attemptId takenBack.amountCents takenBack.leg takenBack.means takenBack.transactionId takenBack.voidTransactionId -reason'],
   PaymentInitiated: [
     4,

@@ -13,13 +13,14 @@ export const RELOAD_EVERY_MS = 2_000;
 /** A replaced adapter is closed after this time. A call that moves money takes seconds, an import of a large batch takes minutes. */
 const RETIRED_MS = 15 * 60_000;
 
-export interface MerchantGatewayOptions extends AdapterContext {
+export interface MerchantGatewayOptions extends Omit<AdapterContext, 'onRefusedCredentials'> {
   readonly directory: Pick<Directory, 'merchantAccount' | 'merchantAccounts'>;
   readonly keys: KeyRing;
   readonly environment: 'sandbox' | 'production';
   readonly logger: Logger;
   /** Wraps each adapter, for metrics. */
   readonly observed: (name: string, gateway: PaymentGateway) => PaymentGateway;
+  readonly onRefusedCredentials?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>) => void;
 }
 
 interface Known {
@@ -105,8 +106,9 @@ export class MerchantGateways {
     const { keys, logger, observed, clock, endpoints } = this.options;
     const { merchantAccount } = account;
     const log = (message: string, fields: object) => logger.error({ merchantAccount, ...fields }, message);
+    const context = { clock, log, onRefusedCredentials: () => this.options.onRefusedCredentials?.(account), ...(endpoints && { endpoints }) };
     try {
-      return observed(account.gateway, createVendorGateway(account, openCredentials(keys, account), { clock, log, ...(endpoints && { endpoints }) }));
+      return observed(account.gateway, createVendorGateway(account, openCredentials(keys, account), context));
     } catch (error) {
       logger.error({ err: error, merchantAccount }, 'the credentials of a merchant account cannot be opened; it answers 503');
       return null;

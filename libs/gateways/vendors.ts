@@ -20,19 +20,21 @@ export interface AdapterContext {
   /** Replaces the address of a processor, for specs. */
   readonly endpoints?: Partial<Readonly<Record<Vendor, string>>>;
   readonly log?: GatewayOptions['log'];
+  readonly onRefusedCredentials?: GatewayOptions['onRefusedCredentials'];
 }
 
 /** Makes the adapter of a merchant account. `credentials`: JSON, as {@link readCredentials} has checked it. */
 export const createVendorGateway = (
   { merchantAccount, gateway, environment, settings: { cutOff, endpoint }, repeats }: AdapterFacts,
   credentials: string,
-  { clock, endpoints = {}, log }: AdapterContext,
+  { clock, endpoints = {}, log, onRefusedCredentials }: AdapterContext,
 ): PaymentGateway => {
   const options = {
     endpoint: endpoints[gateway] ?? endpoint ?? ENDPOINTS[gateway][environment],
     account: { gateway, merchantAccount, credentialsRef: credentialsRefOf(merchantAccount), environment },
     clock,
     ...(log && { log }),
+    ...(onRefusedCredentials && { onRefusedCredentials }),
   };
   switch (gateway) {
     case 'authorize-net': {

@@ -4,7 +4,19 @@
  * Order of this file: events; state and `evolve`; the status and the money that follow from the state; commands; `decide`. Nothing here calls a
  * gateway, a clock or a database: commands bring times, ids, references and gateway outcomes. GET, list, answers and audit all use this `evolve`.
  */
-import { type Cents, type Decider, isSamePersonal, type Json, keysIn, type Personal, proRata, ServiceError, sumCents, unreachable } from '#kernel';
+import {
+  canonicalJson,
+  type Cents,
+  type Decider,
+  isSamePersonal,
+  type Json,
+  keysIn,
+  type Personal,
+  proRata,
+  ServiceError,
+  sumCents,
+  unreachable,
+} from '#kernel';
 import type { ChargedCard, Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -263,9 +275,18 @@ export interface Dispute {
   readonly disputedAmountCents: Cents;
   /** The leg whose charge the processor named. Absent if it named none. The books take the merchant account from this leg. */
   readonly leg?: Leg;
+  /** Where the processor lists it. Absent if staff recorded it. */
+  readonly source?: DisputeSource;
   /** YYYY-MM-DD. */
   readonly openedOn: string;
   readonly dueDate: string;
+}
+
+export interface DisputeSource {
+  readonly gateway: string;
+  readonly merchantAccount: string;
+  /** The processor's id of the dispute. */
+  readonly externalId: string;
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -1132,8 +1153,8 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
     throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
   const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
   if (!before) return [{ type: 'PaymentDisputed', at, data: dispute }];
-  const { status, stage, personal, ...terms } = dispute;
-  if (!isSamePersonal(before.personal, personal) || Object.entries(terms).some(([name, value]) => before[name as keyof Dispute] !== value))
+  const termsOf = ({ status: _, stage: __, personal: ___, ...terms }: Dispute) => canonicalJson({ ...terms });
+  if (!isSamePersonal(before.personal, dispute.personal) || termsOf(before) !== termsOf(dispute))
     throw new ServiceError('INVALID_STATE', 'A dispute with this id was opened with other terms.');
   return [];
 };

@@ -189,7 +189,8 @@ const recordDispute = async (ports: SettlementPorts, account: GatewayAccount, sa
     }
     if (amountCents >= 1 && amountCents <= captured) {
       const due = dueDate !== null && dueDate > openedOn ? dueDate : openedOn;
-      const terms = { disputeId, leg: charge!.leg, status, stage, reasonCode, reason, disputedAmountCents: amountCents, openedOn, dueDate: due };
+      const source = { gateway, merchantAccount, externalId };
+      const terms = { disputeId, leg: charge!.leg, source, status, stage, reasonCode, reason, disputedAmountCents: amountCents, openedOn, dueDate: due }; // prettier-ignore
       await openDispute(payments, charge!.paymentId!, terms, origin);
       return;
     }

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { Administration, directoryModel, NO_FEE } from '#accounts';
 import { askVendor, readCredentials } from '#gateways';
+import { balances, bookSumCents, journalModel } from '#ledger';
 import { load } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
 import { createLogger, readConfig, readKeyRing } from '#platform';
@@ -106,6 +107,18 @@ const startIn = async (environment: 'sandbox' | 'production', endpoints?: Readon
   const client = new Client([url], createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]), `ApiKey ${apiKey}`);
   return { services, client, url, accountId, databaseUrl: database.url, dataDir, log, admin, inForce };
 };
+
+/** Runs a command against a service that runs. */
+const payfoldOf =
+  ({ databaseUrl, dataDir, services }: Running) =>
+  (...args: string[]) =>
+    new Promise<{ code: number; stdout: string }>((resolve) => {
+      const { environment, publicUrl } = services.config;
+      const env = { PATH: process.env.PATH, HOME: process.env.HOME, ENVIRONMENT: environment, PUBLIC_URL: publicUrl ?? '', PROXY_HOPS: '1', DATABASE_URL: databaseUrl, DATA_DIR: dataDir, MASTER_KEY_FILE: join(dataDir, 'master.key'), LOG_LEVEL: 'silent' }; // prettier-ignore
+      execFile(process.execPath, [LAUNCHER, ...args, '--json', '--yes'], { env }, (error, stdout, stderr) =>
+        resolve({ code: typeof error?.code === 'number' ? error.code : 0, stdout: stdout || stderr }),
+      );
+    });
 
 const combined = { ...NO_FEE, flatCents: 50, chargeMode: 'combined' } as const;
 
@@ -300,9 +313,10 @@ describe('the command line', () => {
   });
 });
 
-test('in production: no simulator, 503 without an account, then add, set-gateway, create, settle, refund', async () => {
+test('in production: no simulator, 503 without an account, then add, set-gateway, create, settle, refund, fund, dispute, verify', async () => {
   const endpoints = { 'authorize-net': net.endpoint };
-  const { services, client, admin, inForce, accountId, log } = await startIn('production', endpoints);
+  const running = await startIn('production', endpoints);
+  const { services, client, admin, inForce, accountId, log } = running;
   expect(log.filter((line) => line.includes('there is no merchant account'))).toHaveLength(1);
   const { portalId } = (await inForce(admin.createPortal({ accountIds: [accountId], name: 'Water', gateway: 'simulator', fee: NO_FEE }))).state;
   const none = await client.create(paymentOf(portalId, { number: CARD }));
@@ -329,6 +343,53 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
   });
   const refund = await client.refund(paid.id, { amountCents: 4_000 });
   expect([refund.status, refund.data]).toEqual([200, expect.objectContaining({ amountCents: 4_000 })]);
+
+  // The refund is in the next batch. Both are matched to the cent, and staff say when the bank got the money.
+  net.vendor.closeNow('login-two');
+  interface Batch {
+    readonly batchId: string;
+    readonly netCents: number;
+    readonly closedOn: string;
+  }
+  const batches = async () =>
+    (
+      await services.pool.query<Batch>(
+        `select batch_id as "batchId", net_cents::int as "netCents", to_char(closed_at, 'YYYY-MM-DD') as "closedOn" from settlement_batch where merchant_account = 'water' order by net_cents desc`,
+      )
+    ).rows;
+  await eventually(async () => {
+    await recordSettlements(services.settlement, AbortSignal.timeout(10_000));
+    return (await batches()).length === 2;
+  });
+  expect((await batches()).map(({ netCents }) => netCents)).toEqual([paid.totalChargedCents, -4_000]);
+  const payfold = payfoldOf(running);
+  const exceptions = await payfold('settlement', 'exceptions');
+  expect([exceptions.code, JSON.parse(exceptions.stdout)]).toEqual([0, []]);
+  for (const { batchId, closedOn } of await batches()) {
+    const funded = await payfold('settlement', 'fund', '--merchant-account', 'water', '--batch', batchId, '--on', closedOn, '--reference', 'statement 7', '--by', 'Dana'); // prettier-ignore
+    expect(funded).toMatchObject({ code: 0 });
+  }
+  const books = async () => {
+    await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });
+    const rows = await balances(services.pool, { asOf: null, effectiveTo: null });
+    expect(bookSumCents(rows)).toBe(0);
+    return (account: RegExp) => rows.filter((row) => account.test(row.account)).reduce((sum, row) => sum + row.balanceCents, 0);
+  };
+  const funded = await books();
+  expect([funded(/^assets:bank/), funded(/:in_transit$/), funded(/suspense/)]).toEqual([paid.totalChargedCents - 4_000, 0, 0]);
+
+  const day = ['--opened-on', '2026-01-03', '--due-date', '2026-01-20'];
+  const what = ['--amount-cents', '1000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud'];
+  const disputed = await payfold('disputes', 'open', '--payment', paid.id, ...what, ...day, '--by', 'Dana');
+  expect([disputed.code, JSON.parse(disputed.stdout)]).toMatchObject([0, { status: 'debited' }]);
+  expect((await books())(/:in_transit$/)).toBe(-1_000);
+  for (const check of [
+    ['audit', 'verify'],
+    ['audit', 'drift'],
+  ]) {
+    const checked = await payfold(...check);
+    expect(checked).toMatchObject({ code: 0 });
+  }
   expect(log.join('')).not.toMatch(/key-of-two|4111/);
 });
 
@@ -348,13 +409,7 @@ describe('the feeds of Stripe', () => {
     expect(await post(`/${id}/confirm`, { payment_method: 'pm_card_visa' })).toMatchObject({ status: 'succeeded' });
     return id;
   };
-  const payfold = (...args: string[]) =>
-    new Promise<{ code: number; stdout: string }>((resolve) => {
-      const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATABASE_URL: running.databaseUrl, DATA_DIR: running.dataDir, MASTER_KEY_FILE: join(running.dataDir, 'master.key'), LOG_LEVEL: 'silent' }; // prettier-ignore
-      execFile(process.execPath, [LAUNCHER, ...args, '--json', '--yes'], { env }, (error, stdout) =>
-        resolve({ code: typeof error?.code === 'number' ? error.code : 0, stdout }),
-      );
-    });
+  const payfold = (...args: string[]) => payfoldOf(running)(...args);
   beforeAll(async () => {
     running = await startIn('sandbox', { stripe: stripe.url });
     vendor = controlOf(stripe.url);
@@ -390,7 +445,7 @@ describe('the feeds of Stripe', () => {
     const dispute = await vendor.dispute(await intentOf(id));
     const sync = () => recordDisputes(running.services.settlement, AbortSignal.timeout(20_000));
     expect(await sync()).toBe(1);
-    expect(await disputesOf(id)).toMatchObject([{ status: 'debited', stage: 'needs_response', disputedAmountCents: 10_050, leg: 'combined' }]);
+    expect(await disputesOf(id)).toMatchObject([{ status: 'debited', stage: 'needs_response', disputedAmountCents: 10_050, leg: 'combined', source: { gateway: 'stripe', merchantAccount: 'cards', externalId: dispute.id } }]); // prettier-ignore
     await vendor.changeDispute(dispute.id, { status: 'under_review' });
     await sync();
     await sync();

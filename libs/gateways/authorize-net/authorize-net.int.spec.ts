@@ -199,8 +199,10 @@ describe('charge', () => {
   });
 
   test('refused credentials are logged with the account, and never with the key', async () => {
-    gateway = opened({ credentials: { apiLoginId, transactionKey: 'wrong-key-0000001' } });
+    let refusals = 0;
+    gateway = opened({ credentials: { apiLoginId, transactionKey: 'wrong-key-0000001' }, onRefusedCredentials: () => (refusals += 1) });
     expect(await charge()).toMatchObject({ kind: 'not_processed', answered: false });
+    expect(refusals).toBe(1);
     expect(logged).toEqual([[expect.stringContaining('refuses the credentials'), { merchantAccount: 'shop' }]]);
     expect(JSON.stringify(logged)).not.toContain('wrong-key');
   });

@@ -100,7 +100,7 @@ type Lookup = { readonly kind: 'details'; readonly details: TransactionDetails }
 
 /** The adapter of one merchant account. `endpoint`: the whole URL of the API. */
 export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): PaymentGateway => {
-  const { endpoint, account, clock, credentials, cutOff, refundsOnce = false, log = () => undefined } = options;
+  const { endpoint, account, clock, credentials, cutOff, refundsOnce = false, log = () => undefined, onRefusedCredentials } = options;
   const transport = transportOf(options);
   const requests = requestsOf(credentials);
   const url = new URL(endpoint);
@@ -109,6 +109,11 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
   let listsRefused: { probedAt: number } | null = null;
 
   const alarm = (message: string, fields: object = {}) => log(message, { merchantAccount: account.merchantAccount, ...fields });
+  const noteRefusal = (code: string) => {
+    if (code !== REFUSED_CREDENTIALS) return;
+    alarm('Authorize.Net refuses the credentials of a merchant account');
+    onRefusedCredentials?.();
+  };
 
   const send = (body: string, signal: AbortSignal, maxAnswerBytes: number, notAfterMs?: number): Promise<Exchange> =>
     transport.exchange({ method: 'POST', path, headers: {}, body, signal, maxAnswerBytes, ...(notAfterMs !== undefined && { notAfterMs }) });
@@ -125,7 +130,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     if (!answer) throw new AuthorizeNetUnreachable(`HTTP ${exchanged.status}, unreadable`);
     if (isOk(answer)) return { answer, date: exchanged.headers.date };
     const code = messageCode(answer);
-    if (code === REFUSED_CREDENTIALS) alarm('Authorize.Net refuses the credentials of a merchant account');
+    noteRefusal(code);
     throw /^[EI]\d{5}$/.test(code) ? new AuthorizeNetRefused(code) : new AuthorizeNetUnreachable('an answer without a code');
   };
   const ask = async (body: string, signal: AbortSignal): Promise<Fields> => (await askWithHeaders(body, signal)).answer;
@@ -255,7 +260,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       case 'unreadable':
         return { kind: 'unknown', cause: 'unreadable', raw: found.raw };
       case 'refused':
-        if (found.code === REFUSED_CREDENTIALS) alarm('Authorize.Net refuses the credentials of a merchant account');
+        noteRefusal(found.code);
         return { kind: 'not_processed', answered: false, raw: found.code };
     }
   };

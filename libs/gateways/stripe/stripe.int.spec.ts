@@ -256,9 +256,11 @@ describe('a charge', () => {
   });
 
   test('refused credentials charge nothing, and are logged without the key', async () => {
-    const wrong = open({ credentials: { secretKey: 'sk_test_of_nobody_0009' } });
+    let refusals = 0;
+    const wrong = open({ credentials: { secretKey: 'sk_test_of_nobody_0009' }, onRefusedCredentials: () => (refusals += 1) });
     expect(await charge({ on: wrong })).toMatchObject({ kind: 'not_processed', answered: false });
     expect(logged).toEqual([['Stripe refuses the credentials of a merchant account', { merchantAccount: 'town', status: 401 }]]);
+    expect(refusals).toBe(1);
     expect(inspect(logged)).not.toContain('sk_test');
   });
 });

@@ -137,7 +137,7 @@ const txnOf = (intentId: string, charge: Fields): ChargeTxn => {
 };
 
 export const createStripeGateway = (options: StripeGatewayOptions): PaymentGateway => {
-  const { endpoint, account, clock, credentials, keysAreBound = true, log = () => undefined } = options;
+  const { endpoint, account, clock, credentials, keysAreBound = true, log = () => undefined, onRefusedCredentials } = options;
   const client = createStripeClient(endpoint, credentials.secretKey, transportOf(options));
   const isLive = account.environment === 'production';
 
@@ -148,8 +148,10 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       const answered = await client.call(make, terms);
       const busy = isBusy(answered);
       keyInUse ||= answered.kind === 'refused' && answered.code === KEY_IN_USE;
-      if (answered.kind === 'refused' && isOfCredentials(answered))
+      if (answered.kind === 'refused' && isOfCredentials(answered)) {
         log('Stripe refuses the credentials of a merchant account', { merchantAccount: account.merchantAccount, status: answered.status });
+        onRefusedCredentials?.();
+      }
       const pauseMs = PAUSES_MS[tried];
       if (!busy || pauseMs === undefined) return { answered, keyInUse };
       await clock.sleep(pauseMs, terms.signal);

@@ -18,6 +18,8 @@ export interface GatewayOptions {
   readonly maxConnections?: number;
   /** Called with what a person should know. `fields` hold no card data and no secret. Default: nothing. */
   readonly log?: (message: string, fields: object) => void;
+  /** Called each time the processor refuses the credentials, beside a line of `log`. Default: nothing. */
+  readonly onRefusedCredentials?: () => void;
 }
 
 export const transportOf = ({

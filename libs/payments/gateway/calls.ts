@@ -14,8 +14,23 @@ export interface GatewayCall {
   readonly seconds: number;
 }
 
+/** A call that a processor refused because of the credentials. `account`: the merchant account. */
+export interface RefusedCredentials {
+  readonly gateway: string;
+  readonly account: string;
+}
+
 export class GatewayCalls {
   private readonly watchers = new Set<(call: GatewayCall) => void>();
+  private readonly refusalWatchers = new Set<(refused: RefusedCredentials) => void>();
+
+  watchRefusals(watcher: (refused: RefusedCredentials) => void): void {
+    this.refusalWatchers.add(watcher);
+  }
+
+  credentialsRefused(refused: RefusedCredentials): void {
+    for (const watcher of this.refusalWatchers) watcher(refused);
+  }
 
   watch(watcher: (call: GatewayCall) => void): void {
     this.watchers.add(watcher);
