@@ -22,15 +22,15 @@ const BRANDS: readonly { brand: Brand; lengths: readonly number[]; begins: (digi
 export const brandOf = (digits: string): Brand =>
   BRANDS.find(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits))?.brand ?? 'unknown';
 
-export const passesLuhn = (digits: string): boolean => {
+const luhnSum = (digits: ArrayLike<number>, begin: number, end: number): number => {
   let sum = 0;
-  for (let index = 0; index < digits.length; index++) {
-    let digit = digits.charCodeAt(digits.length - 1 - index) - 48;
-    if (index % 2 === 1) digit = digit > 4 ? digit * 2 - 9 : digit * 2;
-    sum += digit;
+  for (let index = end - 1, doubled = false; index >= begin; index--, doubled = !doubled) {
+    const digit = digits[index]!;
+    sum += doubled ? (digit > 4 ? digit * 2 - 9 : digit * 2) : digit;
   }
-  return sum % 10 === 0;
+  return sum;
 };
+export const passesLuhn = (digits: string): boolean => luhnSum(Array.from(digits, Number), 0, digits.length) % 10 === 0;
 
 /** Card numbers that text must not hold either. They are no brands of C11, because a payment shows such a brand as `unknown`. */
 const FURTHER_CARDS: readonly { lengths: readonly number[]; begins: (digits: string) => boolean }[] = [
@@ -42,17 +42,25 @@ const FURTHER_CARDS: readonly { lengths: readonly number[]; begins: (digits: str
   { lengths: [16], begins: (d) => d.startsWith('60') || d.startsWith('82') },
 ];
 
-const looksLikeCard = (digits: string) =>
-  (brandOf(digits) !== 'unknown' || FURTHER_CARDS.some(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits))) &&
-  passesLuhn(digits);
+const isCard = (digits: string): boolean =>
+  brandOf(digits) !== 'unknown' || FURTHER_CARDS.some(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits));
+/** Whether numbers of a length with four leading digits are cards: 1 yes, -1 no, 0 not yet asked. No rule above looks at further digits. */
+const asked = new Int8Array(20 * 10_000);
+const beginsLikeCard = (digits: readonly number[], begin: number, length: number): boolean => {
+  const leading = digits[begin]! * 1_000 + digits[begin + 1]! * 100 + digits[begin + 2]! * 10 + digits[begin + 3]!;
+  const place = length * 10_000 + leading;
+  if (asked[place] === 0) asked[place] = isCard(String(leading).padStart(4, '0').padEnd(length, '0')) ? 1 : -1;
+  return asked[place] === 1;
+};
 
 const MIN_DIGITS = 13;
 const MAX_DIGITS = 19;
 /** Number of characters that may stand between two digits of one number. */
 const MAX_SEPARATORS = 3;
 
-/** Each of our ids has this form, and so have most ids of partners. If all characters were digits, it could be card numbers. */
-const UUID = /(?<![\p{L}\p{N}])(?=[\d-]*[a-f])[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}(?![\p{L}\p{N}])/giu;
+/** Each of our ids has this form, and so have most ids of partners. If all characters are digits, it can be card numbers. */
+const UUID = /(?<![\p{L}\p{N}])[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}(?![\p{L}\p{N}])/giu;
+const withoutIds = (text: string): string => text.replace(UUID, (uuid) => (/[a-f]/i.test(uuid) ? 'x'.repeat(uuid.length) : uuid));
 
 const isDigit = (code: number) => code >= 48 && code <= 57;
 const isAsciiLetter = (code: number) => (code | 32) >= 97 && (code | 32) <= 122;
@@ -70,9 +78,12 @@ const circledValue = (code: number): number => {
 const withPlainDigits = (text: string): string => text.normalize('NFKC').replace(CIRCLED, (one) => String(circledValue(one.codePointAt(0)!)));
 
 const NOT_ASCII = /[^\0-\x7f]/;
-const DECIMALS = /\p{Nd}/gu;
-const mayHoldCards = (text: string): boolean =>
-  NOT_ASCII.test(text) ? (withPlainDigits(text).match(DECIMALS)?.length ?? 0) >= MIN_DIGITS : ENOUGH_DIGITS.test(text);
+const mayHoldCards = (text: string): boolean => {
+  if (!NOT_ASCII.test(text)) return ENOUGH_DIGITS.test(text);
+  let digits = 0;
+  for (const character of text) for (const kind of kindsOf(character.codePointAt(0)!)) if (kind >= 0 && ++digits === MIN_DIGITS) return true;
+  return false;
+};
 
 /** A decimal digit of any script. Unicode puts the ten digits of a script side by side, from zero to nine. */
 const DECIMAL = /^\p{Nd}$/u;
@@ -96,56 +107,72 @@ const kindOf = (code: number): number => {
   return INVISIBLE.test(character) ? IGNORED : LETTER_OR_NUMBER.test(character) ? EDGE : SEPARATOR;
 };
 
+/** Kinds that are known already, at most {@link MAX_KNOWN}. To find those of a character takes a hundred times as long as to look them up. */
+const known = new Map<number, readonly number[]>();
+const MAX_KNOWN = 10_000;
+/** One character may stand for several: `⑯` is 1 and 6. Each character is normalized alone: NFKC takes seconds to sort thousands of accents. */
+const kindsOf = (code: number): readonly number[] => {
+  let kinds = known.get(code);
+  if (!kinds) {
+    kinds = code < 128 ? [kindOf(code)] : Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
+    if (known.size < MAX_KNOWN) known.set(code, kinds);
+  }
+  return kinds;
+};
+
 /** Digits with at most {@link MAX_SEPARATORS} separators between neighbours. */
-interface Chain {
-  digits: string;
+class Chain {
+  readonly digits: number[] = [];
   /** For each digit the place of its character in the text. */
-  readonly places: { readonly from: number; readonly to: number }[];
+  readonly from: number[] = [];
+  readonly to: number[] = [];
   /** Indexes of the digits that begin a group: no digit stands directly before them. */
-  readonly groups: number[];
+  readonly groups: number[] = [];
 }
 
 /** All chains of the text that are long enough for a card number. */
 const chainsIn = function* (text: string): Generator<Chain> {
-  let chain: Chain = { digits: '', places: [], groups: [] };
+  let chain = new Chain();
   let separators = 0;
   // The end of the text is an edge.
   for (let from = 0, to: number; from <= text.length; from = to) {
     const code = text.codePointAt(from);
     to = from + (code !== undefined && code > 0xffff ? 2 : 1);
-    for (const kind of code === undefined ? [EDGE] : kindsOf(code)) {
+    for (const kind of code === undefined ? EDGES : kindsOf(code)) {
       if (kind >= 0) {
-        if (chain.digits === '' || separators > 0) chain.groups.push(chain.digits.length);
-        chain.digits += String(kind);
-        chain.places.push({ from, to });
+        if (chain.digits.length === 0 || separators > 0) chain.groups.push(chain.digits.length);
+        chain.digits.push(kind);
+        chain.from.push(from);
+        chain.to.push(to);
         separators = 0;
       } else if (kind === EDGE || (kind === SEPARATOR && ++separators > MAX_SEPARATORS)) {
         if (chain.digits.length >= MIN_DIGITS) yield chain;
-        if (chain.digits !== '') chain = { digits: '', places: [], groups: [] };
+        if (chain.digits.length > 0) chain = new Chain();
         separators = 0;
       }
     }
   }
 };
-/** One character may stand for several: `⑯` is 1 and 6. */
-const kindsOf = (code: number): number[] =>
-  code < 128 ? [kindOf(code)] : Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
+const EDGES: readonly number[] = [EDGE];
 
 /** Start and end index of each card number in the text. Linear time: a group begins at most {@link MAX_DIGITS} candidates. */
 const cardsIn = function* (original: string): Generator<readonly [from: number, to: number]> {
   if (!mayHoldCards(original)) return;
-  const text = original.replace(UUID, (uuid) => 'x'.repeat(uuid.length));
-  for (const { digits, places, groups } of chainsIn(text))
-    for (const [first, begin] of groups.entries())
-      for (let next = first + 1; next <= groups.length; next++) {
-        const end = groups[next] ?? digits.length;
+  const text = withoutIds(original);
+  for (const chain of chainsIn(text))
+    for (let first = 0; first < chain.groups.length; first++) {
+      const begin = chain.groups[first]!;
+      for (let next = first + 1; next <= chain.groups.length; next++) {
+        const end = next < chain.groups.length ? chain.groups[next]! : chain.digits.length;
         if (end - begin > MAX_DIGITS) break;
-        if (end - begin < MIN_DIGITS || !looksLikeCard(digits.slice(begin, end))) continue;
-        const { from } = places[begin]!;
+        if (end - begin < MIN_DIGITS || !beginsLikeCard(chain.digits, begin, end - begin)) continue;
+        if (luhnSum(chain.digits, begin, end) % 10 !== 0) continue;
+        const from = chain.from[begin]!;
         // A telephone number. Those of Germany and Austria begin as cards of 13 digits do.
         if (end - begin === MIN_DIGITS && text[from - 1] === '+') continue;
-        yield [from, places[end - 1]!.to];
+        yield [from, chain.to[end - 1]!];
       }
+    }
 };
 
 /** True if the text holds a card number that C9 refuses. */

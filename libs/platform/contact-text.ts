@@ -3,7 +3,7 @@
  * `+`, or in groups. A row of digits is not one, since it may be the number of a transaction.
  */
 
-const EMAIL = /[^\s@<>()[\],;:"]+@[^\s@<>()[\],;:"]+\.[^\s@<>()[\],;:"]{2,}/u;
+const EMAIL = /[^\s@<>()[\],;:"]{1,64}@[^\s@<>()[\],;:"]+\.[^\s@<>()[\],;:"]{2,}/u;
 /** `+` and 8 to 15 digits, in any groups. */
 const INTERNATIONAL = /(?<![\w+])\+\d(?:[ .()/-]{0,2}\d){7,14}(?!\d)/;
 /** Area code, exchange and line, as in North America: `(512) 555-0100`. A UUID has letters or digits around its groups. */
