@@ -99,7 +99,7 @@ const FULL_VERIFY: Gate = { mostMib: 300 };
 const BOOKS: readonly string[] = ['payable', 'fees', 'trial-balance'];
 
 /** After a start, the worker records what fell due in the multiplied days: funding of batches, keys of the last day. */
-const atRest = async (service: BenchService): Promise<void> => {
+export const atRest = async (service: BenchService): Promise<void> => {
   await caughtUp(service);
   for (;;) {
     const { rows } = await service.pool.query<{ rests: boolean }>(
@@ -112,7 +112,8 @@ const atRest = async (service: BenchService): Promise<void> => {
   await caughtUp(service);
 };
 
-export const measureYear = async (first: BenchService, options: Measured): Promise<{ service: BenchService; figures: readonly Figure[] }> => {
+/** `service`: restarted, after it was at rest. */
+export const measureYear = async (service: BenchService, options: Measured): Promise<readonly Figure[]> => {
   const { payments, auditKey, portalId, now, seconds, idleSeconds, lines, say } = options;
   const figures: Figure[] = [];
   const add = (name: string, known: Partial<Figure>) => {
@@ -120,8 +121,6 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
     figures.push(one);
     say(`${name}: ${['ms', 'p99', 'cpuMs', 'pages', 'mib', 'note'].flatMap((key) => (one[key as 'ms'] === null ? [] : [`${key} ${typeof one[key as 'ms'] === 'number' ? one[key as 'ms']!.toFixed(1) : one.note}`])).join(', ')}`); // prettier-ignore
   };
-  await atRest(first);
-  const service = await first.restart();
   add('ready', { ms: 1_000 * service.readySeconds, gate: READY });
   await atRest(service);
 
@@ -307,7 +306,7 @@ export const measureYear = async (first: BenchService, options: Measured): Promi
       gate: BESIDE_SETTLEMENT,
     });
   }
-  return { service, figures };
+  return figures;
 };
 
 /** Names of payments from all over the store, by their parameter. */
@@ -319,7 +318,7 @@ const namesOf = async ({ pool }: BenchService, count: number): Promise<Record<st
   const payments = rows.map(({ state }) => JSON.parse(state) as Charged);
   return {
     lineReference: payments.map(({ terms }) => ({ lineReference: terms.lineItems.at(-1)!.referenceId })),
-    referenceId: payments.map(({ terms }) => ({ referenceId: terms.referenceId! })),
+    referenceId: payments.flatMap(({ terms: { referenceId } }) => (referenceId === null ? [] : [{ referenceId }])),
     confirmationNumber: payments.map(({ confirmationNumber }) => ({ confirmationNumber })),
     transactionId: payments.map(({ legs }) => ({ transactionId: legs.at(-1)!.transactionId })),
     'last4 and amountCents': payments.map(({ terms }) => ({

@@ -21,7 +21,7 @@ import { SERVICES } from '../apps/demo/city.js';
 import { openContext } from '../apps/operator/context.js';
 import { printBytes } from './bytes.js';
 import { caughtUp } from './history.js';
-import { type Figure, type Gate, measureYear } from './measurements.js';
+import { atRest, type Figure, type Gate, measureYear } from './measurements.js';
 import { operate } from './operate.js';
 import { refuseWithoutFsync } from './pgbench.js';
 import { type Costs, writePlot } from './plot.js';
@@ -156,13 +156,14 @@ try {
   const store = await made(directory);
   if (!values['only-make']) {
     service = await startService(store);
+    await atRest(service);
+    service = await service.restart();
     const figures = await measureYear(service, { ...store, payments, seconds, idleSeconds, lines, say });
-    service = figures.service;
     await printBytes(service.pool);
-    table(figures.figures);
+    table(figures);
     // The plot reads this line from the report.
-    console.log(JSON.stringify({ size: payments, costs: costsOf(figures.figures) } satisfies Costs));
-    plotAll({ size: payments, costs: costsOf(figures.figures) });
+    console.log(JSON.stringify({ size: payments, costs: costsOf(figures) } satisfies Costs));
+    plotAll({ size: payments, costs: costsOf(figures) });
   }
 } finally {
   await service?.close();

@@ -54,6 +54,7 @@ import {
   statementOf,
   timeline,
   withoutStaffNames,
+  isPlaceIn,
 } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage, lineRegisterModel } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionModel, paymentRegisterModel } from '#settlement';
@@ -218,6 +219,8 @@ export class AuditController {
     const { asOf, revision, position, personal } = known(query, 'asOf', 'revision', 'position', 'personal');
     const open = opens(caller, personal);
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
+    if (position !== undefined && !isPlaceIn(await this.services.store.head(), position))
+      throw fault('position', 'must be the whole position of an event, as the answers of this log show it');
     // The payment is folded from its own stream, so the answer has no lag.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };

@@ -320,8 +320,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         .choices(['finance', 'auditor', 'agency'])
         .makeOptionMandatory(),
     )
-    .option('--account <account>', 'only payments of this account; may be given several times', each(uuid))
-    .option('--portal <portal>', 'only payments of this portal, and its reports; may be given several times', each(uuid))
+    .option('--account <account>', 'payments of this account; may be given several times', each(uuid))
+    .option('--portal <portal>', 'payments of this portal, and its reports; may be given several times; with --account, both', each(uuid))
     .option('--personal', 'it may ask for personal data of payers')
     .action(
       action(async ({ administration, services }, { name, role, account: accounts = [], portal: portals = [], personal = false }: IssueOptions) => {

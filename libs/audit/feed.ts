@@ -80,13 +80,16 @@ export const feedTypes = (text: string | undefined): ReadonlySet<string> | null 
   return new Set(types);
 };
 
+/** True if a text is a place of the log that ends at `head`. Each kind of store has positions of its own form. They are compared as text. */
+export const isPlaceIn = (head: Position | null, place: string): place is Position => {
+  const form = (text: string) => text.replace(/\d/g, '0');
+  return head !== null && form(place) === form(head) && place <= head;
+};
+
 /** Throws 400 for a place that is not one of this log. */
 const placeIn = (head: Position | null, after: string | null): Position | null => {
-  if (after === null) return null;
-  const form = (place: string) => place.replace(/\d/g, '0');
-  // Each kind of store has positions of its own form. They are compared as text.
-  if (head === null || form(after) !== form(head) || after > head) throw notAPlace();
-  return after as Position;
+  if (after !== null && !isPlaceIn(head, after)) throw notAPlace();
+  return after;
 };
 const notAPlace = () =>
   new ServiceError('VALIDATION_ERROR', 'after is no place of this log. Use the next of an earlier answer, or read from the start.');

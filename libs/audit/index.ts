@@ -28,7 +28,7 @@ export {
 export { openPlace, sealPlace } from './cursor.js';
 export { exceptionsFor } from './exceptions.js';
 export { isReport, outOfScope, refuseReport, type ReportName, reportOf, REPORTS } from './exports.js';
-export { changedPayments, eventPage, feedTypes, FeedWaits, MAX_WAIT_SECONDS } from './feed.js';
+export { changedPayments, eventPage, feedTypes, FeedWaits, isPlaceIn, MAX_WAIT_SECONDS } from './feed.js';
 export { FIND_PARAMETERS, type FindBy, findFaults, type FindParameter, findPayments, nameHashOf, paymentFindModel } from './find.js';
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';

@@ -4,7 +4,7 @@ import { chmod, chown, link, mkdir, mkdtemp, readdir, readFile, rm, stat, symlin
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
-import { NotOurs, openOwnFile, readOwnFile, requireOwnFolder, writeOwnFile } from './own-file.js';
+import { NotOurs, openOwnFile, readOwnFile, requireOwnFolder, requireOwnFolderIn, writeOwnFile } from './own-file.js';
 import { newKeyRing, readKeyRing } from './keys.js';
 
 /** Only root can give a file to another user. */
@@ -82,6 +82,17 @@ describe('a folder that we use', () => {
     await mkdir(at('data'));
     await chown(at('data'), OTHER_USER, OTHER_USER);
     expect(thrown(() => requireOwnFolder(at('data')))).toMatch(/belongs to another user/);
+  });
+});
+
+describe('a folder that we make in a folder of ours', () => {
+  test('may be missing, and is no link', async () => {
+    expect(() => requireOwnFolderIn(folder, 'heads')).not.toThrow();
+    await mkdir(at('elsewhere'));
+    await symlink(at('elsewhere'), at('heads'));
+    expect(thrown(() => requireOwnFolderIn(folder, 'heads'))).toBe(`${at('heads')} is a link, which is not followed; put the folder itself there`);
+    await writeFile(at('marks'), '');
+    expect(thrown(() => requireOwnFolderIn(folder, 'marks'))).toMatch(/is not a folder/);
   });
 });
 

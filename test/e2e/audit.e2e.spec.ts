@@ -212,6 +212,10 @@ describe('reading', () => {
     const { id, createdAt } = day.payments[3]!;
     const first = await get(`/audit/v1/payments/${id}?revision=0`);
     expect(first.data).toMatchObject({ revision: 0, payment: { id, status: 'pending' } });
+    const { position } = first.data as unknown as { position: string };
+    expect((await get(`/audit/v1/payments/${id}?position=${position}`)).data).toEqual(first.data);
+    for (const other of ['1', 'x', '-1', '', '%00', position.replaceAll(/\d/g, '9')])
+      expect([other, (await get(`/audit/v1/payments/${id}?position=${other}`)).status]).toEqual([other, 400]);
     expect((await get(`/audit/v1/payments/${id}?asOf=2020-01-01`)).status).toBe(404);
     expect((await get(`/audit/v1/payments/${id}?asOf=${encodeURIComponent(createdAt)}`)).data).toMatchObject({ payment: { createdAt } });
     expect((await get('/audit/v1/payments/nonsense')).status).toBe(404);

@@ -344,6 +344,9 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
   const refund = await client.refund(paid.id, { amountCents: 4_000 });
   expect([refund.status, refund.data]).toEqual([200, expect.objectContaining({ amountCents: 4_000 })]);
 
+  const simulated = await payfoldOf(running)('portals', 'set-gateway', portalId, '--gateway', 'simulator');
+  expect([simulated.code, simulated.stdout]).toEqual([2, expect.stringContaining('production has no simulator')]);
+
   // The refund is in the next batch. Both are matched to the cent, and staff say when the bank got the money.
   net.vendor.closeNow('login-two');
   interface Batch {
