@@ -12,7 +12,7 @@ import { createHash, randomUUID } from 'node:crypto';
 import { existsSync, linkSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { readOwnFile, requireOwnFolder, requireOwnFolderIn } from '#platform';
+import { readOwnFile, requireOwnFolder } from '#platform';
 
 /** The addresses of a running service. The service writes them when it is ready and removes them when it stops. */
 export interface Runtime {
@@ -51,13 +51,9 @@ interface StoredHolder extends Holder {
   readonly started: string | null;
 }
 
-/** The folders that processes make in `DATA_DIR`. The one of Postgres is checked where Postgres is started. */
-const FOLDERS = ['erasures', 'heads', 'marks', 'simulator'] as const;
-
 /** Takes the lock if no living process holds it. `command`: as in {@link Holder}. Returns the release function, or the holder. */
 export const tryLockDataDir = (dataDir: string, command: string | null): { readonly release: () => void } | { readonly holder: Holder } => {
   requireOwnFolder(dataDir);
-  for (const name of FOLDERS) requireOwnFolderIn(dataDir, name);
   const file = join(dataDir, 'lock');
   // The nonce makes the content of every lock unique, because a stale lock is recognised by its content.
   const content = JSON.stringify({ pid: process.pid, command, started: startOf(process.pid), nonce: randomUUID() } satisfies StoredHolder & { nonce: string }); // prettier-ignore

@@ -65,6 +65,7 @@ import {
   personalKeyMigration,
   postgresOpenings,
   Slots,
+  requireOwnFolderOrNone,
 } from '#platform';
 import { createRetention, erasureModel, personalUseModel, type PrivacyPorts, refuseRevivedKeys, type Retention } from '#privacy';
 import { PRIVACY_PORTS, PrivacyModule } from '#privacy/module';
@@ -199,6 +200,7 @@ export const openServices = async (
   log: Logger,
   { mends = false, ...options }: ServicesOptions = {},
 ): Promise<Services> => {
+  for (const folder of [config.headsDir, config.marksDir, config.erasuresDir]) requireOwnFolderOrNone(folder);
   const context = new ProcessContext(config, places, keys, log, options);
   const imports = [
     PlatformModule.of(context),

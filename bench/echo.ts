@@ -1,6 +1,7 @@
 /**
- * A bare HTTP server for `bench -- processors`: `echo.js TARGET`. It passes the first request of each path on to TARGET and keeps the answer. Every
- * later request gets that answer at once, with its own reference in it. Prints `{"url"}`.
+ * A bare HTTP server for `bench -- processors`: `echo.js TARGET`. It passes the first request of each path on to TARGET and keeps the answer. It
+ * answers every later request of that path at once, with the reference of that request. It keeps no byte order mark and no header but the type.
+ * Prints `{"url"}`.
  */
 import { createServer, type IncomingHttpHeaders } from 'node:http';
 import type { AddressInfo } from 'node:net';

@@ -112,7 +112,7 @@ export const atRest = async (service: BenchService): Promise<void> => {
   await caughtUp(service);
 };
 
-/** `service`: restarted, after it was at rest. */
+/** `service` was at rest, and was then restarted. */
 export const measureYear = async (service: BenchService, options: Measured): Promise<readonly Figure[]> => {
   const { payments, auditKey, portalId, now, seconds, idleSeconds, lines, say } = options;
   const figures: Figure[] = [];
@@ -240,9 +240,9 @@ export const measureYear = async (service: BenchService, options: Measured): Pro
       for (const query of queries) {
         const begun = performance.now();
         const url = new URL(`/audit/v1/payments?${new URLSearchParams(query).toString()}`, service.auditUrl);
-        const { data } = (await (await fetch(url, { headers: { authorization: `AuditKey ${auditKey}` } })).json()) as {
-          data: { payments: object[] };
-        };
+        const answer = await fetch(url, { headers: { authorization: `AuditKey ${auditKey}` } });
+        if (!answer.ok) throw new Error(`HTTP ${answer.status} by ${JSON.stringify(query)}`);
+        const { data } = (await answer.json()) as { data: { payments: object[] } };
         times.push(performance.now() - begun);
         if (data.payments.length === 0) throw new Error(`nothing is found by ${JSON.stringify(query)}`);
         rows += data.payments.length;
@@ -321,10 +321,10 @@ const namesOf = async ({ pool }: BenchService, count: number): Promise<Record<st
     referenceId: payments.flatMap(({ terms: { referenceId } }) => (referenceId === null ? [] : [{ referenceId }])),
     confirmationNumber: payments.map(({ confirmationNumber }) => ({ confirmationNumber })),
     transactionId: payments.map(({ legs }) => ({ transactionId: legs.at(-1)!.transactionId })),
-    'last4 and amountCents': payments.map(({ terms }) => ({
-      last4: terms.paymentMethod.last4,
-      amountCents: String(terms.amountCents + terms.serviceFeeCents),
-    })),
+    // A token names no last four digits.
+    'last4 and amountCents': payments.flatMap(({ terms: { paymentMethod, amountCents, serviceFeeCents } }) =>
+      paymentMethod.last4 === '' ? [] : [{ last4: paymentMethod.last4, amountCents: String(amountCents + serviceFeeCents) }],
+    ),
   };
 };
 

@@ -220,7 +220,7 @@ export class AuditController {
     const open = opens(caller, personal);
     if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw fault('revision', 'must be a whole number');
     if (position !== undefined && !isPlaceIn(await this.services.store.head(), position))
-      throw fault('position', 'must be the whole position of an event, as the answers of this log show it');
+      throw fault('position', 'must be a position of this log, as its answers show it');
     // The payment is folded from its own stream, so the answer has no lag.
     await this.complete(reply);
     const until = { asOf: time('asOf', asOf) ?? undefined, revision: revision === undefined ? undefined : BigInt(revision), position };

@@ -442,7 +442,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         );
         return {
           json: withEvents ? { ...view, events: history } : view,
-          text: [text, ...(withEvents ? [timeline] : []), ...(opens ? [personal] : [])].join('\n\n'),
+          text: [text, ...(withEvents ? [timeline] : []), ...(opens ? [personal === 'none' ? 'personal data  none' : personal] : [])].join('\n\n'),
         };
       }),
     );

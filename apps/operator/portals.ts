@@ -308,7 +308,7 @@ const feeAccountOption = () =>
 const gatewayChoice = async (context: Context, { gateway, principal, fee = principal }: GatewayOptions): Promise<GatewayChoice> => {
   if (gateway === 'simulator' || gateway === 'none') {
     if (gateway === 'simulator' && context.config.environment === 'production')
-      throw new UsageError(`production has no simulator: name another --gateway, or none`);
+      throw new UsageError('production has no simulator: name another --gateway, or none');
     if (principal !== undefined || fee !== undefined) throw new UsageError(`--principal and --fee belong to ${VENDORS.join(' and ')}`);
     return gateway;
   }

@@ -1,6 +1,6 @@
 /** The role `simulator`: the sandbox card processor as a process. Prints one JSON line when it listens. */
 import { join } from 'node:path';
-import { ConfigError, createLogger, NotOurs, readConfig } from '#platform';
+import { ConfigError, createLogger, NotOurs, readConfig, requireOwnFolderOrNone } from '#platform';
 import { whenNpmIsGone } from '../npm-parent.js';
 import { startSimulator } from './server.js';
 import { StoreRefused } from './store.js';
@@ -8,8 +8,10 @@ import { StoreRefused } from './store.js';
 const run = async (): Promise<void> => {
   const config = readConfig();
   const logger = createLogger(config.logLevel, 'simulator');
+  const directory = join(config.dataDir, 'simulator');
+  requireOwnFolderOrNone(directory);
   const simulator = await startSimulator({
-    directory: join(config.dataDir, 'simulator'),
+    directory,
     host: config.host,
     port: config.simulatorPort,
     closeBatchesAt: config.simulatorBatchClose,

@@ -80,7 +80,7 @@ export const feedTypes = (text: string | undefined): ReadonlySet<string> | null 
   return new Set(types);
 };
 
-/** True if a text is a place of the log that ends at `head`. Each kind of store has positions of its own form. They are compared as text. */
+/** True if the text is a position of the log up to `head`. Each kind of store writes positions in its own form, and their order is the order of text. */
 export const isPlaceIn = (head: Position | null, place: string): place is Position => {
   const form = (text: string) => text.replace(/\d/g, '0');
   return head !== null && form(place) === form(head) && place <= head;

@@ -33,7 +33,7 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
     clock,
     logger: log,
     observed: (name, gateway) => calls.observed(name, gateway, clock),
-    onRefusedCredentials: ({ gateway, merchantAccount }) => calls.credentialsRefused({ gateway, account: merchantAccount }),
+    countRefusals: ({ gateway, merchantAccount }, count) => calls.countRefusals({ gateway, account: merchantAccount, count }),
     ...(options.gatewayEndpoints && { endpoints: options.gatewayEndpoints }),
   });
   const accounts = await merchants.reload();

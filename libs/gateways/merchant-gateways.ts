@@ -13,14 +13,15 @@ export const RELOAD_EVERY_MS = 2_000;
 /** A replaced adapter is closed after this time. A call that moves money takes seconds, an import of a large batch takes minutes. */
 const RETIRED_MS = 15 * 60_000;
 
-export interface MerchantGatewayOptions extends Omit<AdapterContext, 'onRefusedCredentials'> {
+export interface MerchantGatewayOptions extends AdapterContext {
   readonly directory: Pick<Directory, 'merchantAccount' | 'merchantAccounts'>;
   readonly keys: KeyRing;
   readonly environment: 'sandbox' | 'production';
   readonly logger: Logger;
   /** Wraps each adapter, for metrics. */
   readonly observed: (name: string, gateway: PaymentGateway) => PaymentGateway;
-  readonly onRefusedCredentials?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>) => void;
+  /** Called when an account is taken into use (0), and each time its credentials are refused (1). */
+  readonly countRefusals?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, count: 0 | 1) => void;
 }
 
 interface Known {
@@ -93,6 +94,7 @@ export class MerchantGateways {
     const { merchantAccount, gateway, environment, settings, credentials, repeats } = account;
     if (environment !== this.options.environment) return;
     const before = this.known.get(merchantAccount);
+    if (!before) this.options.countRefusals?.(account, 0);
     const fingerprint = canonicalJson({ gateway, environment, settings, credentials, repeats });
     if (before?.fingerprint === fingerprint) {
       this.known.set(merchantAccount, { ...before, account });
@@ -106,7 +108,7 @@ export class MerchantGateways {
     const { keys, logger, observed, clock, endpoints } = this.options;
     const { merchantAccount } = account;
     const log = (message: string, fields: object) => logger.error({ merchantAccount, ...fields }, message);
-    const context = { clock, log, onRefusedCredentials: () => this.options.onRefusedCredentials?.(account), ...(endpoints && { endpoints }) };
+    const context = { clock, log, onRefusedCredentials: () => this.options.countRefusals?.(account, 1), ...(endpoints && { endpoints }) };
     try {
       return observed(account.gateway, createVendorGateway(account, openCredentials(keys, account), context));
     } catch (error) {

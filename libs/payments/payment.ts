@@ -1153,7 +1153,7 @@ const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): Pay
     throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
   const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
   if (!before) return [{ type: 'PaymentDisputed', at, data: dispute }];
-  const termsOf = ({ status: _, stage: __, personal: ___, ...terms }: Dispute) => canonicalJson({ ...terms });
+  const termsOf = ({ status: _, stage: __, personal: ___, ...terms }: Dispute) => canonicalJson(terms);
   if (!isSamePersonal(before.personal, dispute.personal) || termsOf(before) !== termsOf(dispute))
     throw new ServiceError('INVALID_STATE', 'A dispute with this id was opened with other terms.');
   return [];

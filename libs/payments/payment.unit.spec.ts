@@ -1340,6 +1340,14 @@ describe('settlement and disputes', () => {
     given(...charged(), disputed())
       .when(open({ status: 'lost', stage: 'arbitration' }))
       .thenNothing();
+    const source = { gateway: 'stripe', merchantAccount: 'cards', externalId: 'dp_1' };
+    given(...charged(), disputed({ source }))
+      .when(open({ source: { ...source } }))
+      .thenNothing();
+    for (const other of [{}, { source: { ...source, externalId: 'dp_2' } }])
+      given(...charged(), disputed({ source }))
+        .when(open(other))
+        .thenRefused('INVALID_STATE', /other terms/);
     given(...charged(), disputed())
       .when(open({ disputeId: PAYMENT }))
       .then(disputed({ disputeId: PAYMENT }));

@@ -44,13 +44,13 @@ const FURTHER_CARDS: readonly { lengths: readonly number[]; begins: (digits: str
 
 const isCard = (digits: string): boolean =>
   brandOf(digits) !== 'unknown' || FURTHER_CARDS.some(({ lengths, begins }) => lengths.includes(digits.length) && begins(digits));
-/** Whether numbers of a length with four leading digits are cards: 1 yes, -1 no, 0 not yet asked. No rule above looks at further digits. */
-const asked = new Int8Array(20 * 10_000);
+/** Whether numbers of a length with four leading digits are cards. 1: yes, -1: no, 0: not worked out yet. No rule above looks at further digits. */
+const begins = new Int8Array(20 * 10_000);
 const beginsLikeCard = (digits: readonly number[], begin: number, length: number): boolean => {
   const leading = digits[begin]! * 1_000 + digits[begin + 1]! * 100 + digits[begin + 2]! * 10 + digits[begin + 3]!;
   const place = length * 10_000 + leading;
-  if (asked[place] === 0) asked[place] = isCard(String(leading).padStart(4, '0').padEnd(length, '0')) ? 1 : -1;
-  return asked[place] === 1;
+  if (begins[place] === 0) begins[place] = isCard(String(leading).padStart(4, '0').padEnd(length, '0')) ? 1 : -1;
+  return begins[place] === 1;
 };
 
 const MIN_DIGITS = 13;
@@ -58,7 +58,7 @@ const MAX_DIGITS = 19;
 /** Number of characters that may stand between two digits of one number. */
 const MAX_SEPARATORS = 3;
 
-/** Each of our ids has this form, and so have most ids of partners. If all characters are digits, it can be card numbers. */
+/** Each of our ids has this form, and so have most ids of partners. A text of this form that has only digits may hold card numbers. */
 const UUID = /(?<![\p{L}\p{N}])[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}(?![\p{L}\p{N}])/giu;
 const withoutIds = (text: string): string => text.replace(UUID, (uuid) => (/[a-f]/i.test(uuid) ? 'x'.repeat(uuid.length) : uuid));
 
@@ -107,7 +107,7 @@ const kindOf = (code: number): number => {
   return INVISIBLE.test(character) ? IGNORED : LETTER_OR_NUMBER.test(character) ? EDGE : SEPARATOR;
 };
 
-/** Kinds that are known already, at most {@link MAX_KNOWN}. To find those of a character takes a hundred times as long as to look them up. */
+/** Kinds that are known already, at most {@link MAX_KNOWN}. Working out those of a character takes a hundred times as long as a look-up. */
 const known = new Map<number, readonly number[]>();
 const MAX_KNOWN = 10_000;
 /** One character may stand for several: `⑯` is 1 and 6. Each character is normalized alone: NFKC takes seconds to sort thousands of accents. */
@@ -115,7 +115,8 @@ const kindsOf = (code: number): readonly number[] => {
   let kinds = known.get(code);
   if (!kinds) {
     kinds = code < 128 ? [kindOf(code)] : Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
-    if (known.size < MAX_KNOWN) known.set(code, kinds);
+    if (known.size >= MAX_KNOWN) known.clear();
+    known.set(code, kinds);
   }
   return kinds;
 };

@@ -8,7 +8,7 @@ export { NUL_OR_LONE_SURROGATE } from './http/strict-json.js';
 export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
 export { createKeyFile, KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';
-export { appendOwnFile, NotOurs, readOwnFile, requireOwnFolder, requireOwnFolderIn, writeOwnFile } from './own-file.js';
+export { appendOwnFile, NotOurs, readOwnFile, requireOwnFolder, requireOwnFolderOrNone, writeOwnFile } from './own-file.js';
 export { copyInto } from './postgres/copy.js';
 export { type EmbeddedPostgres, freePort, levelOfLine, startEmbeddedPostgres } from './postgres/embedded.js';
 export { collect, everyRow, PAGE_ROWS } from './postgres/pages.js';

@@ -19,7 +19,6 @@ import {
   type Stats,
   writeSync,
 } from 'node:fs';
-import { join } from 'node:path';
 import process from 'node:process';
 
 /** Bits of a mode that let the group or others read, write or run a file. */
@@ -133,11 +132,10 @@ export const writeOwnFile = (file: string, text: string): void => {
 /** Throws {@link NotOurs} if another user owns the folder, or if every user may write into it. A link to a folder is followed. */
 export const requireOwnFolder = (folder: string): void => requireOurs(folder, statSync(folder));
 
-/** As {@link requireOwnFolder}, for a folder that we make in a folder of ours. It may be missing, and a link in its place is refused. */
-export const requireOwnFolderIn = (parent: string, name: string): void => {
-  const folder = join(parent, name);
+/** As {@link requireOwnFolder}, for a folder that we make ourselves. It may be missing, and a link in its place is refused. */
+export const requireOwnFolderOrNone = (folder: string): void => {
   const status = lstatSync(folder, { throwIfNoEntry: false });
-  if (status?.isSymbolicLink()) throw new NotOurs(folder, 'is a link, which is not followed; put the folder itself there');
+  if (status?.isSymbolicLink()) throw new NotOurs(folder, 'is a link; replace it by the folder itself');
   if (status) requireOurs(folder, status);
 };
 

@@ -4,7 +4,7 @@ import { chmod, chown, link, mkdir, mkdtemp, readdir, readFile, rm, stat, symlin
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
-import { NotOurs, openOwnFile, readOwnFile, requireOwnFolder, requireOwnFolderIn, writeOwnFile } from './own-file.js';
+import { NotOurs, openOwnFile, readOwnFile, requireOwnFolder, requireOwnFolderOrNone, writeOwnFile } from './own-file.js';
 import { newKeyRing, readKeyRing } from './keys.js';
 
 /** Only root can give a file to another user. */
@@ -85,14 +85,14 @@ describe('a folder that we use', () => {
   });
 });
 
-describe('a folder that we make in a folder of ours', () => {
+describe('a folder that we make', () => {
   test('may be missing, and is no link', async () => {
-    expect(() => requireOwnFolderIn(folder, 'heads')).not.toThrow();
+    expect(() => requireOwnFolderOrNone(at('heads'))).not.toThrow();
     await mkdir(at('elsewhere'));
     await symlink(at('elsewhere'), at('heads'));
-    expect(thrown(() => requireOwnFolderIn(folder, 'heads'))).toBe(`${at('heads')} is a link, which is not followed; put the folder itself there`);
+    expect(thrown(() => requireOwnFolderOrNone(at('heads')))).toBe(`${at('heads')} is a link; replace it by the folder itself`);
     await writeFile(at('marks'), '');
-    expect(thrown(() => requireOwnFolderIn(folder, 'marks'))).toMatch(/is not a folder/);
+    expect(thrown(() => requireOwnFolderOrNone(at('marks')))).toMatch(/is not a folder/);
   });
 });
 

@@ -346,6 +346,7 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
 
   const simulated = await payfoldOf(running)('portals', 'set-gateway', portalId, '--gateway', 'simulator');
   expect([simulated.code, simulated.stdout]).toEqual([2, expect.stringContaining('production has no simulator')]);
+  expect((await payfoldOf(running)('portals', 'create', '--account', accountId, '--name', 'None')).stdout).toContain('production has no simulator');
 
   // The refund is in the next batch. Both are matched to the cent, and staff say when the bank got the money.
   net.vendor.closeNow('login-two');

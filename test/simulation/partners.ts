@@ -240,7 +240,7 @@ export class Outside {
     for (let tries = 1; tries <= (wanted.tries ?? TRIES); tries++) {
       if (wanted.waits && !this.isUp()) {
         if (done) return intention;
-        // The key of a return that ended more than a day ago is forgotten, so the client reads the payment first (Errors, rule 1).
+        // The key of a return that ended more than a day ago is forgotten. So the client, which has asked for no other return, reads the payment first.
         if (await this.cameBack(accountId, paymentId)) return intention;
       }
       const { reply } = await this.send(intention, ask);

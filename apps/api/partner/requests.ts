@@ -240,7 +240,7 @@ const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^
 
 const INSTANT = /^(\d{4})-(\d{2})-(\d{2})(?:[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2}))?$/;
 /** In a query, `+` means a space. So a time with an offset that was not escaped arrives with a space before the offset. */
-const UNESCAPED_PLUS = / \d{2}:\d{2}$/;
+const UNESCAPED_PLUS = /T[\d:.]* \d{2}:\d{2}$/i;
 const instantFault = (value: unknown): string | null => {
   if (typeof value === 'string' && instantOf(value) !== null) return null;
   const hint = typeof value === 'string' && UNESCAPED_PLUS.test(value) ? '; write + as %2B in a query' : '';

@@ -14,22 +14,27 @@ export interface GatewayCall {
   readonly seconds: number;
 }
 
-/** A call that a processor refused because of the credentials. `account`: the merchant account. */
+/** Calls that a processor refused because of the credentials of a merchant account. `count` 0: the account was taken into use. */
 export interface RefusedCredentials {
   readonly gateway: string;
   readonly account: string;
+  readonly count: 0 | 1;
 }
 
 export class GatewayCalls {
   private readonly watchers = new Set<(call: GatewayCall) => void>();
-  private readonly refusalWatchers = new Set<(refused: RefusedCredentials) => void>();
+  /** Those that were counted before anybody watched. */
+  private readonly refusals: RefusedCredentials[] = [];
+  private onRefusal: ((refused: RefusedCredentials) => void) | null = null;
 
   watchRefusals(watcher: (refused: RefusedCredentials) => void): void {
-    this.refusalWatchers.add(watcher);
+    this.onRefusal = watcher;
+    for (const refused of this.refusals.splice(0)) watcher(refused);
   }
 
-  credentialsRefused(refused: RefusedCredentials): void {
-    for (const watcher of this.refusalWatchers) watcher(refused);
+  countRefusals(refused: RefusedCredentials): void {
+    if (this.onRefusal) this.onRefusal(refused);
+    else this.refusals.push(refused);
   }
 
   watch(watcher: (call: GatewayCall) => void): void {
