@@ -321,7 +321,11 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         .makeOptionMandatory(),
     )
     .option('--account <account>', 'payments of this account; may be given several times', each(uuid))
-    .option('--portal <portal>', 'payments of this portal, and its reports; may be given several times; with --account: payments of either', each(uuid))
+    .option(
+      '--portal <portal>',
+      'payments of this portal, and its reports; may be given several times; with --account: payments of either',
+      each(uuid),
+    )
     .option('--personal', 'it may ask for personal data of payers')
     .action(
       action(async ({ administration, services }, { name, role, account: accounts = [], portal: portals = [], personal = false }: IssueOptions) => {

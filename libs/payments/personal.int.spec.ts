@@ -23,7 +23,13 @@ beforeEach(async () => {
   house = await openHouse(ground);
 });
 
-const PAYER = { firstName: 'Augustina', lastName: 'Lovelace', email: 'augustina@example.org', phone: '+1 512 555 0100', address: { zip: '78701-0100' } };
+const PAYER = {
+  firstName: 'Augustina',
+  lastName: 'Lovelace',
+  email: 'augustina@example.org',
+  phone: '+1 512 555 0100',
+  address: { zip: '78701-0100' },
+};
 const LINE = { description: 'Water of Augustina', metadata: { parcel: 'of Augustina', ward: 4 } };
 /** Texts that stand nowhere in clear. They are long, so that the letters of a box never spell one by chance. */
 const PLANTED = ['Augustina', 'Lovelace', 'augustina@example.org', '555 0100', '78701-0100', 'told by Augustina'];

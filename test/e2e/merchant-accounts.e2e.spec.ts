@@ -497,6 +497,12 @@ describe('the feeds of Stripe', () => {
     const { batches, feeds } = JSON.parse(stdout) as { batches: { batchId: string }[]; feeds: { feed: string; error: string | null }[] };
     expect([batches.length, feeds.map(({ feed, error }) => [feed, error])]).toEqual([1, [['settlement', null]]]);
     expect((await running.client.find(id)).data.settlement).toMatchObject({ status: 'settled' });
+    // The foreign sale, its dispute and the other dispute become exceptions.
+    await eventually(async () => {
+      await recordSettlements(running.services.settlement, AbortSignal.timeout(10_000));
+      const { rows } = await running.services.pool.query(`select from es.events where type = 'ExceptionOpened'`);
+      return rows.length === 3;
+    });
     const head = await running.services.store.head();
     await running.services.pool.query(`update gateway_feed set cursor = 'no place' where feed = 'settlement'`);
     expect((await payfold('settlement', 'sync')).code).toBe(0);
