@@ -189,14 +189,17 @@ const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
     registers: [own],
   });
   gatewayCalls.watch(({ seconds: took, ...call }) => seconds.observe(call, took));
-  const refused = new client.Counter({
+  new client.Counter({
     name: 'payfold_gateway_refused_credentials_total',
     help: 'Calls that a processor refused because of the credentials of a merchant account',
     labelNames: ['gateway', 'account'],
     registers: [own],
+    collect() {
+      this.reset();
+      // A series that begins with 0 lets the alarm see the first refusal.
+      for (const { count, ...labels } of gatewayCalls.refusedCredentials) this.inc(labels, count);
+    },
   });
-  // A series that begins with 0 lets the alarm see the first refusal.
-  gatewayCalls.watchRefusals(({ count, ...labels }) => refused.inc(labels, count));
 };
 
 /** The metrics of slots. `queue`: `service`, `gateway`, or `gateway-house` for the share of recovery and staff. */

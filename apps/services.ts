@@ -64,8 +64,8 @@ import {
   type Openings,
   personalKeyMigration,
   postgresOpenings,
-  Slots,
   requireOwnFolderOrNone,
+  Slots,
 } from '#platform';
 import { createRetention, erasureModel, personalUseModel, type PrivacyPorts, refuseRevivedKeys, type Retention } from '#privacy';
 import { PRIVACY_PORTS, PrivacyModule } from '#privacy/module';

@@ -9,7 +9,7 @@
  * - `import`: a batch of many lines from each processor. No payment has these lines, so each becomes an exception, which is the dearest case.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { randomInt } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -17,7 +17,8 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { createAuthorizeNetGateway, createSimulatorGateway, createStripeGateway, Secret } from '#gateways';
 import { systemClock, timestamp } from '#kernel';
-import { type GatewayAccount, type PaymentGateway, type PaymentInstrument } from '#payments';
+import type { GatewayAccount, PaymentGateway, PaymentInstrument } from '#payments';
+import { crockford } from '#platform';
 import { caughtUp } from './history.js';
 import { type LoadResult, openLoop, percentile } from './load.js';
 import { operate } from './operate.js';
@@ -65,8 +66,8 @@ const unknown = Number(values.unknown);
 const unsettled = Number(values.unsettled);
 const lines = Number(values.lines);
 
-const CROCKFORD = '0123456789ABCDEFGHJKMNPQRSTVWXYZ';
-const newRef = (): string => Array.from({ length: 20 }, () => CROCKFORD[randomInt(CROCKFORD.length)]!).join('');
+/** As the service makes references: 20 characters of Crockford's base 32. */
+const newRef = (): string => crockford(randomBytes(13), 20);
 
 const children: ChildProcess[] = [];
 /** Starts a script that prints a line of JSON with its `url`. */
@@ -94,20 +95,20 @@ const payfold = async (service: BenchService, ...args: string[]) => {
   return done;
 };
 
-const accountId = async ({ pool }: BenchService): Promise<string> => {
-  const { rows } = await pool.query<{ id: string }>(`select substr(stream_id, 9) as id from es.events where type = 'AccountCreated' limit 1`);
-  return rows[0]!.id;
+const createPortal = async (service: BenchService, name: string, chargeMode: 'combined' | 'separate', ...gateway: string[]): Promise<string> => {
+  const { rows } = await service.pool.query<{ account_id: string }>('select account_id from directory_account');
+  const fee = ['--fee-flat-cents', '50', '--charge-mode', chargeMode];
+  const { stdout } = await payfold(service, 'portals', 'create', '--account', rows[0]!.account_id, '--name', name, ...fee, ...gateway);
+  return (JSON.parse(stdout) as { portalId: string }).portalId;
 };
 
-/** Enters a merchant account, and makes a portal of it with the fee of the first portal: two legs at Authorize.Net, one at Stripe. */
+/** Enters a merchant account, and makes a portal of it with a fee of 50 cents: two legs at Authorize.Net, one at Stripe. */
 const portalAt = async (service: BenchService, vendor: Vendor, url: string, merchantAccount: string): Promise<string> => {
   const file = join(service.dataDir, `${merchantAccount}.json`);
   writeFileSync(file, JSON.stringify(CREDENTIALS[vendor]), { mode: 0o600 });
   const cutOff = vendor === 'authorize-net' ? CUT_OFF : [];
   await payfold(service, 'merchant-accounts', 'add', merchantAccount, '--gateway', vendor, '--environment', 'sandbox', '--credentials-file', file, '--endpoint', url + API_PATH[vendor], ...cutOff); // prettier-ignore
-  const fee = ['--fee-flat-cents', '50', '--charge-mode', vendor === 'stripe' ? 'combined' : 'separate'];
-  const { stdout } = await payfold(service, 'portals', 'create', '--account', await accountId(service), '--name', merchantAccount, '--gateway', vendor, '--principal', merchantAccount, ...fee); // prettier-ignore
-  return (JSON.parse(stdout) as { portalId: string }).portalId;
+  return createPortal(service, merchantAccount, vendor === 'stripe' ? 'combined' : 'separate', '--gateway', vendor, '--principal', merchantAccount);
 };
 
 const loadOf = (service: BenchService, run: string) => ({
@@ -134,7 +135,7 @@ const intervalOf = (ratios: readonly number[]): { text: string; most: number } =
 
 const adapters = async (service: BenchService): Promise<void> => {
   const [net, stripe] = [await startDouble('authorize-net', service, 'net'), await startDouble('stripe', service, 'stripe')];
-  const echo = async (target: string) => start('./echo.js', target);
+  const echo = (target: string) => start('./echo.js', target);
   const accountOf = (gateway: string): GatewayAccount => ({ gateway, merchantAccount: 'bench', credentialsRef: 'bench', environment: 'sandbox' });
   const card: PaymentInstrument = { type: 'card', number: new Secret('4111111111111111'), expiry: { month: 12, year: 2040 }, cvv: new Secret('900') };
   const token: PaymentInstrument = { type: 'card_token', token: new Secret('pm_card_visa') };
@@ -199,7 +200,7 @@ const wholeService = async (service: BenchService): Promise<void> => {
     await service.bank.clearFaults();
     // Stripe's adapter makes two calls for its one leg; the simulated leg takes as long as both.
     await service.bank.arm({ match: { call: 'charge' }, times: null, delayAfterMs: vendor === 'stripe' ? 2 * PROCESSOR_MS : PROCESSOR_MS });
-    const simulated = vendor === 'stripe' ? await combinedPortal(service) : service.portalId;
+    const simulated = vendor === 'stripe' ? await createPortal(service, 'combined', 'combined') : service.portalId;
     const of = (portal: string, run: string, isVendor: boolean) =>
       isVendor && vendor === 'stripe' ? tokenLoad({ ...service, portalId: portal }, run) : loadOf({ ...service, portalId: portal }, run);
     for (const [portal, isVendor] of [[simulated, false], [portalId, true]] as const) await openLoop(of(portal, `warm-${vendor}-${isVendor}`, isVendor), perSecond / 2, WARM_UP_SECONDS); // prettier-ignore
@@ -218,11 +219,6 @@ const wholeService = async (service: BenchService): Promise<void> => {
     if (more > GATES.latencyMs) fail(`${vendor}: p99`);
   }
   await service.bank.clearFaults();
-};
-
-const combinedPortal = async (service: BenchService): Promise<string> => {
-  const { stdout } = await payfold(service, 'portals', 'create', '--account', await accountId(service), '--name', 'combined', '--fee-flat-cents', '50', '--charge-mode', 'combined'); // prettier-ignore
-  return (JSON.parse(stdout) as { portalId: string }).portalId;
 };
 
 const tokenLoad = (service: BenchService, run: string) => {

@@ -36,6 +36,7 @@ import {
   findAlerts,
   findFaults,
   findPayments,
+  isPlaceIn,
   isReport,
   listAsOf,
   MAX_WAIT_SECONDS,
@@ -54,7 +55,6 @@ import {
   statementOf,
   timeline,
   withoutStaffNames,
-  isPlaceIn,
 } from '#audit';
 import { balances, bookSumCents, journalModel, journalPage, lineRegisterModel } from '#ledger';
 import { batchesAsOf, EXCEPTION_STATUSES, type ExceptionStatus, exceptionModel, paymentRegisterModel } from '#settlement';

@@ -436,13 +436,11 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           ['#', 'RECORDED', 'EVENT', 'ACTOR'],
           history.map((event) => [String(event.revision), event.recordedAt, event.type, `${event.actor.type} ${event.actor.id}`]),
         );
-        const personal = table(
-          ['#', 'PERSONAL DATA'],
-          history.flatMap(({ revision: number, data }) => ('personal' in data ? [[String(number), JSON.stringify(data.personal)]] : [])),
-        );
+        const texts = history.flatMap(({ revision: number, data }) => ('personal' in data ? [[String(number), JSON.stringify(data.personal)]] : []));
+        const personal = texts.length > 0 ? table(['#', 'PERSONAL DATA'], texts) : 'personal data  none';
         return {
           json: withEvents ? { ...view, events: history } : view,
-          text: [text, ...(withEvents ? [timeline] : []), ...(opens ? [personal === 'none' ? 'personal data  none' : personal] : [])].join('\n\n'),
+          text: [text, ...(withEvents ? [timeline] : []), ...(opens ? [personal] : [])].join('\n\n'),
         };
       }),
     );

@@ -33,7 +33,7 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
     clock,
     logger: log,
     observed: (name, gateway) => calls.observed(name, gateway, clock),
-    countRefusals: ({ gateway, merchantAccount }, count) => calls.countRefusals({ gateway, account: merchantAccount, count }),
+    countRefused: (account, more) => calls.countRefused(account, more),
     ...(options.gatewayEndpoints && { endpoints: options.gatewayEndpoints }),
   });
   const accounts = await merchants.reload();

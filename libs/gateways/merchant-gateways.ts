@@ -21,7 +21,7 @@ export interface MerchantGatewayOptions extends AdapterContext {
   /** Wraps each adapter, for metrics. */
   readonly observed: (name: string, gateway: PaymentGateway) => PaymentGateway;
   /** Called when an account is taken into use (0), and each time its credentials are refused (1). */
-  readonly countRefusals?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, count: 0 | 1) => void;
+  readonly countRefused?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1) => void;
 }
 
 interface Known {
@@ -94,7 +94,7 @@ export class MerchantGateways {
     const { merchantAccount, gateway, environment, settings, credentials, repeats } = account;
     if (environment !== this.options.environment) return;
     const before = this.known.get(merchantAccount);
-    if (!before) this.options.countRefusals?.(account, 0);
+    if (!before) this.options.countRefused?.(account, 0);
     const fingerprint = canonicalJson({ gateway, environment, settings, credentials, repeats });
     if (before?.fingerprint === fingerprint) {
       this.known.set(merchantAccount, { ...before, account });
@@ -108,7 +108,7 @@ export class MerchantGateways {
     const { keys, logger, observed, clock, endpoints } = this.options;
     const { merchantAccount } = account;
     const log = (message: string, fields: object) => logger.error({ merchantAccount, ...fields }, message);
-    const context = { clock, log, onRefusedCredentials: () => this.options.countRefusals?.(account, 1), ...(endpoints && { endpoints }) };
+    const context = { clock, log, onRefusedCredentials: () => this.options.countRefused?.(account, 1), ...(endpoints && { endpoints }) };
     try {
       return observed(account.gateway, createVendorGateway(account, openCredentials(keys, account), context));
     } catch (error) {

@@ -62,9 +62,6 @@ const MAX_SEPARATORS = 3;
 const UUID = /(?<![\p{L}\p{N}])[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}(?![\p{L}\p{N}])/giu;
 const withoutIds = (text: string): string => text.replace(UUID, (uuid) => (/[a-f]/i.test(uuid) ? 'x'.repeat(uuid.length) : uuid));
 
-const isDigit = (code: number) => code >= 48 && code <= 57;
-const isAsciiLetter = (code: number) => (code | 32) >= 97 && (code | 32) <= 122;
-
 /** Matches each ASCII text that holds enough digits for a card number. Most texts hold fewer, and their search ends here. */
 const ENOUGH_DIGITS = /\d(?:[^\dA-Za-z]{0,3}\d){12}/;
 /** Circled numbers that NFKC leaves as they are: on a dark ground, in a double circle, and those of Zapf Dingbats. */
@@ -101,7 +98,6 @@ const EDGE = -1;
 const SEPARATOR = -2;
 const IGNORED = -3;
 const kindOf = (code: number): number => {
-  if (code < 128) return isDigit(code) ? code - 48 : isAsciiLetter(code) ? EDGE : SEPARATOR;
   const character = String.fromCodePoint(code);
   if (DECIMAL.test(character)) return valueOf(code);
   return INVISIBLE.test(character) ? IGNORED : LETTER_OR_NUMBER.test(character) ? EDGE : SEPARATOR;
@@ -114,7 +110,7 @@ const MAX_KNOWN = 10_000;
 const kindsOf = (code: number): readonly number[] => {
   let kinds = known.get(code);
   if (!kinds) {
-    kinds = code < 128 ? [kindOf(code)] : Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
+    kinds = Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
     if (known.size >= MAX_KNOWN) known.clear();
     known.set(code, kinds);
   }
@@ -164,7 +160,7 @@ const cardsIn = function* (original: string): Generator<readonly [from: number, 
     for (let first = 0; first < chain.groups.length; first++) {
       const begin = chain.groups[first]!;
       for (let next = first + 1; next <= chain.groups.length; next++) {
-        const end = next < chain.groups.length ? chain.groups[next]! : chain.digits.length;
+        const end = chain.groups[next] ?? chain.digits.length;
         if (end - begin > MAX_DIGITS) break;
         if (end - begin < MIN_DIGITS || !beginsLikeCard(chain.digits, begin, end - begin)) continue;
         if (luhnSum(chain.digits, begin, end) % 10 !== 0) continue;

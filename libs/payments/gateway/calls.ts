@@ -1,6 +1,6 @@
 /** Observes the calls of gateways, for metrics. An observer gets the outcome and the duration of a call, but no data of the payment. */
 import type { Clock } from '#kernel';
-import { type PaymentGateway, UnknownCursor } from './gateway.js';
+import { type GatewayAccount, type PaymentGateway, UnknownCursor } from './gateway.js';
 
 export interface GatewayCall {
   /** `simulator`, `authorize-net` or `stripe`. */
@@ -14,27 +14,24 @@ export interface GatewayCall {
   readonly seconds: number;
 }
 
-/** Calls that a processor refused because of the credentials of a merchant account. `count` 0: the account was taken into use. */
+/** The calls that a processor refused because of the credentials of a merchant account, since the start. */
 export interface RefusedCredentials {
   readonly gateway: string;
   readonly account: string;
-  readonly count: 0 | 1;
+  readonly count: number;
 }
 
 export class GatewayCalls {
   private readonly watchers = new Set<(call: GatewayCall) => void>();
-  /** Those that were counted before anybody watched. */
-  private readonly refusals: RefusedCredentials[] = [];
-  private onRefusal: ((refused: RefusedCredentials) => void) | null = null;
+  private readonly refused = new Map<string, RefusedCredentials>();
 
-  watchRefusals(watcher: (refused: RefusedCredentials) => void): void {
-    this.onRefusal = watcher;
-    for (const refused of this.refusals.splice(0)) watcher(refused);
+  /** `more`: 1 for a refused call; 0 when the account is taken into use. */
+  countRefused({ gateway, merchantAccount: account }: Pick<GatewayAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1): void {
+    this.refused.set(account, { gateway, account, count: (this.refused.get(account)?.count ?? 0) + more });
   }
 
-  countRefusals(refused: RefusedCredentials): void {
-    if (this.onRefusal) this.onRefusal(refused);
-    else this.refusals.push(refused);
+  get refusedCredentials(): readonly RefusedCredentials[] {
+    return [...this.refused.values()];
   }
 
   watch(watcher: (call: GatewayCall) => void): void {
