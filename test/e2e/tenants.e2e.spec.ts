@@ -90,11 +90,12 @@ describe('a flood of one account', () => {
     const { status, before, statuses } = await flooded(400, create(portal.portalId, CARD.slow), queued, create(otherPortalId));
     expect(status).toBe(200);
     expect(before).toBeLessThan(200);
-    // The flood is served as before. A request that is refused has begun nothing.
-    const made = statuses.filter((one) => one === 200).length;
+    // The flood is served as before. On a busy machine, some requests are refused and have begun nothing, and some outcomes come too late.
+    const count = (status: number) => statuses.filter((one) => one === status).length;
+    const [made, refused, late] = [count(200), count(429), count(504)];
     expect(made).toBeGreaterThan(200);
-    expect(statuses.filter((one) => one === 429)).toHaveLength(400 - made);
-    expect(await intentsOf(flood.accountId)).toBe(made);
+    expect(statuses.filter((one) => ![200, 429, 504].includes(one))).toEqual([]);
+    expect([await intentsOf(flood.accountId), made + late]).toEqual([400 - refused, 400 - refused]);
   });
 
   test('300 quick creates: the create of another account is answered before half of them', async () => {
