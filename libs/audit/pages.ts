@@ -20,8 +20,8 @@ export const parsed = (kind: Kind, value: string | null): Cell =>
   value === null ? null : kind === 'cents' ? Number(value) : kind === 'bool' ? value === 'true' : value;
 
 /**
- * Reads pages of rows, each by the key of the last row of the page before. No transaction stays open over a page. This process holds at most two
- * pages.
+ * Reads pages of rows, each by the key of the last row of the page before. No transaction stays open over a page. A page is read only when the caller
+ * asks for it: a page that is read ahead would take the event loop while an export rests.
  */
 export const pagesByKey = async function* <Row>(
   place: readonly string[] | null,
@@ -29,22 +29,14 @@ export const pagesByKey = async function* <Row>(
   read: (place: readonly string[] | null) => Promise<readonly Row[]>,
   limit = PAGE_ROWS,
 ): AsyncGenerator<readonly Row[], void, void> {
-  const first = read(place).catch((error: unknown) => {
+  let rows = await read(place).catch((error: unknown) => {
     // All other parameters were checked before. A part of `after` is not a valid date, id or text.
     throw isDataException(error) ? notAPlace() : error;
   });
-  let next: Promise<readonly Row[]> | null = first;
-  try {
-    while (next !== null) {
-      const rows: readonly Row[] = await next;
-      // Read the next page while the caller writes this one.
-      next = rows.length < limit ? null : read(keyOfRow(rows.at(-1)!));
-      next?.catch(() => undefined);
-      if (rows.length > 0) yield rows;
-    }
-  } finally {
-    // If the caller stops early, a statement is still running. It must not outlive the report.
-    await next?.catch(() => undefined);
+  while (rows.length > 0) {
+    yield rows;
+    if (rows.length < limit) return;
+    rows = await read(keyOfRow(rows.at(-1)!));
   }
 };
 
