@@ -535,6 +535,49 @@ describe('a refund', () => {
     expect((await control.refunds()).filter((one) => one.payment_intent === transactionId)).toHaveLength(1);
   });
 
+  describe('a charge that is taken back days later', () => {
+    const late = async (fault: 'cut_before' | 'cut_after' | null) => {
+      const [chargeTransactionId, ref, begunAt] = [await charged(), drawRef(), now()];
+      const call = { ref, account, leg: 'combined', begunAt, chargeTransactionId, amountCents: 1_000, askedBy: 'reversal' } as const;
+      if (fault) {
+        await control.fault(fault, { op: 'refund', ref, times: null });
+        expect((await gateway.void(call, soon())).kind).not.toBe('approved');
+        await control.heal();
+      }
+      await advance(25 * HOUR + 1_000);
+      const made = async () => (await control.refunds()).filter((one) => one.payment_intent === chargeTransactionId);
+      const end = () => gateway.finalize(about('reversal', ref, chargeTransactionId, begunAt), soon());
+      return { call, end, made };
+    };
+
+    test.each([null, 'cut_before', 'cut_after'] as const)('its money goes back once (first try: %s)', async (fault) => {
+      const { call, end, made } = await late(fault);
+      expect(await Promise.all([gateway.void(call, soon()), gateway.void(call, soon())])).toContainEqual(
+        expect.objectContaining({ kind: 'approved', txn: expect.objectContaining({ means: 'refund' }) }),
+      );
+      expect(await gateway.void(call, soon())).toMatchObject({ kind: 'approved' });
+      expect(await end()).toMatchObject({ kind: 'executed', result: { kind: 'approved', txn: { means: 'refund' } } });
+      await advance(25 * HOUR + 1_000);
+      expect(await gateway.void(call, soon())).toMatchObject({ kind: 'approved' });
+      expect(await made()).toHaveLength(1);
+    });
+
+    test('a charge that shall stay is not taken back: its key is used up first', async () => {
+      const { call, end, made } = await late('cut_before');
+      expect(await end()).toEqual({ kind: 'never' });
+      expect(await gateway.void(call, soon())).toMatchObject({ kind: 'rejected', why: 'finalised' });
+      expect(await end()).toEqual({ kind: 'never' });
+      expect(await made()).toEqual([]);
+    });
+
+    test('it is not sent while its refunds cannot be read', async () => {
+      const { call, made } = await late(null);
+      await control.fault('http_500', { op: 'refunds', times: null });
+      expect(await gateway.void(call, soon())).toEqual({ kind: 'not_processed', answered: false });
+      expect(await made()).toEqual([]);
+    });
+  });
+
   test.each(['cut_after', 'hang', 'half', 'http_500', 'executed_500'] as const)('lost after its execution (%s): finalize finds it', async (name) => {
     const [transactionId, ref] = [await charged(), drawRef()];
     await control.fault(name, { op: 'refund', ref });

@@ -50,6 +50,8 @@ const HOUR_MS = 3_600_000;
 const KEY_KEPT_MS = 24 * HOUR_MS;
 /** Until then, a request under a key counts on the key. The rest is for clocks that differ and for slow calls. */
 const KEY_SAFE_MS = 23 * HOUR_MS;
+/** From then on, a request under a key counts as the first one under it. The rest is as above. */
+const KEY_GONE_MS = 25 * HOUR_MS;
 /** An intent is created within this time of its charge's intent here, on both sides, as the two clocks have it. */
 const CREATED_WITHIN_MS = 10 * 60_000;
 /** Pauses before the second and the third try of a request that was refused only for now. */
@@ -263,6 +265,9 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
         terms,
       );
 
+  /** A key that was first used at this time can be used anew. false if it is no time. */
+  const isGone = (begunMs: number): boolean => clock.now() - begunMs > KEY_GONE_MS;
+
   /** The outcome that a refund shows. null: it cannot be read. */
   const refundedOf = (refund: Fields, ref: Ref, intentId: string, amountCents: Cents | undefined): Outcome<ReversalTxn> | null => {
     const id = idOf(refund.id);
@@ -313,11 +318,28 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
   const asReversal = (outcome: Outcome<ReversalTxn>): Outcome<ReversalTxn> =>
     outcome.kind === 'approved' ? { ...outcome, txn: { ...outcome.txn, means: 'refund' } } : outcome;
 
+  /**
+   * The taking back of a charge has one reference for ever, and recovery may come to it days later. When its key is surely gone, the refunds of the charge
+   * show whether the money went back before. If it did not, the key is used anew.
+   */
+  const takeBack = async (call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>> => {
+    const { ref, chargeTransactionId, amountCents } = call;
+    if (!isGone(Date.parse(call.begunAt))) return asReversal(await refund(call, signal));
+    try {
+      const found = await refundOf(ref, chargeTransactionId, signal);
+      const before = found && refundedOf(found, ref, chargeTransactionId, amountCents);
+      if (before) return asReversal(before);
+      if (found || !keysAreBound) return { kind: 'not_processed', answered: false };
+    } catch (error) {
+      if (error instanceof StripeUnanswered) return { kind: 'not_processed', answered: false };
+      throw error;
+    }
+    return asReversal(await refund({ ...call, begunAt: timestamp(clock.now()) }, signal));
+  };
+
   // A charge is captured at once, so only a refund can undo it.
   const voided = async (call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>> =>
-    call.askedBy === 'reversal'
-      ? asReversal(await refund(call, signal))
-      : { kind: 'rejected', why: 'already_settled', raw: 'this gateway has no voids' };
+    call.askedBy === 'reversal' ? takeBack(call, signal) : { kind: 'rejected', why: 'already_settled', raw: 'this gateway has no voids' };
 
   // ---- What became of a reference -------------------------------------------------------------------------------------------------
 
@@ -414,7 +436,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
 
   /**
    * Uses the key of a refund up, at another endpoint. If that is accepted, the key can never refund. If the key is bound to the refund already, the
-   * same refund under the same key gives its stored answer.
+   * same refund under the same key gives its stored answer. The key of a taking back is used up anew when it is gone (see `takeBack`).
    */
   const finalizeRefund = async (call: ReferenceCall, intentId: string, begunMs: number, signal: AbortSignal): Promise<Finalized<ReversalTxn>> => {
     const { ref, op, amountCents } = call;
@@ -422,8 +444,10 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       kind: 'executed',
       result: op === 'reversal' ? asReversal(outcome) : outcome,
     });
-    const keySafeUntilMs = begunMs + KEY_SAFE_MS;
-    if (keysAreBound && clock.now() <= keySafeUntilMs) {
+    const anew = op === 'reversal' && isGone(begunMs);
+    const before = anew ? await refundOf(ref, intentId, signal) : null;
+    const keySafeUntilMs = (anew ? clock.now() : begunMs) + KEY_SAFE_MS;
+    if (keysAreBound && !before && clock.now() <= keySafeUntilMs) {
       const keyed = { signal, key: ref, notAfterMs: keySafeUntilMs };
       const close: StripeCall = (stripe, terms) => stripe.paymentIntents.update(intentId, { metadata: { payfold_closed: ref } }, terms);
       const { answered } = await patiently(close, keyed);
@@ -441,7 +465,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       if (isFinal) return executed(outcome);
       // The stored answer is a 500, or the refund had other parameters. The list shows whether it was made.
     }
-    const found = await refundOf(ref, intentId, signal);
+    const found = before ?? (await refundOf(ref, intentId, signal));
     if (!found) return absent(begunMs);
     const outcome = refundedOf(found, ref, intentId, amountCents);
     return outcome ? executed(outcome) : unreachable;
