@@ -45,6 +45,10 @@ let running: Running;
 let partner: Partner;
 let dataDir: DataDir;
 let doomed: RunningProcess | null = null;
+/** What doomed processes wrote. */
+const written: string[] = [];
+/** The file of the write-ahead log in which the spec begins. */
+let firstWal: string;
 
 type Moment = 'before' | 'after';
 /** The next kill: at the call with this number, counted from 1. null: calls pass. */
@@ -88,6 +92,8 @@ beforeAll(async () => {
   // This process calls the doubles directly. The address of an account counts for other processes: they call by the proxy.
   running = await startIn({ folder, stops }, 'sandbox', { 'authorize-net': net.endpoint, stripe: stripe.url });
   partner = new Partner(running.url + PARTNER, running.apiKey);
+  const { rows } = await running.services.pool.query<{ name: string }>('select pg_walfile_name(pg_current_wal_lsn()) as name');
+  firstWal = rows[0]!.name;
   const add = async (id: string, gateway: string, endpoint: string, credentials: string) => {
     const args = ['merchant-accounts', 'add', id, '--gateway', gateway, '--environment', 'sandbox', '--endpoint', endpoint];
     const done = await payfoldOn(running, [...args, '--credentials-file', '-', '--yes'], credentials);
@@ -174,7 +180,7 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
   /** Kills a process at the call with a number. Resolves to null, or to the status of the answer if the flow had fewer calls. */
   const killedAt = async (call: number, moment: Moment, path: string, body: object, key: string): Promise<number | null> => {
     const { databaseUrl, dataDir: data } = running;
-    const env = { DATABASE_URL: databaseUrl, MASTER_KEY_FILE: join(data, 'master.key'), SIMULATOR_URL: 'http://127.0.0.1:1' };
+    const env = { DATABASE_URL: databaseUrl, MASTER_KEY_FILE: join(data, 'master.key'), SIMULATOR_URL: 'http://127.0.0.1:1', LOG_LEVEL: 'debug' };
     doomed ??= await start('api', dataDir, env);
     [crash, calls] = [{ call, moment }, 0];
     const answer = await new Partner(doomed.url + PARTNER, running.apiKey).post(path, body, key).then(
@@ -183,7 +189,9 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
     );
     crash = null;
     if (answer !== null) return answer;
-    expect((await doomed.exited).signal).toBe('SIGKILL');
+    const { signal, stdout, stderr } = await doomed.exited;
+    expect(signal).toBe('SIGKILL');
+    written.push(stdout + stderr);
     doomed = null;
     return null;
   };
@@ -303,4 +311,53 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
     }
     expect(await netOfAll()).toBe(sum);
   }, 180_000);
+});
+
+describe('no place that keeps data', () => {
+  const SECRETS = ['key-of-one-0001', 'sk_test_double_one_0001', CARD.replaceAll(' ', ''), CARD];
+  /** The secrets that bytes show: as text, as UTF-16, as hex, and in base64 from each of three places. */
+  const secretsIn = (bytes: Buffer): string[] =>
+    SECRETS.filter((secret) => {
+      const utf8 = Buffer.from(secret);
+      const shifted = [0, 1, 2].map((by) => Buffer.concat([Buffer.alloc(by), utf8]).toString('base64').slice(by === 0 ? 0 : 4, -4)); // prettier-ignore
+      return [utf8, Buffer.from(secret, 'utf16le'), utf8.toString('hex'), ...shifted].some((form) => bytes.includes(form));
+    });
+  const tables = async (): Promise<Buffer> => {
+    const { rows } = await running.services.pool.query<{ name: string }>(
+      `select quote_ident(n.nspname) || '.' || quote_ident(c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
+       where c.relkind in ('r', 'p', 'm') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')`,
+    );
+    const texts: string[] = [];
+    for (const { name } of rows)
+      texts.push(...(await running.services.pool.query<{ row: string }>(`select t::text as row from ${name} t`)).rows.map(({ row }) => row));
+    return Buffer.from(texts.join('\n'));
+  };
+  const writeAheadLog = async (): Promise<readonly Buffer[]> => {
+    const { rows } = await running.services.pool.query<{ name: string }>(
+      'select name from pg_ls_waldir() where name between $1 and pg_walfile_name(pg_current_wal_lsn()) order by name',
+      [firstWal],
+    );
+    const segments: Buffer[] = [];
+    for (const { name } of rows)
+      segments.push(
+        (await running.services.pool.query<{ bytes: Buffer }>(`select pg_read_binary_file('pg_wal/' || $1) as bytes`, [name])).rows[0]!.bytes,
+      );
+    return segments;
+  };
+
+  test('holds a card or a key of a processor: tables, write-ahead log, logs of all processes', async () => {
+    const found = async () => ({
+      tables: secretsIn(await tables()),
+      log: [...new Set((await writeAheadLog()).flatMap(secretsIn))],
+      lines: secretsIn(Buffer.from([...running.log, ...written].join('\n'))),
+    });
+    expect(written.length).toBeGreaterThan(10);
+    expect((await tables()).length).toBeGreaterThan(100_000);
+    expect(await found()).toEqual({ tables: [], log: [], lines: [] });
+    // The search finds a leak in each form.
+    const [key] = SECRETS as [string];
+    await running.services.pool.query('create table leak as select encode($1::bytea, $2) as value', [Buffer.from(`x${key}`), 'base64']);
+    expect(await found()).toMatchObject({ tables: [key], log: [key] });
+    for (const form of ['hex', 'utf8', 'utf16le'] as const) expect(secretsIn(Buffer.from(form === 'hex' ? Buffer.from(key).toString('hex') : key, form === 'hex' ? 'utf8' : form))).toEqual([key]); // prettier-ignore
+  });
 });
