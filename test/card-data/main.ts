@@ -14,28 +14,11 @@ import { createPool, freePort, type Pool } from '#platform';
 import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
 import { adminUrlOf, DataDir, launch, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { writeReport } from '../support/report.js';
+import { type Sink, tablesOf } from '../support/sinks.js';
 import { driveCards, newCard, SHOP, SPELLINGS } from './drive.js';
 import { CardSearch, securityCodes } from './scan.js';
 
 const { values } = parseArgs({ options: { rounds: { type: 'string', default: '5' } } });
-
-interface Sink {
-  readonly name: string;
-  readonly bytes: Buffer;
-}
-
-const tablesOf = async (pool: Pool): Promise<Sink[]> => {
-  const { rows } = await pool.query<{ name: string }>(
-    `select quote_ident(n.nspname) || '.' || quote_ident(c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
-     where c.relkind in ('r', 'p', 'm') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')`,
-  );
-  const sinks: Sink[] = [];
-  for (const { name } of rows) {
-    const { rows: found } = await pool.query<{ row: string }>(`select t::text as row from ${name} t`);
-    sinks.push({ name: `table ${name}`, bytes: Buffer.from(found.map(({ row }) => row).join('\n')) });
-  }
-  return sinks;
-};
 
 const filesOf = (directory: string): Sink[] =>
   readdirSync(directory, { recursive: true, encoding: 'utf8' })

@@ -11,6 +11,7 @@ import { REPORTS } from '#audit';
 import { createPool, freePort } from '#platform';
 import { intakeOf, Payer, SHOP } from '../support/checkout.js';
 import { adminUrlOf, DataDir, newKey, runtimeOf, start, welcomeOf } from '../support/processes.js';
+import { search, type Sink, tablesOf } from '../support/sinks.js';
 import { CARD, PAYMENTS, paymentOf } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -18,42 +19,6 @@ const RUN_MS = 240_000;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // The search.
-
-/** The forms in which a program may write a text: as it is, two-byte, hex, base64 at each alignment, percent-encoded, escaped, backwards. */
-const formsOf = (text: string): readonly Buffer[] => {
-  const bytes = Buffer.from(text);
-  const base64 = [0, 1, 2].map((shift) => {
-    const coded = Buffer.concat([Buffer.alloc(shift), bytes])
-      .toString('base64')
-      .replaceAll('=', '');
-    // The first and the last characters depend on the neighbours.
-    return coded.slice(shift === 0 ? 0 : shift + 1, coded.length - 1);
-  });
-  return [
-    bytes,
-    Buffer.from(text, 'utf16le'),
-    Buffer.from(bytes.toString('hex')),
-    Buffer.from(bytes.toString('hex').toUpperCase()),
-    ...base64.map((coded) => Buffer.from(coded)),
-    Buffer.from(encodeURIComponent(text)),
-    Buffer.from(encodeURIComponent(text).replaceAll('%20', '+')),
-    Buffer.from([...text].reverse().join('')),
-    Buffer.from(text.toLowerCase()),
-    Buffer.from(text.toUpperCase()),
-  ];
-};
-
-interface Sink {
-  readonly name: string;
-  readonly bytes: Buffer;
-}
-
-/** The names of the texts that stand in the sinks, each with the sink. */
-const search = (texts: Readonly<Record<string, string>>, sinks: readonly Sink[]): string[] =>
-  Object.entries(texts).flatMap(([name, text]) => {
-    const forms = formsOf(text);
-    return sinks.filter(({ bytes }) => forms.some((form) => bytes.includes(form))).map((sink) => `${name} in ${sink.name}`);
-  });
 
 describe('the search sees a text', () => {
   const text = 'Quillfeather of Elm Street';
@@ -111,15 +76,7 @@ const leaks: Record<string, string> = {};
 const tables = async (): Promise<Sink[]> => {
   const pool = createPool(adminUrlOf(dataDir), { name: 'planted', max: 1, statementTimeoutMs: 0 });
   try {
-    const { rows } = await pool.query<{ name: string }>(
-      `select quote_ident(n.nspname) || '.' || quote_ident(c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
-       where c.relkind in ('r', 'p', 'm') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')`,
-    );
-    const found: Sink[] = [];
-    for (const { name } of rows) {
-      const dumped = await pool.query<{ row: string }>(`select t::text as row from ${name} t`);
-      found.push({ name: `table ${name}`, bytes: Buffer.from(dumped.rows.map(({ row }) => row).join('\n')) });
-    }
+    const found = await tablesOf(pool);
     // After the rows were read, so these must be found in the files of Postgres.
     leaks['a row'] = token('Leakrow');
     leaks['a deleted row'] = token('Leakgone');

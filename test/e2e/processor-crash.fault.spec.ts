@@ -12,17 +12,8 @@ import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { NO_FEE, type FeeConfig } from '#accounts';
-import { CLOSED, fold } from '#kernel';
-import {
-  createRecovery,
-  isVisible,
-  payment as decider,
-  paymentEvents,
-  paymentIdOf,
-  paymentView,
-  postgresRecoveryWork,
-  type VisiblePayment,
-} from '#payments';
+import { CLOSED } from '#kernel';
+import { createRecovery, isVisible, paymentView, postgresRecoveryWork, type VisiblePayment } from '#payments';
 import { Partner } from '../../apps/demo/partner.js';
 import { type AuthorizeNetDouble, startAuthorizeNetDouble } from '../doubles/authorize-net/server.js';
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
@@ -31,7 +22,8 @@ import { eventually } from '../support/eventually.js';
 import { payfoldOn, type Running, startIn } from '../support/merchants.js';
 import { DataDir, kill, newKey, type RunningProcess, start } from '../support/processes.js';
 import { PARTNER, paymentOf } from '../support/service.js';
-import { endLeases } from '../support/truth.js';
+import { search, type Sink, tablesOf } from '../support/sinks.js';
+import { endLeases, paymentStreams } from '../support/truth.js';
 
 const CARD = '4111 1111 1111 1111';
 const MERCHANT = 'login-one';
@@ -45,7 +37,7 @@ let running: Running;
 let partner: Partner;
 let dataDir: DataDir;
 let doomed: RunningProcess | null = null;
-/** What doomed processes wrote. */
+/** The output of the doomed processes. */
 const written: string[] = [];
 /** The file of the write-ahead log in which the spec begins. */
 let firstWal: string;
@@ -56,13 +48,13 @@ let crash: { readonly call: number; readonly moment: Moment } | null = null;
 let calls = 0;
 
 /** Passes requests on to a processor, and kills the process that sent them. Only the doomed process uses it. */
-const proxyTo = async (target: () => string): Promise<string> => {
+const proxyTo = async (target: string): Promise<string> => {
   const pass = async (request: IncomingMessage, response: ServerResponse) => {
     const body = await buffer(request);
     calls += 1;
     const moment = crash?.call === calls ? crash.moment : null;
     if (moment === 'before') return kill(doomed!.pid);
-    const { hostname, port } = new URL(target());
+    const { hostname, port } = new URL(target);
     const passed = http.request({ agent: false, hostname, port, path: request.url, method: request.method, headers: request.headers }).end(body);
     const [answer] = (await once(passed, 'response')) as [IncomingMessage];
     const text = await buffer(answer);
@@ -100,8 +92,8 @@ beforeAll(async () => {
     expect([done.code, done.stderr]).toEqual([0, '']);
   };
   const { pathname } = new URL(net.endpoint);
-  await add('net', 'authorize-net', (await proxyTo(() => net.endpoint)) + pathname, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
-  await add('cards', 'stripe', await proxyTo(() => stripe.url), '{"secretKey":"sk_test_double_one_0001"}');
+  await add('net', 'authorize-net', (await proxyTo(net.endpoint)) + pathname, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
+  await add('cards', 'stripe', await proxyTo(stripe.url), '{"secretKey":"sk_test_double_one_0001"}');
 });
 afterAll(async () => {
   for (const stop of stops.reverse()) await stop();
@@ -117,10 +109,8 @@ interface Processor {
   readonly settle: () => Promise<unknown>;
   /** Moves the clock of the double. */
   readonly passTime: (ms: number) => Promise<unknown>;
-  /** Cents that the processor holds of a charge. */
-  readonly netOf: (ref: string) => Promise<number>;
-  /** Cents that it holds of all charges. */
-  readonly net: () => Promise<number>;
+  /** Cents that the processor holds of a charge. null: of all charges. */
+  readonly netOf: (ref: string | null) => Promise<number>;
 }
 
 const netOfAuthorizeNet = (ref: string | null): number => {
@@ -132,10 +122,12 @@ const netOfAuthorizeNet = (ref: string | null): number => {
     return sum + amountCents - refunds.reduce((cents, refund) => cents + refund.amountCents, 0);
   }, 0);
 };
-const netOfStripe = async (isMine: (intent: unknown) => boolean): Promise<number> =>
-  (await cards.charges())
-    .filter(({ payment_intent, status }) => status === 'succeeded' && isMine(payment_intent))
+const netOfStripe = async (ref: string | null): Promise<number> => {
+  const ids = ref === null ? null : (await cards.intents(ref)).map(({ id }) => id);
+  return (await cards.charges())
+    .filter(({ payment_intent, status }) => status === 'succeeded' && (ids === null || ids.includes(payment_intent as string)))
     .reduce((sum, { amount, amount_refunded }) => sum + Number(amount) - Number(amount_refunded), 0);
+};
 
 const PROCESSORS: readonly Processor[] = [
   {
@@ -146,7 +138,6 @@ const PROCESSORS: readonly Processor[] = [
     settle: async () => net.vendor.closeNow(MERCHANT),
     passTime: async (ms) => net.vendor.moveTo(net.vendor.ahead + ms),
     netOf: async (ref) => netOfAuthorizeNet(ref),
-    net: async () => netOfAuthorizeNet(null),
   },
   {
     gateway: 'stripe',
@@ -155,15 +146,11 @@ const PROCESSORS: readonly Processor[] = [
     payment: (portalId) => paymentOf(portalId, { paymentMethod: { type: 'card_token', token: 'pm_card_visa' } }),
     settle: () => cards.payOut(),
     passTime: (ms) => cards.advance(ms),
-    netOf: async (ref) => {
-      const ids = (await cards.intents(ref)).map(({ id }) => id);
-      return netOfStripe((intent) => ids.includes(intent as string));
-    },
-    net: () => netOfStripe(() => true),
+    netOf: netOfStripe,
   },
 ];
 
-describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment, settle, passTime, netOf, net: netOfAll }) => {
+describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment, settle, passTime, netOf }) => {
   let portalId: string;
   beforeAll(async () => {
     const { admin, inForce, accountId } = running;
@@ -177,8 +164,12 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
     return reply.data.id as string;
   };
 
+  interface Asked {
+    readonly path: string;
+    readonly body: object;
+  }
   /** Kills a process at the call with a number. Resolves to null, or to the status of the answer if the flow had fewer calls. */
-  const killedAt = async (call: number, moment: Moment, path: string, body: object, key: string): Promise<number | null> => {
+  const killedAt = async (call: number, moment: Moment, { path, body, key }: Asked & { readonly key: string }): Promise<number | null> => {
     const { databaseUrl, dataDir: data } = running;
     const env = { DATABASE_URL: databaseUrl, MASTER_KEY_FILE: join(data, 'master.key'), SIMULATOR_URL: 'http://127.0.0.1:1', LOG_LEVEL: 'debug' };
     doomed ??= await start('api', dataDir, env);
@@ -198,11 +189,10 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
 
   interface Flow {
     readonly name: string;
-    readonly path: (target: string) => string;
-    readonly body: object;
+    /** Prepares a request. */
+    readonly request: () => Promise<Asked>;
     /** The calls of the flow. */
     readonly calls: number;
-    readonly settled?: true;
     /**
      * How many payments wait for the batch afterwards, with those of earlier flows. Only the batch can tell that Authorize.Net never got a charge, and
      * what became of a refund.
@@ -210,37 +200,31 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
     readonly waiting: number;
   }
   const twoLegs = fee.chargeMode !== 'combined';
+  const onSettled = async () => {
+    const target = await paid();
+    await settle();
+    return { path: `payments/${target}/refund`, body: { feeType: 'include_fee' } };
+  };
+  const toVoid = async () => ({ path: `payments/${await paid()}/void`, body: { reason: 'crash' } });
   const FLOWS: readonly Flow[] = [
-    { name: 'create', path: () => 'payments', body: {}, calls: 2, waiting: twoLegs ? 2 : 0 },
+    { name: 'create', request: async () => ({ path: 'payments', body: payment(portalId) }), calls: 2, waiting: twoLegs ? 2 : 0 },
     // Stripe cannot void.
-    ...(twoLegs ? [{ name: 'void', path: (target: string) => `payments/${target}/void`, body: { reason: 'crash' }, calls: 2, waiting: 2 }] : []),
-    {
-      name: 'refund with fee',
-      path: (target) => `payments/${target}/refund`,
-      body: { feeType: 'include_fee' },
-      calls: twoLegs ? 6 : 1,
-      settled: true,
-      waiting: twoLegs ? 8 : 0,
-    },
+    ...(twoLegs ? [{ name: 'void', request: toVoid, calls: 2, waiting: 2 }] : []),
+    { name: 'refund with fee', request: onSettled, calls: twoLegs ? 6 : 1, waiting: twoLegs ? 8 : 0 },
   ];
 
-  const killed: (Flow & { readonly key: string; readonly at: string; readonly sent: object })[] = [];
+  const killed: (Asked & { readonly name: string; readonly key: string })[] = [];
   const retry = async (name: string): Promise<number[]> => {
     const statuses: number[] = [];
-    for (const one of killed) if (one.name === name) statuses.push((await partner.post(one.at, one.sent, one.key)).status);
+    for (const one of killed) if (one.name === name) statuses.push((await partner.post(one.path, one.body, one.key)).status);
     return statuses;
   };
 
   /** The payments of this portal, folded from the log. */
-  const payments = async () => {
-    const streams = new Map<string, ReturnType<typeof paymentEvents.read>[]>();
-    for await (const batch of running.services.store.readAll(null, { streamPrefixes: ['payment-'] }))
-      for (const event of batch) streams.set(event.stream, [...(streams.get(event.stream) ?? []), paymentEvents.read(event)]);
-    return [...streams].flatMap(([stream, facts]) => {
-      const state = fold(decider, facts);
-      return isVisible(state) && state.terms.portalId === portalId ? [{ id: paymentIdOf(stream), state }] : [];
-    });
-  };
+  const payments = async () =>
+    (await paymentStreams(running.services.store)).flatMap(({ paymentId: id, payment: state }) =>
+      isVisible(state) && state.terms.portalId === portalId ? [{ id, state }] : [],
+    );
 
   /** Cents that the processor holds of a payment. */
   const heldFor = async ({ terms }: VisiblePayment): Promise<number> => {
@@ -267,18 +251,15 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
 
   test.each(FLOWS)(
     '$name: killed before its first call, and after each call',
-    async (flow) => {
-      const { name, path, body, calls: expected, settled, waiting } = flow;
+    async ({ name, request, calls: expected, waiting }) => {
       const crashes: readonly [number, Moment][] = [[1, 'before'], ...Array.from({ length: 20 }, (_, at): [number, Moment] => [at + 1, 'after'])];
       let ended: number | null = null;
       let kills = 0;
       for (const [call, moment] of crashes) {
-        const [key, at] = [newKey(name.replaceAll(' ', '-')), path(name === 'create' ? '' : await paid())];
-        if (settled) await settle();
-        const sent = name === 'create' ? payment(portalId) : body;
-        ended = await killedAt(call, moment, at, sent, key);
+        const asked = { ...(await request()), name, key: newKey(name.replaceAll(' ', '-')) };
+        ended = await killedAt(call, moment, asked);
         if (ended !== null) break;
-        killed.push({ ...flow, key, at, sent });
+        killed.push(asked);
         kills += 1;
       }
       expect([ended, kills]).toEqual([200, expected + 1]);
@@ -309,55 +290,37 @@ describe.each(PROCESSORS)('$gateway', ({ gateway, merchantAccount, fee, payment,
       expect(['succeeded', 'voided', 'refunded', 'failed']).toContain(status);
       sum += cents;
     }
-    expect(await netOfAll()).toBe(sum);
+    expect(await netOf(null)).toBe(sum);
   }, 180_000);
 });
 
 describe('no place that keeps data', () => {
-  const SECRETS = ['key-of-one-0001', 'sk_test_double_one_0001', CARD.replaceAll(' ', ''), CARD];
-  /** The secrets that bytes show: as text, as UTF-16, as hex, and in base64 from each of three places. */
-  const secretsIn = (bytes: Buffer): string[] =>
-    SECRETS.filter((secret) => {
-      const utf8 = Buffer.from(secret);
-      const shifted = [0, 1, 2].map((by) => Buffer.concat([Buffer.alloc(by), utf8]).toString('base64').slice(by === 0 ? 0 : 4, -4)); // prettier-ignore
-      return [utf8, Buffer.from(secret, 'utf16le'), utf8.toString('hex'), ...shifted].some((form) => bytes.includes(form));
-    });
-  const tables = async (): Promise<Buffer> => {
-    const { rows } = await running.services.pool.query<{ name: string }>(
-      `select quote_ident(n.nspname) || '.' || quote_ident(c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
-       where c.relkind in ('r', 'p', 'm') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')`,
-    );
-    const texts: string[] = [];
-    for (const { name } of rows)
-      texts.push(...(await running.services.pool.query<{ row: string }>(`select t::text as row from ${name} t`)).rows.map(({ row }) => row));
-    return Buffer.from(texts.join('\n'));
-  };
-  const writeAheadLog = async (): Promise<readonly Buffer[]> => {
+  const SECRETS = { key: 'key-of-one-0001', secretKey: 'sk_test_double_one_0001', card: CARD.replaceAll(' ', ''), groups: CARD };
+  const writeAheadLog = async (): Promise<readonly Sink[]> => {
     const { rows } = await running.services.pool.query<{ name: string }>(
       'select name from pg_ls_waldir() where name between $1 and pg_walfile_name(pg_current_wal_lsn()) order by name',
       [firstWal],
     );
-    const segments: Buffer[] = [];
-    for (const { name } of rows)
-      segments.push(
-        (await running.services.pool.query<{ bytes: Buffer }>(`select pg_read_binary_file('pg_wal/' || $1) as bytes`, [name])).rows[0]!.bytes,
-      );
+    const segments: Sink[] = [];
+    for (const { name } of rows) {
+      const { rows: read } = await running.services.pool.query<{ bytes: Buffer }>(`select pg_read_binary_file('pg_wal/' || $1) as bytes`, [name]);
+      segments.push({ name: 'write-ahead log', bytes: read[0]!.bytes });
+    }
     return segments;
   };
 
   test('holds a card or a key of a processor: tables, write-ahead log, logs of all processes', async () => {
-    const found = async () => ({
-      tables: secretsIn(await tables()),
-      log: [...new Set((await writeAheadLog()).flatMap(secretsIn))],
-      lines: secretsIn(Buffer.from([...running.log, ...written].join('\n'))),
-    });
+    const found = async () => {
+      const lines = { name: 'log lines', bytes: Buffer.from([...running.log, ...written].join('\n')) };
+      return new Set(search(SECRETS, [...(await tablesOf(running.services.pool)), ...(await writeAheadLog()), lines]));
+    };
     expect(written.length).toBeGreaterThan(10);
-    expect((await tables()).length).toBeGreaterThan(100_000);
-    expect(await found()).toEqual({ tables: [], log: [], lines: [] });
-    // The search finds a leak in each form.
-    const [key] = SECRETS as [string];
-    await running.services.pool.query('create table leak as select encode($1::bytea, $2) as value', [Buffer.from(`x${key}`), 'base64']);
-    expect(await found()).toMatchObject({ tables: [key], log: [key] });
-    for (const form of ['hex', 'utf8', 'utf16le'] as const) expect(secretsIn(Buffer.from(form === 'hex' ? Buffer.from(key).toString('hex') : key, form === 'hex' ? 'utf8' : form))).toEqual([key]); // prettier-ignore
+    expect((await tablesOf(running.services.pool)).reduce((sum, { bytes }) => sum + bytes.length, 0)).toBeGreaterThan(100_000);
+    expect(await found()).toEqual(new Set());
+    await running.services.pool.query('create table public.leak as select encode($1::bytea, $2) as value', [
+      Buffer.from(`x${SECRETS.key}`),
+      'base64',
+    ]);
+    expect(await found()).toEqual(new Set(['key in table public.leak', 'key in write-ahead log']));
   });
 });

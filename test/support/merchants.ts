@@ -17,7 +17,7 @@ const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pat
 export interface Place {
   /** Data directories are made in it. */
   readonly folder: string;
-  /** What a spec calls at its end, last one first. */
+  /** Called at the end of a spec, last one first. */
   readonly stops: (() => unknown)[];
 }
 

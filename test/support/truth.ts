@@ -1,6 +1,6 @@
 /** Compares the log with the bank after crashes and chaos runs, when every process runs again. Uses no read model. */
 import assert from 'node:assert/strict';
-import type { Recorded } from '#eventstore';
+import type { EventStore, Recorded } from '#eventstore';
 import { CLOSED, fold } from '#kernel';
 import {
   createRecovery,
@@ -95,12 +95,8 @@ export interface Books {
 const netOf = (charges: readonly Truth[]) =>
   charges.reduce((sum, { amountCents = 0, voidedCents = 0, refundedCents = 0 }) => sum + amountCents - voidedCents - refundedCents, 0);
 
-/**
- * Reads the log and the bank, and checks the rules for the end of every run (A1 to A12). Every charge of the bank has its payment (A2). Log and bank
- * agree to the cent for each payment (A2, A4). No leg returned more than it took (A5). Every stream can be folded (A6). Positions have no gaps, and
- * no payment is open (A9).
- */
-export const readBooks = async ({ store, pool }: Services, bank: SimulatorControl): Promise<Books> => {
+/** The payments, folded from the log. */
+export const paymentStreams = async (store: EventStore) => {
   const streams = new Map<string, Recorded[]>();
   for await (const events of store.readAll(null, { streamPrefixes: ['payment-'] }))
     for (const event of events) {
@@ -108,13 +104,23 @@ export const readBooks = async ({ store, pool }: Services, bank: SimulatorContro
       if (known) known.push(event);
       else streams.set(event.stream, [event]);
     }
+  return [...streams].map(([stream, events]) => {
+    const facts = events.map(paymentEvents.read);
+    return { stream, paymentId: paymentIdOf(stream), facts, payment: fold(decider, facts) };
+  });
+};
+
+/**
+ * Reads the log and the bank, and checks the rules for the end of every run (A1 to A12). Every charge of the bank has its payment (A2). Log and bank
+ * agree to the cent for each payment (A2, A4). No leg returned more than it took (A5). Every stream can be folded (A6). Positions have no gaps, and
+ * no payment is open (A9).
+ */
+export const readBooks = async ({ store, pool }: Services, bank: SimulatorControl): Promise<Books> => {
+  const streams = await paymentStreams(store);
   const charges = (await bank.truth()).filter(({ op, result }) => op === 'charge' && result === 'approved');
   const unclaimed = new Map(charges.map((charge) => [charge.ref, charge]));
 
-  const payments = [...streams].map(([stream, events]): Book => {
-    const paymentId = paymentIdOf(stream);
-    const facts = events.map(paymentEvents.read);
-    const payment = fold(decider, facts);
+  const payments = streams.map(({ stream, paymentId, facts, payment }): Book => {
     const legs = isVisible(payment) ? payment.terms.legs : [];
     const mine = legs.flatMap((leg) => {
       const charge = unclaimed.get(leg.references.charge);
