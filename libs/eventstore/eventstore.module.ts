@@ -4,6 +4,7 @@ import { type DynamicModule, Global, Module } from '@nestjs/common';
 import {
   cardInTextCheck,
   createPersonalKeys,
+  OPENED_KEYS_KEPT_MS,
   migrate,
   type Migration,
   missingMigrations,
@@ -175,7 +176,11 @@ const openPersonalKeys = (context: ProcessContext): CountedPersonalKeys => {
   });
   // Of the roles, only the API seals new text.
   if (options.role === 'api') durable.warm();
-  context.atEnd(() => durable.stop());
+  const expiring = setInterval(() => durable.expire(), OPENED_KEYS_KEPT_MS).unref();
+  context.atEnd(() => {
+    clearInterval(expiring);
+    return durable.stop();
+  });
   return {
     take: () => durable.take(),
     open: (keyIds) => durable.open(keyIds),

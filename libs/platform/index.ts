@@ -16,6 +16,7 @@ export {
   boxAsText,
   boxInText,
   createPersonalKeys,
+  OPENED_KEYS_KEPT_MS,
   type Erasure,
   OpenedKeys,
   type Opening,

@@ -263,9 +263,10 @@ export interface PersonalKeysOptions {
   readonly random?: RandomBytes;
 }
 
-/** Keys that a process keeps after it has opened them: twice as many, for twice as long at most while it works. */
+/** Opened keys that a process keeps. It keeps at most twice as many. */
 const KEPT_KEYS = 2_000;
-const KEPT_MS = 30_000;
+/** A process calls `expire` this often. So an opened key is gone at most three times as long after its last use. */
+export const OPENED_KEYS_KEPT_MS = 30_000;
 
 interface KeptKey {
   readonly wrapped: Buffer;
@@ -299,10 +300,11 @@ class LatelyOpened {
     this.older.delete(keyId);
   }
 
-  private turn(): void {
+  /** Drops keys that were not used since the last turn but one. */
+  turn(): void {
     const age = this.clock.monotonic() - this.turnedAt;
-    if (this.newer.size < KEPT_KEYS && age < KEPT_MS) return;
-    this.older = age < 2 * KEPT_MS ? this.newer : new Map<string, KeptKey>();
+    if (this.newer.size < KEPT_KEYS && age < OPENED_KEYS_KEPT_MS) return;
+    this.older = age < 2 * OPENED_KEYS_KEPT_MS ? this.newer : new Map<string, KeptKey>();
     this.newer = new Map();
     this.turnedAt = this.clock.monotonic();
   }
@@ -314,11 +316,18 @@ const RETRY_MS = 500;
 /** Requests that open keys at the same time share a statement. */
 const OPENING = { maxItems: 100, inFlight: 2 } as const;
 
-/** `warm` writes the first block before a request needs it. `stop` gives unused keys back. */
-export const createPersonalKeys = (rows: PersonalKeyRows, options: PersonalKeysOptions): PersonalKeys & { warm(): void; stop(): Promise<void> } =>
-  new DurableKeys(rows, options);
+export interface PersonalKeysOfProcess extends PersonalKeys {
+  /** Writes the first block before a request needs it. */
+  warm(): void;
+  /** Drops opened keys that were not used lately. A process that serves calls it every {@link OPENED_KEYS_KEPT_MS}. */
+  expire(): void;
+  /** Gives unused keys back. */
+  stop(): Promise<void>;
+}
 
-class DurableKeys implements PersonalKeys {
+export const createPersonalKeys = (rows: PersonalKeyRows, options: PersonalKeysOptions): PersonalKeysOfProcess => new DurableKeys(rows, options);
+
+class DurableKeys implements PersonalKeysOfProcess {
   private ready: PersonalKey[] = [];
   private writing: Promise<void> | null = null;
   private failedAt = Number.NEGATIVE_INFINITY;
@@ -341,6 +350,10 @@ class DurableKeys implements PersonalKeys {
   /** Writes the first block in the background, so that the first request finds it. */
   warm(): void {
     this.writeEarly();
+  }
+
+  expire(): void {
+    this.lately.turn();
   }
 
   async take(): Promise<PersonalKey> {

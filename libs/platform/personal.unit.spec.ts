@@ -1,12 +1,23 @@
 /** Boxes, and the blocks of keys: which request waits, and what happens while no key can be written. */
 import { describe, expect, test } from '@jest/globals';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import fc from 'fast-check';
 import { canonicalJson, type Json, type Personal } from '#kernel';
 import { MovableClock } from '../../test/support/clock.js';
 import { MemoryPersonalKeyRows } from '../../test/support/personal-keys.js';
 import { systemIds } from './ids.js';
 import { newKeyRing } from './keys.js';
-import { boxAsText, boxInText, createPersonalKeys, OpenedKeys, PersonalKey, type PersonalKeyRows, type PersonalKeysOptions } from './personal.js';
+import {
+  boxAsText,
+  boxInText,
+  createPersonalKeys,
+  OPENED_KEYS_KEPT_MS,
+  OpenedKeys,
+  PersonalKey,
+  type PersonalKeyRows,
+  type PersonalKeysOptions,
+} from './personal.js';
 
 const ID = '018f0000-0000-7000-8000-00000000000a';
 const key = new PersonalKey(ID, Buffer.alloc(64, 7));
@@ -243,6 +254,21 @@ describe('opening', () => {
     rows.erased.clear();
     rows.keys.set(id, row);
     expect(await opened()).not.toBe(later);
+  });
+  test('an opened key leaves the memory of a process that shows nothing more', async () => {
+    setFlagsFromString('--expose-gc');
+    const collect = runInNewContext('gc') as () => void;
+    const { personal, clock } = open({ block: 1 });
+    const { id } = await personal.take();
+    const opened = new WeakRef((await personal.open([id])).key(id)!);
+    const isKept = async () => (await settled(), collect(), opened.deref() !== undefined);
+    personal.expire();
+    expect(await isKept()).toBe(true);
+    for (let turn = 0; turn < 2; turn++) {
+      clock.advance(OPENED_KEYS_KEPT_MS);
+      personal.expire();
+    }
+    expect(await isKept()).toBe(false);
   });
   test('a box that was opened before is not opened for another place', () => {
     const box = key.seal({ name: 'Ada' }, 'payment-1/terms');
