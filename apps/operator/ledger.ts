@@ -65,8 +65,6 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
       action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, reason, by, id }: AdjustOptions) => {
         const all = await services();
         const { AdjustBooks } = await import('#ledger/module');
-        const { refuseClearText } = await import('#payments');
-        refuseClearText('reason', reason);
         const postings = [
           { account: debit, cents },
           { account: credit, cents: -cents },

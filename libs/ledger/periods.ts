@@ -9,7 +9,7 @@ import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { append, change, checkpointOf, Conflict, type EventStore, execute, load, type Origin, type Position, retryOnConflict } from '#eventstore';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
-import { staff } from '#payments';
+import { refuseClearText, staff } from '#payments';
 import type { Queryable } from '#platform';
 import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent, type RuleVersions } from './adjustment.js';
 import { ADJUSTMENT_STREAM, periodEvents, PERIODS, PERIODS_ID, PERIODS_STREAM, POSTING_RULES_ID, POSTING_RULES_STREAM } from './events.js';
@@ -177,9 +177,10 @@ export type Adjustment = ManualAdjustment['data'];
 
 /**
  * Posts an adjustment by hand. After an unknown outcome, the caller can repeat the call with the same id. Throws VALIDATION_ERROR for invalid
- * postings, and INVALID_STATE if another adjustment has the same id.
+ * postings or a reason that must not stay in clear, and INVALID_STATE if another adjustment has the same id.
  */
 export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
+  refuseClearText('reason', reason);
   const { clock, ids, store } = ports;
   const origin = staff(by, ids.uuid());
   const event = adjust(timestamp(clock.now()), { adjustmentId, postings, effectiveAt, reason, by });

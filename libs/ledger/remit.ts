@@ -1,7 +1,7 @@
 /** Records payments to agencies. Reads the balance and its funded part, then appends at the exact revision of the portal's stream. */
 import { type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
 import { ServiceError, sumCents, timestamp } from '#kernel';
-import { refuseClearText, refuseStaffText, staff } from '#payments';
+import { refuseClearText, staff } from '#payments';
 import type { Queryable } from '#platform';
 import { exceptionEvents } from '#settlement';
 import { account } from './chart.js';
@@ -47,7 +47,7 @@ export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<R
   const { clock, ids } = ports;
   const origin = staff(request.by, ids.uuid());
   const reference = request.reference.trim();
-  refuseStaffText('reference', reference, MAX_REFERENCE_CHARACTERS);
+  refuseClearText('reference', reference, MAX_REFERENCE_CHARACTERS);
   return retryOnConflict(async () => {
     // The stream is read before the head of the log. So the balance includes every remittance up to this revision.
     const before = await load(ports.store, REMITTANCE_STREAM, request.portalId);

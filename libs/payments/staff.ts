@@ -38,8 +38,8 @@ export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TE
  * As {@link refuseStaffText}, for a text about the books or about a decision, which the log keeps in clear. Also refuses e-mail addresses and telephone
  * numbers, since no erasure reaches them.
  */
-export const refuseClearText = (field: string, text: string): void => {
-  refuseStaffText(field, text);
+export const refuseClearText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
+  refuseStaffText(field, text, most);
   const contact = contactInText(text);
   if (contact) throw new ServiceError('VALIDATION_ERROR', `${field} ${contact}.`);
 };

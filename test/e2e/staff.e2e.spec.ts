@@ -13,7 +13,7 @@ import type { PaymentView, RefundView } from '#payments';
 import { createPool } from '#platform';
 import { readRuntime } from '../../apps/data-dir.js';
 import { eventually } from '../support/eventually.js';
-import { DataDir, newKey, type RunningProcess, start, type Welcome, welcomeOf } from '../support/processes.js';
+import { adminUrlOf, DataDir, newKey, type RunningProcess, start, type Welcome, welcomeOf } from '../support/processes.js';
 import { CARD, paymentOf, PAYMENTS } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -99,6 +99,37 @@ describe('beside the running service', () => {
       { type: 'staff', id: 'Dana Scott' },
       { type: 'staff', id: 'Dana Scott' },
     ]);
+  });
+  test('a text that the log keeps in clear may hold no e-mail address, telephone number or card number, and nothing is recorded', async () => {
+    const nobody = randomUUID();
+    const books = ['ledger', 'adjust', '--debit', 'assets:bank:operating', '--credit', 'equity:adjustment', '--amount-cents', '1'];
+    const remit = ['ledger', 'remit', '--portal', welcome.portalId];
+    const day = ['--on', '2026-01-05'];
+    const asked: (readonly string[])[] = [
+      ['payments', 'resolve', nobody, '--as', 'failed', '--evidence'],
+      ['payments', 'acknowledge', nobody, '--task', 'settlement_rejected', '--reason'],
+      ['settlement', 'exceptions', 'explain', nobody, '--reason'],
+      ['settlement', 'exceptions', 'resolve', nobody, '--as', 'no_posting', '--reason'],
+      ['settlement', 'exceptions', 'resolve', nobody, '--as', 'refund', '--send', '--reason'],
+      ['settlement', 'fund', '--merchant-account', 'main', '--batch', 'bat_1', ...day, '--reference'],
+      [...books, '--reason'],
+      [...remit, '--amount-cents', '1', '--reference'],
+      [...remit, '--reverse', nobody, '--reason'],
+    ];
+    const texts = ['told ada@mail.example', 'call (512) 555-0100', 'card 4242 4242 4242 4242'];
+    const pool = createPool(adminUrlOf(dataDir), { name: 'spec', max: 1 });
+    try {
+      const events = async () => (await pool.query<{ count: number }>('select count(*)::int as count from es.events')).rows[0]!.count;
+      const before = await events();
+      for (const [index, args] of asked.entries()) {
+        const refused = await payfold(...args, texts[index % texts.length]!, ...BY);
+        expect([args, refused]).toMatchObject([args, { code: 1, value: { details: { code: 'VALIDATION_ERROR' } } }]);
+        expect([args, refused.value.message]).toEqual([args, expect.stringMatching(/must not (hold|contain)/)]);
+      }
+      expect(await events()).toBe(before);
+    } finally {
+      await pool.end();
+    }
   });
   test('staff decide about payments, cases and the books; operators run the installation; without --by the login name is recorded', async () => {
     const { id } = await pay(CARD.settlesAtOnce);
