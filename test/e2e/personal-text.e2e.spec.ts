@@ -10,6 +10,7 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { REPORTS } from '#audit';
 import { createPool, freePort } from '#platform';
 import { intakeOf, Payer, SHOP } from '../support/checkout.js';
+import { eventually } from '../support/eventually.js';
 import { adminUrlOf, DataDir, newKey, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { search, type Sink, tablesOf } from '../support/sinks.js';
 import { CARD, PAYMENTS, paymentOf } from '../support/service.js';
@@ -98,8 +99,9 @@ const filesBelow = (folder: string): Sink[] =>
 
 beforeAll(async () => {
   dataDir = await DataDir.create();
-  const metricsPort = await freePort();
-  const service = await start('standalone', dataDir, { LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort) });
+  const [metricsPort, auditPort] = [await freePort(), await freePort()];
+  const env = { LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort), AUDIT_PORT: String(auditPort) };
+  const service = await start('standalone', dataDir, env);
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
   const { apiUrl } = runtimeOf(dataDir);
   const payfold = (...args: string[]) =>
@@ -164,6 +166,16 @@ beforeAll(async () => {
   await payfold('settlement', 'close');
   for (const report of Object.keys(REPORTS)) sinks.push({ name: `export ${report}`, bytes: Buffer.from(await payfold('audit', 'export', report)) });
   sinks.push({ name: 'export journal', bytes: Buffer.from(await payfold('ledger', 'journal', '--format', 'ndjson')) });
+  const { auditKey } = JSON.parse(await payfold('--json', 'audit', 'keys', 'issue', '--name', 'Job', '--role', 'auditor')) as { auditKey: string };
+  for (const feed of ['events', 'changed-payments']) {
+    const read = () => fetch(`http://127.0.0.1:${auditPort}/audit/v1/${feed}?limit=1000`, { headers: { authorization: `AuditKey ${auditKey}` } });
+    const text = await eventually(async () => {
+      const answer = await read();
+      const found = await answer.text();
+      return answer.status === 200 && found.includes(disputed) ? found : null;
+    });
+    sinks.push({ name: `feed ${feed}`, bytes: Buffer.from(text) });
+  }
   const folder = join(dataDir.path, 'evidence');
   await payfold('audit', 'pack', '--from', '2020-01-01', '--to', new Date().toISOString(), '--out', folder);
   await payfold('audit', 'prove', disputed, '--out', join(dataDir.path, 'proof.json'));
@@ -197,7 +209,7 @@ test('the places are all there', () => {
     expect(names.some((name) => name.startsWith(part))).toBe(true);
   expect(names.some((name) => /^file postgres\/pg_wal\/[0-9A-F]{24}$/.test(name))).toBe(true);
   expect(names.some((name) => /^file heads\/.*\.head$/.test(name))).toBe(true);
-  expect(names).toContain('pack, file events.ndjson');
+  expect(names).toEqual(expect.arrayContaining(['pack, file events.ndjson', 'feed events', 'feed changed-payments']));
 });
 
 test('each deliberate leak is found', () => {

@@ -9,12 +9,14 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { beginPass, headKeys, logState, passChecks, provePayment, runPass, signLog, writePack } from '#audit';
+import { EVERYTHING } from '#accounts';
+import { beginPass, headKeys, issueAuditKey, logState, passChecks, provePayment, runPass, signLog, writePack } from '#audit';
 import { rebuild, schemaOf } from '#eventstore';
 import { reverseByStaff } from '#payments';
 import { erase, type ErasureAnswer } from '#privacy';
 import { createPool } from '#platform';
 import { createResolve, createSender, Endpoints, postgresStaffTables } from '#webhooks';
+import { type Audit, createAudit } from '../../apps/audit/audit.js';
 import { dispute, settle } from '../support/books.js';
 import { checkoutPortal, intakeOf, Payer, textOf } from '../support/checkout.js';
 import { eventually } from '../support/eventually.js';
@@ -75,6 +77,16 @@ const caughtUp = async () => {
 const sign = async () => {
   await caughtUp();
   return (await signLog(service.services.seal))!;
+};
+/** The checks of `audit verify --full` that fail. */
+const failedChecks = async () => {
+  const { services } = service;
+  const ports = { ...services.seal, headFolder: services.seal.folder };
+  const pass = await beginPass(ports, null, await logState(services.pool));
+  for await (const _page of runPass(ports, pass, { eventsAtOnce: 16_384, paymentsAtOnce: 100 }));
+  const checks = passChecks(pass);
+  expect(checks.length).toBeGreaterThan(3);
+  return checks.filter(({ ok }) => !ok);
 };
 const run = (...values: string[]) =>
   promisify(execFile)(process.execPath, [VERIFIER, ...values]).then(
@@ -184,13 +196,7 @@ test('half of the payments are erased', () => {
 describe('the proofs', () => {
   test('audit verify finds nothing wrong', async () => {
     await sign();
-    const { services } = service;
-    const ports = { ...services.seal, headFolder: services.seal.folder };
-    const pass = await beginPass(ports, null, await logState(services.pool));
-    for await (const _page of runPass(ports, pass, { eventsAtOnce: 16_384, paymentsAtOnce: 100 }));
-    const checks = passChecks(pass);
-    expect(checks.filter(({ ok }) => !ok)).toEqual([]);
-    expect(checks.length).toBeGreaterThan(3);
+    expect(await failedChecks()).toEqual([]);
   });
   test('proofs from before the erasure hold, and are equal to those of today', async () => {
     for (const { id } of made) {
@@ -305,15 +311,83 @@ test('a later refund works, takes a new key, and a second erasure covers it', as
   expect(await erase(services.privacy, again)).toMatchObject({ erasureId: null, erased: 0 });
 });
 
-test('an open dispute or an unknown payment is refused, and nothing is recorded', async () => {
+test('a payment with an open dispute and an unknown payment are refused, and nothing is recorded', async () => {
   const { services } = service;
-  const one = kept[0]!;
+  // The last one was neither returned nor disputed before.
+  const { id } = kept.at(-1)!;
+  await dispute(service, id, 100, 'debited');
   const before = await services.store.head();
-  const chosen = { payments: [services.ids.uuid()] };
-  await expect(erase(services.privacy, { chosen, reasonCode: 'request', by: 'Kim Park', apply: true })).rejects.toMatchObject({
-    code: 'PAYMENT_NOT_FOUND',
-  });
+  const ask = (payment: string) => erase(services.privacy, { chosen: { payments: [payment] }, reasonCode: 'request', by: 'Kim Park', apply: true });
+  await expect(ask(services.ids.uuid())).rejects.toMatchObject({ code: 'PAYMENT_NOT_FOUND' });
+  await expect(ask(id)).rejects.toMatchObject({ code: 'INVALID_STATE', message: 'A dispute of the payment is not decided.' });
   expect(await services.store.head()).toBe(before);
-  await dispute(service, kept.find(({ returned }) => returned === null)!.id, 100, 'debited').catch(() => undefined);
-  expect((await partner.client.find(one.id)).data.payer).toEqual(PAYER);
+  expect((await partner.client.find(id)).data).toMatchObject({ payer: PAYER });
+});
+
+describe('finance and auditors', () => {
+  let audit: Audit;
+  let url: string;
+  let auditKey: string;
+  const get = async (path: string) => {
+    const answer = await fetch(`${url}${path}`, { headers: { authorization: `AuditKey ${auditKey}` } });
+    return { status: answer.status, text: await answer.text() };
+  };
+  beforeAll(async () => {
+    const { store, pool: db, clock, ids, keys, config } = service.services;
+    const ports = { store, db, clock, ids, keys, environment: config.environment };
+    ({ auditKey } = await issueAuditKey(ports, { name: 'Auditor', role: 'auditor', scope: EVERYTHING, personal: true }, { type: 'operator', id: 'spec' })); // prettier-ignore
+    audit = await createAudit(service.services);
+    url = await audit.listen(0, '127.0.0.1');
+    await caughtUp();
+  }, 60_000);
+  afterAll(() => audit?.close());
+  const opened = (path: string) => `${path}${path.includes('?') ? '&' : '?'}personal=true`;
+  const pathsOf = (id: string) => [`/audit/v1/payments/${id}`, `/audit/v1/payments/${id}/timeline`];
+  const REPORTS = ['reversals', 'disputes', 'line-items', 'staff-actions'].map((report) => `/audit/v1/exports/${report}?format=ndjson`);
+
+  test('see the texts of payments that stand, and none of erased ones, also where they ask for them', async () => {
+    for (const { id } of kept)
+      for (const path of pathsOf(id)) {
+        expect([path, (await get(path)).text]).toEqual([path, expect.not.stringMatching(PERSONAL)]);
+        expect([path, (await get(opened(path))).text]).toEqual([path, expect.stringMatching(PERSONAL)]);
+      }
+    for (const id of [...erased.map((one) => one.id), checkoutPayment])
+      for (const path of pathsOf(id))
+        for (const asked of [path, opened(path)]) {
+          const { status, text } = await get(asked);
+          expect([asked, status, PERSONAL.test(text)]).toEqual([asked, 200, false]);
+        }
+    const erasedIds = [...erased.map((one) => one.id), checkoutPayment];
+    for (const path of ['/audit/v1/payments?limit=100', ...REPORTS]) {
+      const { status, text } = await get(opened(path));
+      expect([path, status]).toEqual([path, 200]);
+      const rows = path.includes('/exports/') ? text.trim().split('\n') : (JSON.parse(text) as { data: { payments: object[] } }).data.payments.map((row) => JSON.stringify(row)); // prettier-ignore
+      for (const id of erasedIds) expect([path, rows.filter((row) => row.includes(id) && PERSONAL.test(row))]).toEqual([path, []]);
+    }
+    expect((await get(opened(REPORTS[0]!))).text).toMatch(PERSONAL);
+  });
+
+  test('while the table of keys is away, what opens boxes answers 500, and all else goes on', async () => {
+    const { pool } = service.services;
+    await pool.query('alter table personal_key rename to personal_key_away');
+    try {
+      const { id } = kept[0]!;
+      expect((await partner.client.find(id)).status).toBe(500);
+      expect((await partner.client.list({ limit: 100 })).status).toBe(500);
+      for (const path of pathsOf(id)) expect([path, (await get(opened(path))).status]).toEqual([path, 500]);
+      for (const path of ['events?limit=1000', 'changed-payments?limit=1000', 'ledger/journal', 'ledger/balances', 'exceptions', 'batches', 'alerts'])
+        expect([path, (await get(`/audit/v1/${path}`)).status]).toEqual([path, 200]);
+      for (const report of ['payments', 'line-items', 'fees'])
+        expect([report, (await get(`/audit/v1/exports/${report}`)).status]).toEqual([report, 200]);
+      expect(await failedChecks()).toEqual([]);
+      // A create without texts needs no key of its own, and its answer opens none.
+      const portal = await service.portal(partner);
+      const created = await partner.client.create(paymentOf(portal));
+      expect(created.status).toBe(200);
+      expect((await partner.client.find(created.data.id)).status).toBe(200);
+    } finally {
+      await pool.query('alter table personal_key_away rename to personal_key');
+    }
+    expect((await partner.client.find(kept[0]!.id)).data.payer).toEqual(PAYER);
+  });
 });

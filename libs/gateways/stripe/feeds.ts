@@ -297,6 +297,10 @@ export const createFeeds = ({ clock, patiently, merchantAccount, log }: FeedPort
   // ---- Disputes -----------------------------------------------------------------------------------------------------------------
 
   const judgeDispute = (dispute: Fields): Item['what'] => {
+    if (textOf(dispute.currency) !== 'usd') {
+      log('a dispute in another currency is passed over', { merchantAccount, dispute: idOf(dispute.id) });
+      return 'never';
+    }
     const status = textOf(dispute.status);
     if (Object.hasOwn(DISPUTES, status)) return 'ready';
     const what = NO_DISPUTE.includes(status) ? 'never' : 'later';
@@ -308,7 +312,7 @@ export const createFeeds = ({ clock, patiently, merchantAccount, log }: FeedPort
     const status = textOf(thing.status);
     const chargeTransactionId = idOf(thing.payment_intent) ?? idOf(thing.charge);
     const amountCents = wholeOf(thing.amount);
-    if (chargeTransactionId === null || amountCents === null || textOf(thing.currency) !== 'usd') throw new StripeUnanswered('a dispute', null);
+    if (chargeTransactionId === null || amountCents === null) throw new StripeUnanswered('a dispute', null);
     const word = (value: unknown) => (/^[0-9A-Za-z_. -]{1,64}$/.test(textOf(value)) ? textOf(value) : '');
     const reason = word(thing.reason) || 'unknown';
     const evidence = fieldsOf(thing.evidence_details);

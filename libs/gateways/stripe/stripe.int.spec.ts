@@ -372,6 +372,16 @@ describe('a charge of unknown outcome', () => {
     expect(callsSince(before, 'create')).toBe(0);
   });
 
+  test('a charge that was refunded in full, under whatever reference, counts as undone', async () => {
+    const ref = drawRef();
+    const transactionId = await charged(ref);
+    await refund(transactionId, 400);
+    expect(await lookup('charge', ref)).toMatchObject({ found: true, state: 'approved' });
+    await refund(transactionId, 600);
+    expect(await lookup('charge', ref)).toMatchObject({ found: true, state: 'voided', transactionId, amountCents: 1_000 });
+    expect(await gateway.transaction!(transactionId, soon())).toMatchObject({ state: 'voided' });
+  });
+
   test('a look-up changes nothing', async () => {
     const [executed, declined, open_, absent] = [drawRef(), drawRef(), drawRef(), drawRef()];
     const transactionId = await charged(executed);
@@ -567,6 +577,49 @@ describe('a refund', () => {
       expect(await end()).toEqual({ kind: 'never' });
       expect(await gateway.void(call, soon())).toMatchObject({ kind: 'rejected', why: 'finalised' });
       expect(await end()).toEqual({ kind: 'never' });
+      expect(await made()).toEqual([]);
+    });
+
+    test('between the end of its key and the time from which it is sent anew, nobody can promise that it stays', async () => {
+      const [chargeTransactionId, ref, begunAt] = [await charged(), drawRef(), now()];
+      const end = () => gateway.finalize(about('reversal', ref, chargeTransactionId, begunAt), soon());
+      const undecided = { kind: 'cannot_tell', why: 'not_visible', until: new Date(Date.parse(begunAt) + 25 * HOUR).toISOString() };
+      for (const hours of [23, 1]) {
+        await advance(hours * HOUR + 1_000);
+        expect(await end()).toEqual(undecided);
+      }
+      await advance(HOUR);
+      expect(await end()).toEqual({ kind: 'never' });
+      const call = { ref, account, leg: 'combined', begunAt, chargeTransactionId, amountCents: 1_000, askedBy: 'reversal' } as const;
+      expect(await gateway.void(call, soon())).toMatchObject({ kind: 'rejected', why: 'finalised' });
+    });
+
+    test('one whose stored answer is a 500 may still be made: only the end of that key decides', async () => {
+      const { call, end, made } = await late(null);
+      await control.fault('stored_500', { op: 'refund', ref: call.ref });
+      expect(await gateway.void(call, soon())).toMatchObject({ kind: 'unknown' });
+      await control.heal();
+      expect(await end()).toMatchObject({ kind: 'cannot_tell', why: 'not_visible', until: new Date(clock.now() + 25 * HOUR).toISOString() });
+      await advance(25 * HOUR + 1_000);
+      expect(await end()).toEqual({ kind: 'never' });
+      expect(await made()).toEqual([]);
+    });
+
+    test('one that stood still for a day after it had read the list sends nothing', async () => {
+      const { call, made } = await late(null);
+      await control.fault('late', { op: 'refunds', ms: 600 });
+      const voiding = gateway.void(call, soon());
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      await advance(23 * HOUR + 1_000);
+      expect(await voiding).toMatchObject({ kind: 'not_processed', answered: false });
+      expect(await made()).toEqual([]);
+    });
+
+    test('where keys are not bound to an endpoint, it is never sent anew, and a person decides', async () => {
+      const { call, made } = await late(null);
+      const unbound = open({ keysAreBound: false });
+      expect(await unbound.void(call, soon())).toMatchObject({ kind: 'rejected', why: 'other' });
+      expect(await unbound.finalize(about('reversal', call.ref, call.chargeTransactionId, call.begunAt), soon())).toEqual({ kind: 'never' });
       expect(await made()).toEqual([]);
     });
 
@@ -950,6 +1003,15 @@ describe('disputes', () => {
     expect(await disputes([], found!.cursor)).toEqual([]);
     await control.changeDispute(inquiry.id, { status: 'needs_response' });
     expect(await disputes([], found!.cursor)).toMatchObject([{ externalId: inquiry.id, status: 'debited' }]);
+  });
+
+  test('one in another currency, of another program, is passed over, and later ones are read', async () => {
+    const cursor = (await disputes([], null)).at(-1)?.cursor ?? null;
+    await advance(2_000);
+    const foreign = await control.dispute(await charged(), { currency: 'eur' });
+    const other = await control.dispute(await charged());
+    expect((await disputes([], cursor)).map(({ externalId }) => externalId)).toEqual([other.id]);
+    expect(logged).toContainEqual(['a dispute in another currency is passed over', expect.objectContaining({ dispute: foreign.id })]);
   });
 
   test('a status that nobody knows is not shown, and asked for again', async () => {

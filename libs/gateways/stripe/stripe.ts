@@ -52,8 +52,8 @@ const KEY_KEPT_MS = 24 * HOUR_MS;
 const KEY_SAFE_MS = 23 * HOUR_MS;
 /** From then on, a request under a key counts as the first one under it. The rest is as above. */
 const KEY_GONE_MS = 25 * HOUR_MS;
-/** An intent is created within this time of its charge's intent here, on both sides, as the two clocks have it. */
-const CREATED_WITHIN_MS = 10 * 60_000;
+/** An intent is created within this time of its charge's intent here, on both sides, as the two clocks have it. The check compares the clocks (g1). */
+const CREATED_WITHIN_MS = HOUR_MS;
 /** Pauses before the second and the third try of a request that was refused only for now. */
 const PAUSES_MS = [250, 1_000] as const;
 /** Of one list. Stripe's maximum. */
@@ -265,7 +265,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
         terms,
       );
 
-  /** A key that was first used at this time can be used anew. false if it is no time. */
+  /** A key that was used only at this time can be used anew. false if it is no time. */
   const isGone = (begunMs: number): boolean => clock.now() - begunMs > KEY_GONE_MS;
 
   /** The outcome that a refund shows. null: it cannot be read. */
@@ -319,22 +319,27 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     outcome.kind === 'approved' ? { ...outcome, txn: { ...outcome.txn, means: 'refund' } } : outcome;
 
   /**
-   * The taking back of a charge has one reference for ever, and recovery may come to it days later. When its key is surely gone, the refunds of the charge
-   * show whether the money went back before. If it did not, the key is used anew.
+   * The taking back of a charge has one reference for ever, and recovery may come to it days later. From {@link KEY_GONE_MS} after the payment began, the
+   * refunds of the charge show first whether the money went back before. If it did not, the key is used anew. If the key is newer than the payment and
+   * still lives, Stripe repeats the answer to its first use.
    */
   const takeBack = async (call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>> => {
     const { ref, chargeTransactionId, amountCents } = call;
     if (!isGone(Date.parse(call.begunAt))) return asReversal(await refund(call, signal));
+    // Before the list is read: what is used up after it cannot be forgotten when the refund is sent.
+    const begunAt = timestamp(clock.now());
     try {
       const found = await refundOf(ref, chargeTransactionId, signal);
       const before = found && refundedOf(found, ref, chargeTransactionId, amountCents);
       if (before) return asReversal(before);
-      if (found || !keysAreBound) return { kind: 'not_processed', answered: false };
+      if (found) return { kind: 'not_processed', answered: false };
     } catch (error) {
       if (error instanceof StripeUnanswered) return { kind: 'not_processed', answered: false };
       throw error;
     }
-    return asReversal(await refund({ ...call, begunAt: timestamp(clock.now()) }, signal));
+    // `finalize` could not use this key up. So it is never used anew, and a person must decide.
+    if (!keysAreBound) return { kind: 'rejected', why: 'other', raw: 'the key is gone' };
+    return asReversal(await refund({ ...call, begunAt }, signal));
   };
 
   // A charge is captured at once, so only a refund can undo it.
@@ -345,9 +350,9 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
 
   const unreachable = { kind: 'cannot_tell', why: 'unreachable' } as const;
   const inFlight = { kind: 'cannot_tell', why: 'in_flight' } as const;
+  const notVisible = (untilMs: number): Finalized<never> => ({ kind: 'cannot_tell', why: 'not_visible', until: timestamp(untilMs) });
   /** The reference shows no trace. It can show none any more when its key is gone. */
-  const absent = (begunMs: number): Finalized<never> =>
-    clock.now() - begunMs > KEY_KEPT_MS ? { kind: 'never' } : { kind: 'cannot_tell', why: 'not_visible', until: timestamp(begunMs + KEY_KEPT_MS) };
+  const absent = (begunMs: number): Finalized<never> => (clock.now() - begunMs > KEY_KEPT_MS ? { kind: 'never' } : notVisible(begunMs + KEY_KEPT_MS));
 
   /** Searches a list for our reference. null: it is not there. Throws {@link StripeUnanswered}. */
   const search = async (ref: Ref, list: (after: string | undefined) => StripeCall, signal: AbortSignal): Promise<Fields | null> => {
@@ -372,6 +377,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
           {
             limit: PAGE,
             created: { gte: Math.floor((begunMs - CREATED_WITHIN_MS) / 1_000), lte: Math.ceil((begunMs + CREATED_WITHIN_MS) / 1_000) },
+            expand: ['data.latest_charge'],
             ...(after !== undefined && { starting_after: after }),
           },
           terms,
@@ -436,7 +442,9 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
 
   /**
    * Uses the key of a refund up, at another endpoint. If that is accepted, the key can never refund. If the key is bound to the refund already, the
-   * same refund under the same key gives its stored answer. The key of a taking back is used up anew when it is gone (see `takeBack`).
+   * same refund under the same key gives its stored answer.
+   *
+   * The key of a taking back is used anew when it is gone (see `takeBack`). So without a refund, only a key that is used up promises that none follows.
    */
   const finalizeRefund = async (call: ReferenceCall, intentId: string, begunMs: number, signal: AbortSignal): Promise<Finalized<ReversalTxn>> => {
     const { ref, op, amountCents } = call;
@@ -466,7 +474,11 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       // The stored answer is a 500, or the refund had other parameters. The list shows whether it was made.
     }
     const found = before ?? (await refundOf(ref, intentId, signal));
-    if (!found) return absent(begunMs);
+    if (!found) {
+      if (op !== 'reversal' || !keysAreBound) return absent(begunMs);
+      // A key that is bound but gave no answer was used in the last 24 hours. It can be used up when it is gone.
+      return notVisible(anew ? clock.now() + KEY_GONE_MS : begunMs + KEY_GONE_MS);
+    }
     const outcome = refundedOf(found, ref, intentId, amountCents);
     return outcome ? executed(outcome) : unreachable;
   };
@@ -485,11 +497,15 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     }
   };
 
+  /** `latest_charge` of the intent is expanded. */
   const stateOf = (intent: Fields): TransactionState | null => {
     const hasFailed = isFields(intent.last_payment_error) && Object.keys(intent.last_payment_error).length > 0;
     switch (textOf(intent.status)) {
-      case 'succeeded':
-        return 'approved';
+      case 'succeeded': {
+        // A charge that was refunded in full was undone.
+        const refunded = wholeOf(fieldsOf(intent.latest_charge).amount_refunded) ?? 0;
+        return refunded > 0 && refunded === wholeOf(intent.amount) ? 'voided' : 'approved';
+      }
       case 'canceled':
       case 'requires_payment_method':
         return hasFailed ? 'declined' : null;
