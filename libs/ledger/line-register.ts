@@ -27,8 +27,6 @@ const TABLES = `
   create table line_period (position text collate "C" not null primary key, closed_to timestamptz not null)`;
 const INDEXES = `
   alter table line_movement add constraint line_movement_pkey primary key (position, number);
-  create index line_movement_payment on line_movement (payment_id) where payment_id is not null;
-  create index line_movement_portal on line_movement (portal_id, booked_at) where portal_id is not null;
   create index line_movement_batch on line_movement (batch_id, position, number) where batch_id is not null;
   create index line_deposit_batch on line_deposit (batch_id, merchant_account, gateway, position);
   create index line_deposit_day on line_deposit (deposited_on, position)`;
@@ -38,7 +36,7 @@ const GATHER_MS = 1_000;
 
 export const lineRegisterModel: ReadModel = {
   name: 'line-register',
-  shape: 2,
+  shape: 3,
   streamPrefixes: REGISTER_STREAMS,
   gatherMs: GATHER_MS,
   tables: ['line_movement', 'line_payment', 'line_deposit', 'line_day', 'line_period'],

@@ -129,8 +129,12 @@ export const writeOwnFile = (file: string, text: string): void => {
   }
 };
 
-/** Throws {@link NotOurs} if another user owns the folder, or if every user may write into it. A link to a folder is followed. */
-export const requireOwnFolder = (folder: string): void => requireOurs(folder, statSync(folder));
+/** Throws {@link NotOurs} if another user owns the folder, or if every user may write into it. A link to the folder is followed if we or root made it. */
+export const requireOwnFolder = (folder: string): void => {
+  const status = lstatSync(folder);
+  if (status.isSymbolicLink()) refuseOwner(folder, status, []);
+  requireOurs(folder, statSync(folder));
+};
 
 /** As {@link requireOwnFolder}, for a folder that we make ourselves. It may be missing, and a link in its place is refused. */
 export const requireOwnFolderOrNone = (folder: string): void => {

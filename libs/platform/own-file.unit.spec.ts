@@ -1,6 +1,6 @@
 /** Files that another user of the machine may have put where we look. */
 import { execFileSync } from 'node:child_process';
-import { chmod, chown, link, mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { chmod, chown, lchown, link, mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
@@ -82,6 +82,13 @@ describe('a folder that we use', () => {
     await mkdir(at('data'));
     await chown(at('data'), OTHER_USER, OTHER_USER);
     expect(thrown(() => requireOwnFolder(at('data')))).toMatch(/belongs to another user/);
+  });
+  asRoot('may lie behind a link of ours, and not behind one of another user', async () => {
+    await mkdir(at('data'));
+    await symlink(at('data'), at('link'));
+    expect(() => requireOwnFolder(at('link'))).not.toThrow();
+    await lchown(at('link'), OTHER_USER, OTHER_USER);
+    expect(thrown(() => requireOwnFolder(at('link')))).toMatch(/link belongs to another user/);
   });
 });
 
