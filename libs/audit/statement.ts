@@ -145,13 +145,10 @@ const depositsOf = async ({ store, db }: StatementPorts, portalId: string, { fir
        from line_deposit d
        where d.merchant_account = any($4::text[]) and d.deposited_on < $3::date
          and (d.deposited_on >= $2::date or d.position > (select min(position) from line_period where closed_to >= $2::date)))
-     select d.deposit_id, d.deposited_on::text as day, d.merchant_account, d.batch_id, m.principal, m.fee, m.processor_fee
-     from dated d cross join lateral (
-       select count(*) as lines, sum(l.principal_cents) as principal, sum(l.fee_cents) as fee, sum(l.processor_fee_cents) as processor_fee
-       from line_movement l
-       where l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
-         and l.portal_id = $1) as m
-     where d.booked_on >= $2::date and d.booked_on < $3::date and m.lines > 0 order by d.booked_on, d.position`,
+     select d.deposit_id, d.deposited_on::text as day, d.merchant_account, d.batch_id,
+            p.principal_cents as principal, p.fee_cents as fee, p.processor_fee_cents as processor_fee
+     from dated d join line_deposit_portal p on p.position = d.position and p.portal_id = $1
+     where d.booked_on >= $2::date and d.booked_on < $3::date order by d.booked_on, d.position`,
     [portalId, firstDay, nextFirstDay, merchantAccounts],
   );
   return rows.map((row) => {

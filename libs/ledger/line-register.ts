@@ -9,7 +9,8 @@ import { addEvent, type Added, COLUMNS, nothingAdded, paymentsOf, type Remembere
 
 const REGISTER_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-', 'remittance-'] as const;
 
-// line_deposit: a funded batch, by the position of its BatchFunded. line_day: between which positions the rows of a day lie.
+// line_deposit: a funded batch, by the position of its BatchFunded. line_deposit_portal: the sums of its rows, by portal, as it was funded. line_day:
+// between which positions the rows of a day lie.
 const TABLES = `
   create table line_movement (
     position text collate "C" not null, number int not null, line_number int, movement_id uuid not null, account_id uuid, portal_id uuid, payment_id uuid,
@@ -21,6 +22,9 @@ const TABLES = `
   create table line_deposit (
     position text collate "C" not null primary key, deposit_id uuid not null, gateway text not null, merchant_account text not null, batch_id text not null,
     deposited_on date not null, recorded_at timestamptz not null);
+  create table line_deposit_portal (
+    position text collate "C" not null, portal_id uuid not null, principal_cents bigint not null, fee_cents bigint not null,
+    processor_fee_cents bigint not null, primary key (position, portal_id));
   create table line_day (
     booked_on date not null, recorded_on date not null, first_position text collate "C" not null, last_position text collate "C" not null,
     primary key (booked_on, recorded_on));
@@ -39,7 +43,7 @@ export const lineRegisterModel: ReadModel = {
   shape: 3,
   streamPrefixes: REGISTER_STREAMS,
   gatherMs: GATHER_MS,
-  tables: ['line_movement', 'line_payment', 'line_deposit', 'line_day', 'line_period'],
+  tables: ['line_movement', 'line_payment', 'line_deposit', 'line_deposit_portal', 'line_day', 'line_period'],
   createTables: TABLES,
   createIndexes: INDEXES,
   load: (client, late, batches) => loadLines(client, late, batches),
@@ -109,8 +113,25 @@ const writeRest = async (client: Queryable, added: Added): Promise<void> => {
       `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, recorded_at) values ($1, $2, $3, $4, $5, $6, $7)`,
       [position, depositId, gateway, merchantAccount, batchId, depositedOn, recordedAt],
     );
+  await writeDepositSums(
+    client,
+    added.deposits.map(({ position }) => position),
+  );
   for (const { position, closedTo } of added.periods)
     await client.query('insert into line_period (position, closed_to) values ($1, $2)', [position, closedTo]);
+};
+
+/** A row of a batch that comes after its funding is in no deposit. So the sums never change. */
+const writeDepositSums = async (client: Queryable, positions: readonly string[]): Promise<void> => {
+  if (positions.length === 0) return;
+  await client.query(
+    `insert into line_deposit_portal (position, portal_id, principal_cents, fee_cents, processor_fee_cents)
+     select d.position, l.portal_id, sum(l.principal_cents), sum(l.fee_cents), sum(l.processor_fee_cents)
+     from line_deposit d
+     join line_movement l on l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
+     where d.position = any($1::text[]) and l.portal_id is not null group by d.position, l.portal_id`,
+    [positions],
+  );
 };
 
 /** Reads the states that are not there yet: of the payments that go on in these events, and of those that batches and exceptions name. */

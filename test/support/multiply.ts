@@ -133,6 +133,10 @@ const STATEMENTS = [
      select '00000000000000000001:' || lpad(row_number() over (order by batch_id, merchant_account)::text, 20, '0'), gen_random_uuid(), gateway, merchant_account,
        batch_id, right(batch_id, 10)::date + 2, right(batch_id, 10)::date + 2
      from (select distinct gateway, merchant_account, batch_id from line_movement where position like '%:%' and batch_id is not null) as b`,
+  `insert into line_deposit_portal (position, portal_id, principal_cents, fee_cents, processor_fee_cents)
+     select d.position, l.portal_id, sum(l.principal_cents), sum(l.fee_cents), sum(l.processor_fee_cents)
+     from line_deposit d join line_movement l on l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway
+     where d.position like '%:%' and l.portal_id is not null group by 1, 2`,
   `create temp table total as
      select p.account, e.rule, d.day, sum(d.count * greatest(p.cents, 0)) as debit, sum(d.count * greatest(-p.cents, 0)) as credit
      from (select template_id, created_at::date as day, count(*) as count from made group by 1, 2) as d
