@@ -301,7 +301,10 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
         .makeOptionMandatory(),
     )
     .option('--portal <portal>', 'whose money it is (adopt)', uuid)
-    .option('--send', 'refund only: sends the money back through the gateway now; without it, refund changes the books only')
+    .option(
+      '--send',
+      'refund only: sends the money of a sale, or of a refund that failed, to the card now; without it, refund changes the books only',
+    )
     .option('--last4 <digits>', 'last four digits of the card, where the gateway asks for them (--send)', lastFour)
     .option('--fee-cents <cents>', 'of it, the service fee (adopt)', wholeNumber)
     .requiredOption('--reason <reason>', 'why; the evidence')

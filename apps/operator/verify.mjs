@@ -496,6 +496,8 @@ const postLine = (mid, { type, accepted, grossCents: gross, feeCents: fee, netCe
       return [];
     case 'refund':
       return ones(["R4'", gross], ['R5', fee]);
+    case 'refund_failure':
+      return ones(['R15', gross], ['R5', fee]);
     case 'chargeback':
     case 'chargeback_reversal':
       return ones(['R13', fee], ['R15', expectedCents === null ? 0 : gross - expectedCents]);

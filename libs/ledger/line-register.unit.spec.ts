@@ -287,7 +287,7 @@ const TRANSACTIONS = ['a1-combined', 'a1-principal', 'a1-fee', 'a2-principal', '
 const LINE: fc.Arbitrary<RecordedLine> = fc
   .record({
     number: fc.nat(500),
-    type: fc.constantFrom('sale' as const, 'refund' as const, 'refund' as const, 'chargeback' as const, 'chargeback_reversal' as const, 'fee' as const, 'adjustment' as const), // prettier-ignore
+    type: fc.constantFrom('sale' as const, 'refund' as const, 'refund' as const, 'refund_failure' as const, 'chargeback' as const, 'chargeback_reversal' as const, 'fee' as const, 'adjustment' as const), // prettier-ignore
     accepted: fc.constantFrom(true, true, false),
     // Half of them are made to be a refund of the payment.
     isRefund: fc.boolean(),
@@ -297,13 +297,15 @@ const LINE: fc.Arbitrary<RecordedLine> = fc
     paymentId: fc.constantFrom(null, PAYMENT, '01890000-0000-7000-8000-0000000000ff'),
     expectedCents: fc.option(fc.integer({ min: -5_000, max: 5_000 })),
     transactionId: fc.constantFrom(...TRANSACTIONS),
+    isUndone: fc.constantFrom(true, false, false, false),
   })
-  .map(({ isRefund, ...one }): RecordedLine => ({
+  .map(({ isRefund, isUndone, ...one }): RecordedLine => ({
     ref: null,
     leg: null,
     netCents: one.grossCents - one.feeCents,
     ...one,
     ...(isRefund && { type: 'refund', accepted: true, result: 'MATCHED', paymentId: PAYMENT, grossCents: 0 - Math.abs(one.grossCents) }),
+    ...(isUndone && { undone: true }),
   }));
 const BATCH = { gateway: 'simulator', merchantAccount: AGENCY_MID, batchId: 'b1', closedAt: CLOSED };
 const SETTLED = 'settlement-simulator-mid-b1';
@@ -354,7 +356,7 @@ describe('over random histories', () => {
     // Without these movements, the test would prove nothing about them.
     const needed = [
         'charge', 'void', 'refund', 'rejected', 'settled', 'settled without a line', 'settlement_withdrawn', 'refund_settled',
-        'refund_settled without a line', 'dispute_opened', 'dispute_recovered', 'dispute_reopened', 'dispute_lost', 'dispute_won_back',
+        'refund_settled without a line', 'undone_settled without a line', 'dispute_opened', 'dispute_recovered', 'dispute_reopened', 'dispute_lost', 'dispute_won_back',
         'processor_fee without a line', 'dispute_fee without a line', 'unexplained without a line', 'funded without a line', 'adopted without a line',
         'suspense_resolved without a line', 'adjustment without a line', 'remitted without a line',
       ]; // prettier-ignore
@@ -703,6 +705,39 @@ describe('lines of batches', () => {
     const sent = line({ type: 'refund', transactionId: 'sent', paymentId: PAYMENT, leg: 'combined', grossCents: -700, feeCents: 2 });
     expect(shown(recorded(sent))).toEqual([['refund_settled', 'combined', null, -700, 0, -2]]);
     expect(shown(recorded({ ...sent, paymentId: null, leg: null }))).toEqual([['refund_settled', null, null, -700, 0, -2]]);
+  });
+  test('a charge that was undone, and the refund that undid it: no line of the payment, and only the fee stays', () => {
+    const undone = factsOf(PAYMENT, eventsOf(termsOf(AMOUNTS, FEES, 'combined'), 'undone', []));
+    const sale = line({ transactionId: 'ch-combined', paymentId: PAYMENT, leg: 'combined', grossCents: 10_325, feeCents: 330, undone: true });
+    const back = { ...sale, number: 1, type: 'refund' as const, transactionId: 'rf', grossCents: -10_325, feeCents: 0 };
+    const fee = { ...sale, number: 2, type: 'fee' as const, grossCents: 0, feeCents: 5, netCents: -5 };
+    const both = post([...undone, ofBatch('SettlementLinesRecorded', { lines: [sale, back, fee] })]).at(-1)!;
+    expect(untied(both)).toEqual({});
+    expect(shown(both.rows)).toEqual([
+      ['undone_settled', 'combined', null, 10_325, 0, -330],
+      ['undone_settled', 'combined', null, -10_325, 0, 0],
+      ['processor_fee', 'combined', null, 0, 0, -5],
+    ]);
+    expect(both.rows[0]).toMatchObject({ rule: 'R21', family: 'in_transit', payment_id: PAYMENT, transaction_id: 'ch-combined', batch_id: 'b1' });
+    const accounts = both.rows.flatMap((row) => postingsOf(sumsOf(row)));
+    const sum = (name: RegExp) => accounts.filter(({ account }) => name.test(account)).reduce((total, { cents }) => total + cents, 0);
+    expect([sum(/suspense/), sum(/:unsettled$/), sum(/:in_transit$/), sum(/^expense:processing/)]).toEqual([0, 0, -335, 335]);
+
+    const corrections = [{ before: sale, after: { ...sale, result: 'STATUS_MISMATCH', undone: undefined } }];
+    const corrected = post([
+      ...undone,
+      ofBatch('SettlementLinesRecorded', { lines: [sale] }),
+      ofBatch('SettlementLinesCorrected', { fundedOn: null, fileId: null, reference: null, corrections }),
+    ]).at(-1)!;
+    expect(untied(corrected)).toEqual({});
+    expect(shown(corrected.rows)).toEqual([
+      ['undone_settled', 'combined', null, -10_325, 0, 330],
+      ['unexplained', 'combined', null, 10_325, 0, -330],
+    ]);
+  });
+  test('a refund that failed later is unexplained until it is sent again', () => {
+    const failure = line({ type: 'refund_failure', result: 'REFUND_FAILED', transactionId: 'a1-combined', paymentId: PAYMENT, leg: 'combined', grossCents: 3_400, feeCents: 0 }); // prettier-ignore
+    expect(shown(recorded(failure))).toEqual([['unexplained', 'combined', null, 3_400, 0, 0]]);
   });
   test('lines that fit nothing, fees, chargebacks and adjustments', () => {
     expect(shown(recorded(line({ result: 'MISSING_HERE' })))).toEqual([['unexplained', null, null, 500, 0, -9]]);

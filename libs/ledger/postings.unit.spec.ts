@@ -518,6 +518,32 @@ describe('one rule after the other', () => {
       ]),
     );
   });
+  test('R21: a charge that was undone and the refund that undid it leave only the processor’s fee', () => {
+    const sale = line({ result: 'MATCHED', undone: true, paymentId: PAYMENT, leg: 'combined', grossCents: 10_300, feeCents: 330, netCents: 9_970 });
+    const refund = { ...sale, number: 4, type: 'refund' as const, grossCents: -10_300, feeCents: 0, netCents: -10_300 };
+    const both = lines(sale, refund);
+    expect(both).toEqual([
+      ['R21', { [agency.transit]: 10_300, [agency.unsettled]: -10_300 }],
+      ['R5', { [kept]: 330, [agency.transit]: -330 }],
+      ['R21', { [agency.transit]: -10_300, [agency.unsettled]: 10_300 }],
+    ]);
+    const sum = (name_: string) => both.reduce((total, [, postings]) => total + ((postings as Record<string, number>)[name_] ?? 0), 0);
+    expect([suspense, agency.unsettled, agency.transit, kept].map(sum)).toEqual([0, 0, -330, 330]);
+    expect(lines({ ...sale, result: 'AMOUNT_MISMATCH', expectedCents: 10_400, feeCents: 0 })).toEqual([both[0]]);
+    expect(lines({ ...sale, accepted: false }, { ...sale, type: 'fee', grossCents: 0, feeCents: 330, netCents: -330 })).toEqual([both[1]]);
+    expect(lines({ ...sale, result: 'STATUS_MISMATCH', feeCents: 0 })).toEqual([['R15', { [agency.transit]: 10_300, [suspense]: -10_300 }]]);
+  });
+  test('a refund that fails later and is sent again: R15, R16, R4′; suspense and unsettled end as they were', () => {
+    const of = { number: 0, paymentId: PAYMENT, leg: 'combined', feeCents: 0 } as const;
+    const failure = line({ ...of, type: 'refund_failure', result: 'REFUND_FAILED', expectedCents: 0, grossCents: 4_000, netCents: 4_000 });
+    const resolved = { resolution: 'refund', reason: 'r', by: 'me', merchantAccount: 'mid-agency', suspenseCents: 4_000, paymentId: PAYMENT, portalId: null, feeCents: 0 } as const; // prettier-ignore
+    const again = line({ ...of, type: 'refund', result: 'MATCHED', grossCents: -4_000, netCents: -4_000 });
+    expect([...lines(failure), ...shown(postException(RULES, { type: 'ExceptionResolved', at: AT, data: resolved })), ...lines(again)]).toEqual([
+      ['R15', { [agency.transit]: 4_000, [suspense]: -4_000 }],
+      ['R16', { [suspense]: 4_000, [agency.unsettled]: -4_000 }],
+      ["R4'", { [agency.transit]: -4_000, [agency.unsettled]: 4_000 }],
+    ]);
+  });
   test('R6, R6′: funding reaches the operator’s bank, or the agency’s; a negative batch is mirrored', () => {
     const funded = (netCents: number, agencyPortalId?: string) =>
       shown(
@@ -866,15 +892,23 @@ describe('the standalone verifier (apps/operator/verify.mjs), which shares no co
   const LINE = fc
     .record({
       number: fc.nat(500),
-      type: fc.constantFrom('sale' as const, 'refund' as const, 'chargeback' as const, 'chargeback_reversal' as const, 'fee' as const, 'adjustment' as const), // prettier-ignore
+      type: fc.constantFrom('sale' as const, 'refund' as const, 'refund_failure' as const, 'chargeback' as const, 'chargeback_reversal' as const, 'fee' as const, 'adjustment' as const), // prettier-ignore
       accepted: fc.boolean(),
       grossCents: fc.integer({ min: -5_000, max: 5_000 }),
       feeCents: fc.integer({ min: -50, max: 50 }),
       result: fc.constantFrom('MATCHED' as const, 'AMOUNT_MISMATCH' as const, 'MISSING_HERE' as const, 'STATUS_MISMATCH' as const),
       paymentId: fc.constantFrom(null, PAYMENT),
       expectedCents: fc.option(fc.integer({ min: -5_000, max: 5_000 })),
+      isUndone: fc.boolean(),
     })
-    .map((one): RecordedLine => ({ transactionId: 't', ref: null, leg: null, netCents: one.grossCents - one.feeCents, ...one }));
+    .map(({ isUndone, ...one }): RecordedLine => ({
+      transactionId: 't',
+      ref: null,
+      leg: null,
+      netCents: one.grossCents - one.feeCents,
+      ...one,
+      ...(isUndone && { undone: true }),
+    }));
   const BATCH = { gateway: 'simulator', merchantAccount: 'mid agency: 1', batchId: 'b1', closedAt: CLOSED };
   const SETTLED = 'settlement-simulator-mid-b1';
   const OTHER = fc.oneof(

@@ -254,7 +254,7 @@ const WAIT_FOR_REVERSAL_MS = 3_600_000;
 export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gateway'>, found: Registered, payment: Payment, now: number): Judgement => {
   if (found.merchantAccount !== batch.merchantAccount) return judged('WRONG_ACCOUNT');
   if (payment.phase === 'pending') return 'wait';
-  // The money of the refund is back at the merchant. A person must return it in another way.
+  // The money of the refund is back at the merchant. A person sends it again, under a new reference.
   if (line.type === 'refund_failure') return judged('REFUND_FAILED', 0);
   if (payment.phase === 'failed' || payment.phase === 'voided') return judgeUndone(line, batch, found, payment.undone ?? []);
   // A settlement line never resolves a payment whose outcome is unknown. A person resolves it (C29).

@@ -23,11 +23,13 @@ import {
 } from './batch.js';
 import {
   AT,
+  ATTEMPT,
   charged,
   combined,
   declined,
   disputed,
   ended,
+  fenced,
   initiated,
   LATER,
   move,
@@ -97,6 +99,7 @@ describe('a line that names a refund for an exception (C75)', () => {
     ['a fee of the refund', { type: 'fee', grossCents: 0, feeCents: 30, netCents: -30 }, 'MATCHED'],
     ['an adjustment', { type: 'adjustment', grossCents: -10 }, 'MISSING_HERE'],
     ['a sale under its reference', { type: 'sale', grossCents: 10_000 }, 'DUPLICATE_AT_GATEWAY'],
+    ['a refund that failed later', { type: 'refund_failure', grossCents: 10_000, feeCents: 0, netCents: 10_000 }, 'REFUND_FAILED'],
   ] as const)('%s is %s', (_, change, result) => expect(judge(change)).toBe(result));
 
   test('waits an hour for the outcome of the refund', () => {
@@ -190,6 +193,83 @@ describe('a refund', () => {
     const facts = [...charged(), ...cameBack('refund')];
     expect(judge(facts, refund, { settledBatchId: 'bat_0' })).toMatchObject({ result: 'DUPLICATE_AT_GATEWAY' });
     expect(judge(facts, refund, { settledBatchId: 'bat_1' })).toMatchObject({ result: 'MATCHED' });
+  });
+});
+
+describe('a charge that was undone by a refund, so that its payment was never charged (R21)', () => {
+  const takenBack = { leg: 'combined', principalCents: 10_000, feeCents: 325, transactionId: 'rf_1' } as const;
+  const undone = { means: 'refund', chargeTransactionId: 'ch_combined' } as const;
+  const byRecovery: PaymentEvent[] = [
+    initiated(combined),
+    unknown,
+    fenced(),
+    { type: 'PaymentVoided', at: AT, data: { attemptId: ATTEMPT, ...takenBack, undone } },
+  ];
+  const byRequest: PaymentEvent[] = [
+    initiated(combined),
+    {
+      type: 'PaymentFailed',
+      at: AT,
+      data: {
+        attemptId: ATTEMPT,
+        reason: 'not processed',
+        takenBack: [{ leg: 'combined', amountCents: 10_325, transactionId: 'ch_combined', voidTransactionId: 'rf_1', means: 'refund' }],
+      },
+    },
+  ];
+  const sale = { transactionId: 'ch_combined', grossCents: 10_325 } as const;
+  const refund = { type: 'refund', transactionId: 'rf_1', grossCents: -10_325, feeCents: 0, netCents: -10_325 } as const;
+  const found = { leg: 'combined', op: 'charge' } as const;
+  const matched = { result: 'MATCHED', expectedCents: null, settles: false, undone: true };
+  const contradiction = { result: 'STATUS_MISMATCH', expectedCents: 0, settles: false };
+
+  test.each([
+    ['recovery', byRecovery],
+    ['its own request', byRequest],
+  ])('by %s: sale, refund and fee match, and nothing settles the payment', (_, facts) => {
+    expect(judge(facts, sale, found)).toEqual(matched);
+    expect(judge(facts, refund, found)).toEqual(matched);
+    expect(judge(facts, { ...sale, type: 'fee', grossCents: 0, feeCents: 30, netCents: -30 }, found)).toEqual(matched);
+  });
+  test('another amount is a mismatch, which settles with the undone charge', () => {
+    expect(judge(byRecovery, { ...sale, grossCents: 10_000 }, found)).toEqual({ ...matched, result: 'AMOUNT_MISMATCH', expectedCents: 10_325 });
+    expect(judge(byRecovery, { ...refund, grossCents: -10_000 }, found)).toEqual({ ...matched, result: 'AMOUNT_MISMATCH', expectedCents: -10_325 });
+  });
+  test('another transaction, another leg, or one of both rejected is a contradiction', () => {
+    for (const change of [
+      { ...sale, transactionId: 'ch_other' },
+      { ...refund, transactionId: 'rf_other' },
+      { ...sale, accepted: false },
+      { ...refund, accepted: false },
+      { ...sale, type: 'chargeback' },
+    ] as const)
+      expect(judge(byRecovery, change, found)).toEqual(contradiction);
+    expect(judge(byRecovery, sale, { ...found, leg: 'fee' })).toEqual(contradiction);
+    // Without the refund, no transaction of a voided payment settles.
+    const voided: PaymentEvent = { type: 'PaymentVoided', at: AT, data: { attemptId: ATTEMPT, ...takenBack } };
+    expect(judge([initiated(combined), unknown, fenced(), voided], sale, found)).toEqual(contradiction);
+  });
+  test('in a second batch it was made twice', () => {
+    for (const line_ of [sale, refund]) {
+      expect(judge(byRecovery, line_, { ...found, settledBatchId: 'bat_0' })).toMatchObject({ result: 'DUPLICATE_AT_GATEWAY' });
+      expect(judge(byRecovery, line_, { ...found, settledBatchId: 'bat_1' })).toEqual(matched);
+    }
+  });
+  test('its recorded sale is no sale of a payment, but settles its own transaction, and nothing of it is unexplained', () => {
+    const recorded: RecordedLine = { ...line(sale), ref: null, number: 0, result: 'MATCHED', paymentId: 'p', leg: 'combined', expectedCents: null, undone: true }; // prettier-ignore
+    expect([isSettledSale(recorded), isSettledLine(recorded), unexplainedCents(recorded)]).toEqual([false, true, 0]);
+  });
+});
+
+describe('a refund that fails after it was settled', () => {
+  const failure = { type: 'refund_failure', transactionId: 'R-principal-txn', grossCents: 2_500, feeCents: 0, netCents: 2_500 } as const;
+  test('is an exception of its payment, in any state', () => {
+    const facts = [charged(), [...charged(), ...cameBack('refund')], [initiated(), declined], [initiated(), unknown]];
+    for (const one of facts) expect(judge(one, failure)).toEqual({ result: 'REFUND_FAILED', expectedCents: 0, settles: false });
+  });
+  test('has all its cents in suspense', () => {
+    const recorded: RecordedLine = { ...line(failure), ref: null, number: 0, result: 'REFUND_FAILED', paymentId: 'p', leg: 'principal', expectedCents: 0 }; // prettier-ignore
+    expect([unexplainedCents(recorded), isSettledLine(recorded)]).toEqual([2_500, false]);
   });
 });
 

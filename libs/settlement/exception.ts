@@ -60,7 +60,7 @@ export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const
  */
 export type Resolution = (typeof RESOLUTIONS)[number];
 
-/** The intent to send the money of a sale back to the card. */
+/** The intent to send the money of a sale, or of a failed refund, back to the card. */
 export interface ExceptionRefund {
   readonly attemptId: string;
   /** Our reference, used for this refund only. */
@@ -68,7 +68,7 @@ export interface ExceptionRefund {
   readonly account: GatewayAccount;
   /** The payment's leg. If no payment belongs to the exception: `combined`. */
   readonly leg: Leg;
-  /** The sale whose money goes back. */
+  /** The charge whose money goes back. */
   readonly chargeTransactionId: string;
   readonly amountCents: Cents;
   readonly last4: string | null;
@@ -188,7 +188,7 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
       return [{ type: 'ExceptionExplained', at, data: { reason: command.reason, by } }];
     case 'RequestRefund':
       if (state.refund) throw underWay();
-      if (state.opened.suspenseCents <= 0) throw new ServiceError('INVALID_STATE', 'A refund is sent only for a sale whose money lies in suspense.');
+      if (state.opened.suspenseCents <= 0) throw new ServiceError('INVALID_STATE', 'A refund is sent only for money that lies in suspense.');
       return [{ type: 'ExceptionRefundRequested', at, data: command.refund }];
     case 'EndRefund': {
       const { attemptId, outcome, transactionId } = command;

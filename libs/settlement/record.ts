@@ -12,6 +12,7 @@ import {
   isVisible,
   type Leg,
   type LoadedPayment,
+  type Payment,
   type PaymentCommand,
   type PaymentPorts,
   raiseStaffTask,
@@ -455,6 +456,10 @@ const matchLines = async (
     if (judgement === 'wait')
       throw new NotYet(`a refund of exception ${exceptionId} is being sent; batch ${batch.batchId} goes on when that has ended`);
     const origin = paymentId === null ? null : { paymentId, leg };
+    if (judgement.result === 'REFUND_FAILED' && paymentId !== null) {
+      const { payment } = await ports.payments.streams.load(paymentId);
+      await raiseRefundFailed(ports, account, batch.batchId, line, { paymentId, leg }, payment);
+    }
     results.set(number, toRecorded(number, line, judgement.result, origin, judgement.expectedCents));
   }
   const queue = [...byPayment];
@@ -550,12 +555,23 @@ const settleLine = (
     const rejected = loaded.payment.phase === 'charged' && loaded.payment.legs.some((one) => one.leg === leg && one.settlementRejected);
     if (result === 'STATUS_MISMATCH' && line.type === 'sale' && rejected)
       await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, origin);
-    if (result === 'REFUND_FAILED') {
-      const wasVoided = loaded.payment.phase === 'failed' || loaded.payment.phase === 'voided';
-      await raiseStaffTask(payments, store, paymentId, 'refund_failed', { ...evidence, cents: line.grossCents, wasVoided }, origin);
-    }
+    if (result === 'REFUND_FAILED') await raiseRefundFailed({ payments, store }, { merchantAccount }, batchId, line, transaction, loaded.payment);
     return { ...toRecorded(number, line, result, { paymentId, leg }, expectedCents), ...(undone && { undone }) };
   });
+};
+
+/** `wasVoided`: the payment was never charged as partners see it. They were told that the payer had not paid. */
+const raiseRefundFailed = (
+  { payments, store }: Pick<SettlementPorts, 'payments' | 'store'>,
+  { merchantAccount }: Pick<GatewayAccount, 'merchantAccount'>,
+  batchId: string,
+  { transactionId, grossCents: cents }: SettlementRecord,
+  { paymentId, leg }: { readonly paymentId: string; readonly leg: Leg },
+  { phase }: Payment,
+): Promise<void> => {
+  const wasVoided = phase === 'failed' || phase === 'voided';
+  const evidence = { merchantAccount, batchId, transactionId, leg, cents, wasVoided };
+  return raiseStaffTask(payments, store, paymentId, 'refund_failed', evidence, ownerOf(merchantAccount, batchId));
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------

@@ -661,6 +661,11 @@ export interface Register {
   sentBack(paymentId: string): Promise<Readonly<Partial<Record<Leg, Cents>>>>;
   /** An accepted line of this refund and amount that did not match, because the refund had no outcome yet. null: there is none. */
   settledRefund(account: GatewayAccount, ref: string, amountCents: Cents): Promise<{ readonly transactionId: string } | null>;
+  /** The exceptions of lines that say that this refund has failed, in the order of the log. `superseded`: the line was corrected. */
+  refundFailures(
+    account: Pick<GatewayAccount, 'gateway' | 'merchantAccount'>,
+    transactionId: string,
+  ): Promise<readonly { readonly exceptionId: string; readonly superseded: boolean }[]>;
   /** All disputes: open ones first, each group by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
@@ -744,6 +749,14 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         [gateway, merchantAccount, ref, -amountCents],
       );
       return rows[0] ? { transactionId: rows[0].transaction_id } : null;
+    },
+    refundFailures: async ({ gateway, merchantAccount }, transactionId) => {
+      const { rows } = await pool.query<{ exception_id: string; superseded: boolean }>(
+        `select exception_id, superseded from settlement_exception
+         where gateway = $1 and merchant_account = $2 and transaction_id = $3 and kind = 'REFUND_FAILED' order by position, line`,
+        [gateway, merchantAccount, transactionId],
+      );
+      return rows.map((row) => ({ exceptionId: row.exception_id, superseded: row.superseded }));
     },
     disputes: async () => {
       const rows = everyRow<StoredDispute>(async (after, limit) => {

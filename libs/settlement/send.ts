@@ -1,31 +1,37 @@
 /**
- * Sends the money of a settled sale back to the card, for a settlement exception (C75).
+ * Sends money back to the card, for a settlement exception (C75): the money of a settled sale, or of a refund that has failed.
  *
- * 1. If a payment belongs to the exception: its stream records that it can no longer succeed. Then the reversal of the leg is finalised.
+ * 1. For a sale with a payment: the payment's stream records that it can no longer succeed. Then the reversal of the leg is finalised. For a failed
+ *    refund: the gateway must show it as failed.
  * 2. The exception's stream records the intent.
  * 3. The gateway is called once, under a reference of its own.
  * 4. The exception's stream records the outcome.
- * 5. The payment is voided.
+ * 5. A payment of unknown outcome is voided.
  * 6. The exception is resolved.
  *
  * {@link createRefundRecovery} goes on after any step from the intent on, and never sends.
  */
 import { load, type Origin, StoreIncident } from '#eventstore';
-import { ageMs, Deadline, ServiceError, timestamp } from '#kernel';
+import { ageMs, type Cents, Deadline, ServiceError, timestamp } from '#kernel';
 import {
   aboutLeg,
   type Awaiting,
   callGateway,
+  cents,
+  disputedCents,
   finalizeReference,
   GatewayCannotTell,
   type GatewayAccount,
   gatewayRef,
+  type Leg,
   type Outcome,
+  type Payment,
   type PaymentGateway,
   RECOVERY_SCHEDULE_MS,
   RECOVERY_STARTS_AFTER_MS,
   refuseClearText,
   type RefundCall,
+  remaining,
   REQUEST_DEADLINE_MS,
   resolvePayment,
   retryingConflicts,
@@ -33,7 +39,7 @@ import {
   transactionOf,
 } from '#payments';
 import type { Queryable } from '#platform';
-import { linesOf } from './batch.js';
+import { linesOf, type RecordedLine } from './batch.js';
 import { EXCEPTION_STREAM } from './events.js';
 import { type ExceptionRefund, type OpenedException, settlementException } from './exception.js';
 import { changeCase } from './matching.js';
@@ -72,24 +78,26 @@ export const sendRefund = async (ports: SettlementPorts, request: SendRequest, o
   const { paymentId } = opened;
   const leg = opened.leg ?? 'combined';
   const attemptId = ids.uuid();
-  const refund = async (account: GatewayAccount): Promise<ExceptionRefund> => ({
+  const { account, gateway } = await gatewayOf(ports, opened);
+  const source = opened.kind === 'REFUND_FAILED' ? await failedRefund(ports, opened) : await acceptedSale(ports, opened);
+  const refund: ExceptionRefund = {
     attemptId,
     ref: gatewayRef(attemptId, leg, 'refund'),
     account,
     leg,
-    chargeTransactionId: await acceptedSale(ports, opened),
+    chargeTransactionId: source.chargeTransactionId,
     amountCents: opened.suspenseCents,
-    last4: last4 ?? (await last4Of(ports, paymentId)),
+    last4: last4 ?? (source.last4 || (await last4Of(ports, paymentId))),
     paymentId,
     reason,
     by,
-  });
-  const { account, gateway } = await gatewayOf(ports, opened);
-  const command = { type: 'RequestRefund', at: at(), by, refund: await refund(account) } as const;
-  if (paymentId === null) await refuseChargeOfPayment(ports, gateway, account, command.refund.chargeTransactionId, deadline);
-  // Refuse before the payment's stream changes. The append of the intent decides again.
+  };
+  const command = { type: 'RequestRefund', at: at(), by, refund } as const;
+  // Refuse before the gateway is asked and before the payment's stream changes. The append of the intent decides again.
   settlementException.decide(state, command);
-  if (paymentId !== null) await requestReturn(ports, exceptionId, command.refund, paymentId, origin, deadline);
+  if (source.failed !== null) await refuseStandingRefund(ports, gateway, source, source.failed, deadline);
+  else if (paymentId === null) await refuseChargeOfPayment(ports, gateway, account, source.chargeTransactionId, deadline);
+  else await requestReturn(ports, exceptionId, refund, paymentId, origin, deadline);
 
   const begunAt = at();
   const outcome = await slots.inHouse(account.gateway, opened.merchantAccount, deadline, async () => {
@@ -135,13 +143,125 @@ const refundCall = ({ ref, leg, account, chargeTransactionId, amountCents, last4
   last4: last4 ?? '',
 });
 
-/** The transaction of the exception's line, which must be a sale that the processor accepted. */
-const acceptedSale = async ({ store }: SettlementPorts, { gateway, merchantAccount, batchId, line, transactionId }: OpenedException) => {
+/** The money that goes back. */
+interface Source {
+  /** The charge that is refunded. */
+  readonly chargeTransactionId: string;
+  /** The card's last four digits. Empty: not known here. */
+  readonly last4: string;
+  /** The transaction of the refund that has failed. null: the money is that of a sale. */
+  readonly failed: string | null;
+}
+
+/** The line of the exception, if it is of this type and the processor accepted it. */
+const lineOf = async (
+  { store }: SettlementPorts,
+  { gateway, merchantAccount, batchId, line, transactionId }: OpenedException,
+  type: RecordedLine['type'],
+): Promise<RecordedLine | null> => {
   const lines = batchId === null ? [] : linesOf(await batchOf(store, { gateway, merchantAccount, batchId }));
-  const sale = lines.find((one) => one.number === line && one.transactionId === transactionId);
-  if (!sale || sale.type !== 'sale' || !sale.accepted)
-    throw new ServiceError('INVALID_STATE', 'A refund is sent only for a sale that the processor has accepted in a batch.');
-  return sale.transactionId;
+  const found = lines.find((one) => one.number === line && one.transactionId === transactionId);
+  return found?.type === type && found.accepted ? found : null;
+};
+
+/** The sale of the exception's line. The processor must have accepted it. */
+const acceptedSale = async (ports: SettlementPorts, opened: OpenedException): Promise<Source> => {
+  const sale = await lineOf(ports, opened, 'sale');
+  if (!sale)
+    throw new ServiceError(
+      'INVALID_STATE',
+      'A refund is sent only for a sale that the processor has accepted in a batch, or for a refund that has failed.',
+    );
+  return { chargeTransactionId: sale.transactionId, last4: '', failed: null };
+};
+
+/** A refund that was made here. */
+interface Made extends Pick<Source, 'chargeTransactionId' | 'last4'> {
+  readonly amountCents: Cents;
+}
+
+/**
+ * The failed refund of the exception's line. It must be recorded here as made. Only then its money counts as returned, and nobody can return it by
+ * another refund of the payment.
+ */
+const failedRefund = async (ports: SettlementPorts, opened: OpenedException): Promise<Source> => {
+  const { register, payments, store } = ports;
+  const refuse = (message: string) => new ServiceError('INVALID_STATE', `${message}; nothing was sent.`);
+  await register.caughtUp();
+  const line = await lineOf(ports, opened, 'refund_failure');
+  if (!line) throw refuse('The batch no longer lists this refund as failed');
+  const { transactionId } = line;
+  await refuseOtherFailure(ports, opened, transactionId);
+  const known = (await register.transactions(opened.gateway, [transactionId], [])).find(
+    (one) => one.op === 'refund' && one.transactionId === transactionId && one.merchantAccount === opened.merchantAccount,
+  );
+  const payment = opened.paymentId === null ? null : (await payments.streams.load(opened.paymentId)).payment;
+  let made: Made | null = null;
+  if (known && known.exceptionId !== null) {
+    // That refund was itself sent for an exception.
+    const sent = (await load(store, EXCEPTION_STREAM, known.exceptionId)).state?.refund;
+    if (sent && sent.transactionId === transactionId) made = { ...sent, last4: sent.last4 ?? '' };
+  } else if (known && payment) made = madeOn(payment, known.leg, transactionId);
+  if (!made) throw refuse(`Refund ${transactionId} is not recorded here as made, so its money does not count as returned`);
+  if (opened.suspenseCents > made.amountCents)
+    throw refuse(`Refund ${transactionId} has ${made.amountCents} cents, and ${opened.suspenseCents} cents lie in suspense`);
+  // An open or lost dispute takes the money from the merchant. The payer would get it twice.
+  if (payment?.phase === 'charged') {
+    const { principal, fee } = remaining(payment);
+    if (disputedCents(payment) > principal + fee) throw refuse('A dispute of this payment takes the money of this refund');
+  }
+  return { chargeTransactionId: made.chargeTransactionId, last4: made.last4, failed: transactionId };
+};
+
+/** The refund of a payment, as its stream has it. null: the stream does not have it. */
+const madeOn = (payment: Payment, leg: Leg, transactionId: string): Made | null => {
+  if (payment.phase === 'charged') {
+    const charge = payment.legs.find((one) => one.leg === leg);
+    const refund = payment.attempts
+      .flatMap(({ returned }) => returned)
+      .find((one) => one.leg === leg && one.means === 'refund' && one.transactionId === transactionId);
+    return charge && refund ? { chargeTransactionId: charge.transactionId, last4: charge.card?.last4 ?? '', amountCents: cents(refund) } : null;
+  }
+  if (payment.phase !== 'voided' && payment.phase !== 'failed') return null;
+  const undone = payment.undone?.find((one) => one.leg === leg && one.refundTransactionId === transactionId);
+  return undone ? { ...undone, last4: '' } : null;
+};
+
+/**
+ * Lines of several batches may say that the same refund has failed. Its money is sent for the first of them, and only if nothing was done for another
+ * one. An exception that was superseded can never send, so it does not count.
+ */
+const refuseOtherFailure = async ({ register, store }: SettlementPorts, opened: OpenedException, transactionId: string): Promise<void> => {
+  const failures = await register.refundFailures(opened, transactionId);
+  const own = failures.findIndex(({ exceptionId }) => exceptionId === opened.exceptionId);
+  if (own < 0 || failures[own]!.superseded)
+    throw new ServiceError('INVALID_STATE', 'A correction has changed the line of this exception; nothing was sent.');
+  for (const [index, { exceptionId, superseded }] of failures.entries()) {
+    if (index === own) continue;
+    const { state } = await load(store, EXCEPTION_STREAM, exceptionId);
+    // A superseded line without an exception can get none that sends: see above.
+    const stands = state === null ? !superseded : state.status !== 'superseded';
+    if (state?.refund || state?.status === 'resolved' || (index < own && stands))
+      throw new ServiceError('INVALID_STATE', `Exception ${exceptionId} is about the same refund ${transactionId}; nothing was sent.`);
+  }
+};
+
+/** A refund that is on its way, or has arrived, must not be sent again. Only the gateway's own word that it has failed counts. */
+const refuseStandingRefund = async (
+  { payments }: SettlementPorts,
+  gateway: PaymentGateway,
+  { chargeTransactionId }: Source,
+  transactionId: string,
+  deadline: Deadline,
+): Promise<void> => {
+  const shown = await transactionOf(payments, gateway, transactionId, deadline);
+  if (shown === 'cannot_tell')
+    throw new ServiceError('INVALID_STATE', `The gateway cannot tell whether refund ${transactionId} has failed; nothing was sent. Try again.`);
+  if (shown?.op === 'refund' && shown.state === 'declined' && (shown.chargeTransactionId ?? chargeTransactionId) === chargeTransactionId) return;
+  throw new ServiceError(
+    'INVALID_STATE',
+    `The gateway does not show refund ${transactionId} as failed${shown ? `, but as ${shown.state}` : ''}; nothing was sent.`,
+  );
 };
 
 const gatewayOf = async (

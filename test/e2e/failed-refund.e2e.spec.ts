@@ -1,0 +1,365 @@
+/**
+ * A refund that Stripe accepted and that fails later (`REFUND_FAILED`): its money is sent again exactly once, under a new reference, also in races and
+ * after crashes. Also a charge that was undone by a refund: both settle, and the books end at 0.
+ */
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { EVERYTHING, NO_FEE } from '#accounts';
+import { askVendor, readCredentials } from '#gateways';
+import type { ServiceError } from '#kernel';
+import { systemClock } from '#kernel';
+import { balances, bookSumCents, journalModel, lineRegisterModel } from '#ledger';
+import { createRecovery, type PaymentGateway, postgresRecoveryWork, staff } from '#payments';
+import { collect } from '#platform';
+import { changeException, createRefundRecovery, type ExceptionRow, exceptionModel, exceptionRows, recordSettlements, sendRefund, type SettlementPorts } from '#settlement'; // prettier-ignore
+import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
+import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
+import type { Thing } from '../doubles/stripe/vendor.js';
+import { eventually } from '../support/eventually.js';
+import { payfoldOn, type Running, startIn } from '../support/merchants.js';
+import { paymentOf } from '../support/service.js';
+
+const SECRET = 'sk_test_double_one_0001';
+const MINUTE_MS = 60_000;
+const stops: (() => unknown)[] = [];
+let folder: string;
+let double: StripeDouble;
+let stripe: StripeControl;
+let running: Running;
+let portalId: string;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'payfold-failed-refund-'));
+  double = await startStripeDouble({ file: join(folder, 'stripe.jsonl') });
+  stops.push(() => double.close());
+  stripe = controlOf(double.url);
+  running = await startIn({ folder, stops }, 'sandbox', { stripe: double.url });
+  const { admin, inForce, accountId, services } = running;
+  const account = { merchantAccount: 'cards', gateway: 'stripe', environment: 'sandbox', settings: { cutOff: null, endpoint: double.url } } as const;
+  const credentials = readCredentials('stripe', 'sandbox', JSON.stringify({ secretKey: SECRET }));
+  const asked = { clock: systemClock, endpoints: { stripe: double.url } };
+  const { externalId, name } = await askVendor({ ...account, repeats: null }, credentials, asked);
+  await admin.addMerchantAccount({ ...account, name }, externalId, credentials, await services.directory.merchantAccounts());
+  const fee = { ...NO_FEE, flatCents: 50, chargeMode: 'combined' } as const;
+  ({ portalId } = (await inForce(admin.createPortal({ accountIds: [accountId], name: 'Cards', gateway: 'none', fee }))).state);
+  await inForce(admin.setGateway(portalId, { gateway: 'stripe', principal: 'cards', fee: 'cards' }));
+});
+afterAll(async () => {
+  for (const stop of stops.reverse()) await stop();
+  await rm(folder, { recursive: true, force: true });
+});
+
+const ports = () => running.services.settlement;
+const create = () => running.client.create(paymentOf(portalId, { paymentMethod: { type: 'card_token', token: 'pm_card_visa' } }));
+const status = async (paymentId: string) => {
+  const { data } = await running.client.find(paymentId);
+  return [data.status, data.refundedAmountCents] as const;
+};
+const history = async (stream: string) => {
+  const types: string[] = [];
+  for await (const { type } of running.services.store.read(stream)) types.push(type);
+  return types;
+};
+const paymentIn = async (paymentId: string) => (await running.services.payments.ports.streams.load(paymentId)).payment;
+const intentOf = async (paymentId: string): Promise<string> => {
+  const payment = await paymentIn(paymentId);
+  if (payment.phase === 'charged') return payment.legs[0]!.transactionId;
+  if (payment.phase === 'voided') return payment.undone![0]!.chargeTransactionId;
+  throw new Error(`the payment is ${payment.phase}`);
+};
+/** The refunds of a payment's charge at the processor, oldest first. */
+const refundsOf = async (paymentId: string): Promise<Thing[]> => {
+  const intent = await intentOf(paymentId);
+  return (await stripe.refunds()).filter(({ payment_intent }) => payment_intent === intent);
+};
+/** Cents that went back to the payer. */
+const paidBack = async (paymentId: string) =>
+  (await refundsOf(paymentId)).filter((refund) => refund.status !== 'failed').reduce((sum, { amount }) => sum + Number(amount), 0);
+/** Pays out what is open at the processor, and records it. */
+const payOut = async (): Promise<string> => {
+  const { id } = (await stripe.payOut())!;
+  await eventually(async () => {
+    await recordSettlements(ports(), AbortSignal.timeout(10_000));
+    await ports().register.caughtUp();
+    const { rows } = await running.services.pool.query('select from settlement_batch where batch_id = $1', [id]);
+    return rows.length === 1;
+  });
+  return id;
+};
+const exceptions = async (paymentId: string, asked: string | null = null): Promise<ExceptionRow[]> => {
+  await ports().register.caughtUp();
+  while ((await running.services.openExceptions()) > 0);
+  await running.services.readModels.of(exceptionModel).runUntil((await running.services.store.head())!, { timeoutMs: 20_000 });
+  const rows = await collect(exceptionRows(running.services.pool, EVERYTHING, { status: asked, now: running.clock.now() }));
+  return rows.filter((row) => row.paymentId === paymentId);
+};
+const booked = async () => {
+  await running.services.readModels.of(journalModel).runUntil((await running.services.store.head())!, { timeoutMs: 20_000 });
+  const rows = await balances(running.services.pool, { asOf: null, effectiveTo: null });
+  expect(bookSumCents(rows)).toBe(0);
+  return (account: RegExp) => rows.filter((row) => account.test(row.account)).reduce((sum, row) => sum + row.balanceCents, 0);
+};
+/** All money is where it belongs: suspense and unsettled are 0, and no drift, also not between the line-item register and the journal. */
+const expectClean = async () => {
+  const cents = await booked();
+  expect([cents(/suspense/), cents(/:unsettled$/)]).toEqual([0, 0]);
+  const drift = await payfold('audit', 'drift');
+  expect([drift.code, JSON.parse(drift.stdout)]).toEqual([0, expect.objectContaining({ ok: true })]);
+};
+const payfold = (...args: string[]) => payfoldOn(running, [...args, '--yes']);
+const refused = (work: Promise<unknown>) =>
+  work.then(
+    () => null,
+    ({ code, message }: ServiceError) => ({ code, message }),
+  );
+const send = (exceptionId: string, through: SettlementPorts = ports(), by = 'Dana') =>
+  sendRefund(through, { exceptionId, reason: 'the card was closed', by, last4: null }, staff(by, running.services.ids.uuid()));
+/** Ports whose adapter differs in these calls. */
+const instead = (calls: (real: PaymentGateway) => Partial<PaymentGateway>): SettlementPorts => {
+  const settlement = ports();
+  const find: SettlementPorts['payments']['gateways']['find'] = (account) => {
+    const real = settlement.payments.gateways.find(account);
+    return real && { ...real, ...calls(real) };
+  };
+  return { ...settlement, payments: { ...settlement.payments, gateways: { find } } };
+};
+/** A settled payment of 100.50 whose settled refund of 40.00 has failed, with the exception of the failure. */
+const failed = async (): Promise<{ id: string; exceptionId: string; refund: string }> => {
+  const { id } = (await create()).data;
+  await payOut();
+  expect((await running.client.refund(id, { amountCents: 4_000 })).status).toBe(200);
+  const [refund] = await refundsOf(id);
+  await payOut();
+  await stripe.failRefund(refund!.id);
+  await payOut();
+  const found = await exceptions(id);
+  expect(found).toMatchObject([{ kind: 'REFUND_FAILED', transactionId: refund!.id, suspenseCents: 4_000 }]);
+  return { id, exceptionId: found[0]!.exceptionId, refund: refund!.id };
+};
+
+describe('the whole way, by the command line', () => {
+  test('accepted, failed, listed, sent again under a new reference, listed; the new one fails too, and is sent again', async () => {
+    const { id, exceptionId, refund } = await failed();
+    expect((await booked())(/suspense/)).toBe(-4_000);
+    const tasks = async () => (JSON.parse((await payfold('payments', 'tasks')).stdout) as { paymentId: string; reason: string; evidence: object }[]).filter(({ paymentId }) => paymentId === id); // prettier-ignore
+    expect(await tasks()).toMatchObject([{ reason: 'refund_failed', evidence: { transactionId: refund, cents: 4_000, wasVoided: false } }]);
+    const again = ['settlement', 'exceptions', 'resolve', exceptionId, '--as', 'refund', '--send', '--reason', 'card closed', '--by', 'Dana'];
+    const sent = await payfold(...again);
+    expect([sent.code, sent.stderr]).toEqual([0, '']);
+    const done = JSON.parse(sent.stdout) as { transactionId: string };
+    expect(done).toEqual({ exceptionId, status: 'resolved', transactionId: expect.stringMatching(/^re_/), amountCents: 4_000, paymentId: id });
+    const [first, second, ...more] = await refundsOf(id);
+    expect([first!.status, second!.id, second!.amount, more]).toEqual(['failed', done.transactionId, 4_000, []]);
+    expect((first!.metadata as { payfold_ref: string }).payfold_ref).not.toBe((second!.metadata as { payfold_ref: string }).payfold_ref);
+    const sentOnce = ['ExceptionOpened', 'ExceptionRefundRequested', 'ExceptionRefundEnded', 'ExceptionResolved'];
+    expect(await history(`exception-${exceptionId}`)).toEqual(sentOnce);
+    expect(await status(id)).toEqual(['partially_refunded', 4_000]);
+
+    const repeated = await payfold(...again);
+    expect([repeated.code, repeated.stdout]).toEqual([1, expect.stringContaining('The exception is resolved')]);
+    expect(await paidBack(id)).toBe(4_000);
+
+    await payOut();
+    expect(await exceptions(id)).toEqual([]);
+    await expectClean();
+    const ended = await payfold('payments', 'acknowledge', id, '--task', 'refund_failed', '--reason', 'sent again', '--by', 'Dana');
+    expect([ended.code, await tasks()]).toEqual([0, []]);
+
+    // The new refund fails, too: a new exception, and the task again.
+    await stripe.failRefund(done.transactionId);
+    await payOut();
+    const [next, ...others] = await exceptions(id);
+    expect([next, others]).toMatchObject([{ kind: 'REFUND_FAILED', transactionId: done.transactionId, suspenseCents: 4_000 }, []]);
+    expect(await tasks()).toMatchObject([{ reason: 'refund_failed', evidence: { transactionId: done.transactionId } }]);
+    await send(next!.exceptionId);
+    expect([await paidBack(id), (await refundsOf(id)).length]).toEqual([4_000, 3]);
+    await payOut();
+    expect(await exceptions(id)).toEqual([]);
+    expect(await status(id)).toEqual(['partially_refunded', 4_000]);
+    await expectClean();
+  }, 180_000);
+
+  test('a charge that was undone: sale and refund are matched (R21), the fee is booked; then its refund fails and is sent again', async () => {
+    const feesBefore = (await booked())(/^expense:processing/);
+    await stripe.fault('cut_after', { op: 'confirm' });
+    const answer = await create();
+    expect(answer.status).toBe(504);
+    const id = answer.details!.id as string;
+    const { payments, store, pool } = running.services;
+    const recovery = createRecovery(payments.ports, store, postgresRecoveryWork(pool), { startsAfterMs: 0 });
+    await eventually(async () => (await recovery.resolve(id)) === 'resolved');
+    expect((await running.client.find(id)).data.status).toBe('voided');
+    const intent = await intentOf(id);
+    const batchId = await payOut();
+    expect(await exceptions(id)).toEqual([]);
+    const lines = await pool.query<{ op: string }>(
+      `select op, transaction_id from gateway_transaction where payment_id = $1 and settled_batch_id = $2 order by op`,
+      [id, batchId],
+    );
+    const [refund] = await refundsOf(id);
+    expect(lines.rows).toEqual([
+      { op: 'charge', transaction_id: intent },
+      { op: 'refund', transaction_id: refund!.id },
+    ]);
+    await running.services.readModels.of(lineRegisterModel).runUntil((await store.head())!, { timeoutMs: 20_000 });
+    const movements = await pool.query(
+      `select rule, movement, sum(principal_cents)::int as cents, sum(processor_fee_cents)::int as fee from line_movement where payment_id = $1 group by 1, 2`,
+      [id],
+    );
+    const fee = (await booked())(/^expense:processing/) - feesBefore;
+    expect(fee).toBeGreaterThan(0);
+    expect(movements.rows).toEqual([{ rule: 'R21', movement: 'undone_settled', cents: 0, fee: -fee }]);
+    await expectClean();
+
+    await stripe.failRefund(refund!.id);
+    await payOut();
+    const [exception] = await exceptions(id);
+    expect(exception).toMatchObject({ kind: 'REFUND_FAILED', suspenseCents: 10_050 });
+    const tasks = JSON.parse((await payfold('payments', 'tasks')).stdout) as { paymentId: string }[];
+    expect(tasks.find(({ paymentId }) => paymentId === id)).toMatchObject({ reason: 'refund_failed', evidence: { wasVoided: true } });
+    expect(await send(exception!.exceptionId)).toMatchObject({ amountCents: 10_050, paymentId: id });
+    expect([await paidBack(id), (await running.client.find(id)).data.status]).toEqual([10_050, 'voided']);
+    await payOut();
+    expect(await exceptions(id)).toEqual([]);
+    await expectClean();
+    expect(await payfold('audit', 'verify')).toMatchObject({ code: 0 });
+  }, 180_000);
+});
+
+describe('never twice', () => {
+  test('two operators at once: one refund; while it is under way, nothing else ends the exception', async () => {
+    const { id, exceptionId } = await failed();
+    const during: unknown[] = [];
+    const slow = instead((real) => ({
+      refund: async (...call) => {
+        const adopt = { type: 'Resolve', resolution: 'adopt', portalId, feeCents: 0, reason: 'x', by: 'Robin' } as const;
+        const books = { ...adopt, resolution: 'refund', portalId: null } as const;
+        const robin = staff('Robin', running.services.ids.uuid());
+        for (const work of [
+          send(exceptionId),
+          changeException(ports(), exceptionId, adopt, robin),
+          changeException(ports(), exceptionId, books, robin),
+        ])
+          during.push((await refused(work))?.code);
+        return real.refund(...call);
+      },
+    }));
+    await send(exceptionId, slow);
+    expect(during).toEqual(['INVALID_STATE', 'INVALID_STATE', 'INVALID_STATE']);
+    expect([await paidBack(id), (await refundsOf(id)).length]).toEqual([4_000, 2]);
+
+    const other = await failed();
+    const ends = await Promise.all([1, 2, 3].map(() => refused(send(other.exceptionId))));
+    expect(ends.filter((end) => end === null)).toHaveLength(1);
+    expect([await paidBack(other.id), (await refundsOf(other.id)).length]).toEqual([4_000, 2]);
+  }, 120_000);
+
+  test.each([
+    ['before the refund reaches the processor', 'ExceptionRefundEnded', 0],
+    ['after the processor has executed it', 'ExceptionResolved', 4_000],
+  ] as const)(
+    'the command dies %s: recovery ends the attempt, and sends nothing',
+    async (_, ends, cents) => {
+      const { id, exceptionId } = await failed();
+      let [reached, die] = [() => {}, (_: Error) => {}];
+      const there = new Promise<void>((done) => (reached = done));
+      const dying = instead((real) => ({
+        refund: async (...call) => {
+          if (cents > 0) await real.refund(...call);
+          reached();
+          return new Promise((_, reject) => (die = reject));
+        },
+      }));
+      void send(exceptionId, dying).catch(() => undefined);
+      await there;
+      running.clock.advance(MINUTE_MS + 1_000);
+      await exceptions(id);
+      await createRefundRecovery(ports(), running.services.pool).round();
+      await eventually(async () => (await history(`exception-${exceptionId}`)).includes(ends));
+      die(new Error('killed'));
+      expect(await paidBack(id)).toBe(cents);
+      // Nothing went back: the exception is free, and the next command sends.
+      if (cents === 0) await send(exceptionId);
+      expect([await paidBack(id), (await history(`exception-${exceptionId}`)).at(-1)]).toEqual([4_000, 'ExceptionResolved']);
+    },
+    120_000,
+  );
+
+  test('an answer that is lost: the processor is asked at once, and the refund counts', async () => {
+    const { id, exceptionId } = await failed();
+    await stripe.fault('cut_after', { op: 'refund' });
+    expect(await send(exceptionId)).toMatchObject({ status: 'resolved', amountCents: 4_000 });
+    expect([await paidBack(id), (await refundsOf(id)).length]).toEqual([4_000, 2]);
+  }, 120_000);
+
+  test('a refund that the processor does not show as failed, or cannot show: nothing is sent', async () => {
+    const { id } = (await create()).data;
+    await payOut();
+    await running.client.refund(id, { amountCents: 4_000 });
+    const [refund] = await refundsOf(id);
+    // A line says that it failed, and the refund itself says that it arrived.
+    await stripe.transaction({ type: 'refund_failure', reporting_category: 'refund_failure', amount: 4_000, fee: 0, source: refund!.id });
+    await payOut();
+    const [{ exceptionId }] = (await exceptions(id)) as [ExceptionRow];
+    expect((await refused(send(exceptionId)))?.message).toContain(`does not show refund ${refund!.id} as failed, but as approved`);
+    await stripe.fault('http_503', { op: 'one_refund', times: null });
+    expect((await refused(send(exceptionId)))?.message).toContain(`cannot tell whether refund ${refund!.id} has failed`);
+    await stripe.heal();
+    expect([await history(`exception-${exceptionId}`), await paidBack(id), (await refundsOf(id)).length]).toEqual([['ExceptionOpened'], 4_000, 1]);
+  }, 120_000);
+
+  test('the same failure in two payouts: sent for the first of them only', async () => {
+    const { id, exceptionId, refund } = await failed();
+    await stripe.transaction({ type: 'refund_failure', reporting_category: 'refund_failure', amount: 4_000, fee: 0, source: refund });
+    await payOut();
+    const [first, second, ...more] = await exceptions(id);
+    expect([first, second, more]).toMatchObject([{ exceptionId }, { kind: 'REFUND_FAILED', transactionId: refund, suspenseCents: 4_000 }, []]);
+    const refusal = `Exception ${exceptionId} is about the same refund ${refund}`;
+    expect((await refused(send(second!.exceptionId)))?.message).toContain(refusal);
+    await send(exceptionId);
+    expect((await refused(send(second!.exceptionId)))?.message).toContain(refusal);
+    expect([await paidBack(id), (await refundsOf(id)).length]).toEqual([4_000, 2]);
+  }, 120_000);
+
+  test('a refund under our reference that we do not know as made: nothing is sent', async () => {
+    const { id } = (await create()).data;
+    await payOut();
+    await running.client.refund(id, { amountCents: 4_000 });
+    const [ours] = await refundsOf(id);
+    const { payfold_ref: ref } = ours!.metadata as { payfold_ref: string };
+    const body = new URLSearchParams({ payment_intent: await intentOf(id), amount: '4000', 'metadata[payfold_ref]': ref });
+    const made = await fetch(`${double.url}/v1/refunds`, { method: 'POST', headers: { authorization: `Bearer ${SECRET}` }, body });
+    const strange = (await made.json()) as { id: string };
+    await stripe.failRefund(strange.id);
+    await payOut();
+    const failure = (await exceptions(id)).find(({ kind }) => kind === 'REFUND_FAILED')!;
+    expect(failure).toMatchObject({ transactionId: strange.id });
+    expect((await refused(send(failure.exceptionId)))?.message).toContain(`Refund ${strange.id} is not recorded here as made`);
+    expect(await paidBack(id)).toBe(4_000);
+  }, 120_000);
+
+  test('a dispute that takes the same money: nothing is sent; after it was won, the refund is', async () => {
+    const { id, exceptionId } = await failed();
+    const day = ['--opened-on', '2026-01-03', '--due-date', '2026-01-20'];
+    const what = ['--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'no credit'];
+    const opened = await payfold('disputes', 'open', '--payment', id, '--amount-cents', '10050', ...what, ...day, '--by', 'Dana');
+    expect(opened.code).toBe(0);
+    expect((await refused(send(exceptionId)))?.message).toContain('A dispute of this payment takes the money of this refund');
+    expect(await paidBack(id)).toBe(0);
+    const { disputeId } = JSON.parse(opened.stdout) as { disputeId: string };
+    expect((await payfold('disputes', 'update', disputeId, '--status', 'recovered', '--by', 'Dana')).code).toBe(0);
+    await send(exceptionId);
+    expect(await paidBack(id)).toBe(4_000);
+  }, 120_000);
+
+  test('a refund by the partner returns no cent of the failed one', async () => {
+    const { id, exceptionId } = await failed();
+    expect((await running.client.refund(id, { amountCents: 6_001 })).code).toBe('INVALID_STATE');
+    expect((await running.client.refund(id)).status).toBe(200);
+    await send(exceptionId);
+    // The fee stays with the operator.
+    expect([await status(id), await paidBack(id)]).toEqual([['partially_refunded', 10_000], 10_000]);
+  }, 120_000);
+});
