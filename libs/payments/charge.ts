@@ -104,6 +104,8 @@ export interface ChargeRequest {
   readonly instrument: PaymentInstrument;
   /** The total that the payer agreed to. If the total differs now, no charge begins. Default: no check (C49). */
   readonly quotedTotalCents?: Cents;
+  /** The payer's public IPv4 address, for the gateway's check of fraud. Hosted checkout only. It is in no event, row, log or answer. */
+  readonly payerIp?: string;
 }
 
 /** The ids of the attempt. For a request with a key, they are drawn when the key is claimed. */
@@ -337,7 +339,7 @@ export const refuseByTerms = (
     const isOpen = (merchantAccounts[account.merchantAccount] ?? 'active') === 'active';
     const gateway = isOpen ? gateways.find(account) : null;
     // One message for all legs: a partner cannot change the accounts of a portal.
-    if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+    if (!gateway || gateway.mayCharge?.() === false) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
     return { ...part, account, gateway };
   });
 
@@ -461,7 +463,7 @@ const moveMoney = async (
 ): Promise<ChargeOutcome | { kind: 'too_late' }> => {
   const approved: (Made & { readonly txn: ChargeTxn })[] = [];
   const { position, begunAt } = intent;
-  const { instrument, payer } = request;
+  const { instrument, payer, payerIp } = request;
   for (const leg of plan.legs) {
     const call = {
       ref: leg.references.charge,
@@ -471,6 +473,7 @@ const moveMoney = async (
       amountCents: cents(leg),
       instrument,
       ...(payer !== null && { payer }),
+      ...(payerIp !== undefined && { payerIp }),
     };
     const outcome = await callGateway(ports, deadline, position, (signal) => gateways.get(leg.leg)!.charge(call, signal));
     if (outcome.kind === 'approved') {

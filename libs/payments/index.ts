@@ -178,6 +178,7 @@ export {
   RECOVERY_SCHEDULE_MS,
   recoveryMigration,
   recoveryWhyMigration,
+  type DueAttempt,
   type RecoveryWork,
   type Resolution,
 } from './recovery.js';

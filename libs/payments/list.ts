@@ -309,17 +309,21 @@ export const paymentScopeCondition = (scope: Scope, paymentId: string, bind: Bin
 /**
  * - `running`: a request or recovery works on it.
  * - `waiting`: the gateway shows no trace of it, and can tell only later.
- * - `overdue`: the gateway should have been able to tell by now.
+ * - `overdue`: it still shows no trace, and should have been able to tell by now.
  * - `staff`: a person decides. {@link openStaffTasks} counts the tasks.
  */
 export const OPEN_STATES = ['running', 'waiting', 'overdue', 'staff'] as const;
 export type OpenState = (typeof OPEN_STATES)[number];
 
-/** SQL: the state of an open row `p` of the list, whose try is `t`. `now`: the parameter with the present time. */
+/**
+ * SQL: the state of an open row `p` of the list, whose try is `t`. `now`: the parameter with the present time. A scan that is under way (`in_flight`)
+ * does not change the state.
+ */
+const SHOWS_NO_TRACE = `t.why in ('not_visible', 'in_flight')`;
 const openState = (now: string): string => `
   case when ${WAITS_FOR_STAFF} then 'staff'
-       when t.why = 'not_visible' and t.until > ${now}::timestamptz then 'waiting'
-       when t.why = 'not_visible' and t.until <= ${now}::timestamptz then 'overdue'
+       when ${SHOWS_NO_TRACE} and t.until > ${now}::timestamptz then 'waiting'
+       when ${SHOWS_NO_TRACE} and t.until <= ${now}::timestamptz then 'overdue'
        else 'running' end`;
 
 const WITH_TRY = 'left join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id';
@@ -353,7 +357,7 @@ export interface WaitingPayment {
   readonly state: OpenState;
   /** null: it was not asked yet, or our own store did not answer. */
   readonly why: CannotTell | null;
-  /** RFC 3339: when the gateway can tell. null: not known. */
+  /** RFC 3339: by when the gateway should be able to tell, by its earliest answer. null: not known. */
   readonly decidedBy: string | null;
 }
 

@@ -26,7 +26,7 @@ import { aboutLeg } from './charge.js';
 import { findPayment } from './commands.js';
 import { paymentListModel } from './list.js';
 import type { Awaiting } from './payment.js';
-import { countedTries, nextTryAt, postgresRecoveryWork, purgeTries, recoveryMigration, recoveryWhyMigration } from './recovery.js';
+import { bothOf, countedTries, decidedBy, nextTryAt, postgresRecoveryWork, purgeTries, recoveryMigration, recoveryWhyMigration } from './recovery.js';
 
 let ground: Ground;
 let house: House;
@@ -121,10 +121,15 @@ describe('a charge', () => {
       // The processor closes a batch with the fee in it, after the principal was voided.
       house.calls.after('void.principal', () => ground.bank.closeBatches());
     }
+    expect(await resolve(id)).toBe('staff');
+    // Staff may return the money meanwhile. So the gateway is asked only once to undo this charge, even if it would do so later.
+    let repeated = 0;
+    house.calls.after(`void.${leg}`, () => void (repeated += 1));
     for (let round = 0; round < 3; round++) {
       expect(await resolve(id)).toBe('staff');
       expect(await house.view(id)).toMatchObject({ status: 'unknown', capturedAmountCents: 0 });
     }
+    expect(repeated).toBe(0);
     expect(house.logged.filter((line) => line.includes('a payment needs a decision by staff'))).toHaveLength(1);
     const tasks = await staffTask(id);
     expect(tasks).toHaveLength(1);
@@ -455,6 +460,8 @@ describe('the list of its work', () => {
     const at = (inMs: number) => new Date(Date.now() + inMs).toISOString();
     const now = { begunBefore: at(1_000), begunAfter: at(HOST_CLOCKS_DIFFER_MS), nextTryBefore: at(1_000), nextTryAfter: at(2 * DAY) };
     const due = await work.due(now);
+    const { createdAt: since } = await house.view(stuck);
+    expect(due[0]).toEqual({ paymentId: stuck, attemptId: expect.any(String), tries: 0, since, until: null });
     expect(due.map(({ paymentId, tries }) => [paymentId, tries])).toEqual([
       [stuck, 0],
       [refunding, 0],
@@ -462,8 +469,9 @@ describe('the list of its work', () => {
     expect(await work.due({ ...now, begunBefore: at(-MINUTE) })).toEqual([]);
     await work.record({ ...due[0]!, tries: 1, nextTryAt: at(MINUTE), outcome: 'open', ...NOT_SAID });
     expect((await work.due(now)).map(({ paymentId }) => paymentId)).toEqual([refunding]);
-    await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open', ...NOT_SAID });
-    expect((await work.due(now)).map(({ paymentId, tries }) => [paymentId, tries])).toContainEqual([stuck, 2]);
+    const until = at(DAY);
+    await work.record({ ...due[0]!, tries: 2, nextTryAt: at(-1), outcome: 'open', why: 'not_visible', until });
+    expect(await work.due(now)).toContainEqual({ ...due[0]!, tries: 2, until });
     // A time far in the future comes from a wrong clock, so the payment is due immediately.
     expect((await work.due({ ...now, begunBefore: at(-DAY), begunAfter: at(-DAY) })).map(({ paymentId }) => paymentId)).toEqual([stuck, refunding]);
     await work.record({ ...due[0]!, tries: 3, nextTryAt: at(3 * DAY), outcome: 'open', ...NOT_SAID });
@@ -501,16 +509,22 @@ describe('the list of its work', () => {
 
 describe('when a payment is tried next', () => {
   const [now, hour] = [Date.parse('2026-03-10T12:00:00.000Z'), 60 * MINUTE];
-  const minutesTo = (tries: number, still: Parameters<typeof nextTryAt>[2]) => (nextTryAt(now, tries, still) - now) / MINUTE;
+  const minutesTo = (tries: number, still: Parameters<typeof nextTryAt>[2], ageMinutes = 90) =>
+    (nextTryAt(now, tries, still, now - ageMinutes * MINUTE) - now) / MINUTE;
   const at = (inMs: number) => new Date(now + inMs).toISOString();
 
   test('after 2, 5 and 15 minutes, after 1 and 6 hours, then daily', () => {
     for (const still of [null, { why: 'unreachable' }, { why: 'not_visible' }] as const)
       expect([1, 2, 3, 4, 5, 6, 7].map((tries) => minutesTo(tries, still))).toEqual([2, 5, 15, 60, 360, 1_440, 1_440]);
   });
-  test('after 1, 2 and 10 minutes, then hourly, while no trace is visible, and a minute after the gateway can tell', () => {
+  test('1, 2, 4, 5 and 15 minutes after its begin, then hourly, while no trace is visible, and a minute after the gateway can tell', () => {
     const waiting = { why: 'not_visible', until: at(10 * hour) } as const;
-    expect([1, 2, 3, 4, 5, 99].map((tries) => minutesTo(tries, waiting))).toEqual([1, 2, 10, 60, 60, 60]);
+    const ages = [0, 1, 2, 4, 5, 15, 75];
+    for (const tries of [1, 99]) expect(ages.map((age) => age + minutesTo(tries, waiting, age))).toEqual([1, 2, 4, 5, 15, 75, 135]);
+    // A late try does not move the later ones. The scan at the gateway takes its time, too.
+    expect(minutesTo(2, waiting, 1.5)).toBe(0.5);
+    // A wrong clock dated the attempt a day ahead.
+    expect(minutesTo(1, waiting, -1_440)).toBe(1);
     expect(minutesTo(9, { why: 'not_visible', until: at(20 * MINUTE) })).toBe(21);
     // The time has passed, and the gateway still cannot tell.
     expect(minutesTo(9, { why: 'not_visible', until: at(-1) })).toBe(1_440);
@@ -520,6 +534,30 @@ describe('when a payment is tried next', () => {
     expect(minutesTo(9, { ...waiting, voidableUntil: at(40 * MINUTE) })).toBe(30);
     expect(minutesTo(9, { ...waiting, voidableUntil: at(10 * MINUTE) })).toBe(60);
     expect(minutesTo(9, { ...waiting, voidableUntil: at(5 * hour) })).toBe(60);
+  });
+  test('of two legs: when the gateway can tell about both, and each time before a charge can no longer be voided', () => {
+    const leg = (untilHours: number, voidableHours: number) =>
+      ({ why: 'not_visible', until: at(untilHours * hour), voidableUntil: at(voidableHours * hour) }) as const;
+    for (const [one, other] of [
+      [leg(7, 1), leg(9, 3)],
+      [leg(9, 3), leg(7, 1)],
+    ] as const) {
+      expect(bothOf(one, other, now)).toEqual(leg(9, 1));
+      expect(bothOf(one, other, now + 55 * MINUTE)).toEqual(leg(9, 3));
+      expect(bothOf(one, other, now + 4 * hour)).toEqual({ why: 'not_visible', until: at(9 * hour) });
+    }
+    expect(bothOf(null, leg(7, 1), now)).toEqual(leg(7, 1));
+    expect(bothOf(leg(7, 1), { why: 'not_visible' }, now)).toEqual(leg(7, 1));
+  });
+  test('the earliest time that the gateway named stays, whatever it says later', () => {
+    const [early, late] = [at(hour), at(2 * hour)];
+    expect(decidedBy(null, null)).toBeNull();
+    expect(decidedBy(null, { why: 'not_visible', until: late })).toBe(late);
+    expect(decidedBy(early, { why: 'not_visible', until: late })).toBe(early);
+    expect(decidedBy(late, { why: 'not_visible', until: early })).toBe(early);
+    for (const still of [null, { why: 'unreachable' }, { why: 'not_visible' }] as const) expect(decidedBy(early, still)).toBe(early);
+    // The end of a scan is not a time by which the gateway can tell.
+    expect([decidedBy(null, { why: 'in_flight', until: early }), decidedBy(late, { why: 'in_flight', until: early })]).toEqual([null, late]);
   });
   test('a wait for the gateway does not lengthen the pauses of an outage that follows', () => {
     const counted = (tries: number, still: Parameters<typeof countedTries>[2]) => countedTries(now, tries, still);

@@ -10,8 +10,8 @@ import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import { aboutLeg, type PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
 import { type Awaiting, cents, type ChargeFinding, checksOf, openOf } from './payment.js';
-import { finalizeReference, resolveReversal, stillOpen, type StillOpen } from './reverse.js';
-import { raiseStaffTask } from './staff.js';
+import { endOf, finalizeReference, resolveReversal, stillOpen, type StillOpen } from './reverse.js';
+import { raiseStaffTask, staffTaskEvidence } from './staff.js';
 
 /** Recovery does not touch a younger attempt, since its request may still be running (C42). */
 export const RECOVERY_STARTS_AFTER_MS = 60_000;
@@ -19,11 +19,14 @@ const MINUTE = 60_000;
 /** The wait before the first try, the second try and so on. The last wait repeats for ever. */
 export const RECOVERY_SCHEDULE_MS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 6 * 60 * MINUTE, 24 * 60 * MINUTE];
 /**
- * The wait before the first try, the second try and so on, while the gateway shows no trace of a reference. A charge that appears in the first minutes
- * is undone within two minutes. Later it is asked hourly: a charge that still arrives can be voided only until its batch closes.
+ * While the gateway shows no trace of a reference, the tries come this long after the attempt began. The try after 4 minutes is for a charge that
+ * appears after three: it must be undone within two minutes.
  */
-const WAITING_SCHEDULE_MS = [MINUTE, MINUTE, 2 * MINUTE, 10 * MINUTE, 60 * MINUTE];
-const WAITING_TRIES = WAITING_SCHEDULE_MS.length - 1;
+const WAITING_TRIES_MS = [MINUTE, 2 * MINUTE, 4 * MINUTE, 5 * MINUTE, 15 * MINUTE];
+/** The pause between the later tries. A charge that still arrives can be voided only until its batch closes. */
+const WAITING_PAUSE_MS = 60 * MINUTE;
+/** Such tries count as at most this many. So an outage that follows has pauses of an hour first. */
+const COUNTED_WHILE_WAITING = 3;
 /** The last chance to find such a charge while it can be voided. */
 const BEFORE_THE_BATCH_MS = 10 * MINUTE;
 /** When the gateway can tell, it is asked this long after. */
@@ -51,7 +54,7 @@ export const recoveryMigration: Migration = {
   `,
 };
 
-/** Why the gateway cannot tell about an attempt, and until when. `until` null: not known. */
+/** Why the gateway cannot tell about an attempt, and by when it should ({@link decidedBy}). `until` null: not known. */
 export const recoveryWhyMigration: Migration = {
   name: '0053-recovery-why',
   sql: 'alter table recovery_try add column why text, add column until timestamptz',
@@ -78,17 +81,37 @@ const RESOLVED: Tried = { outcome: 'resolved', still: null };
 const OPEN: Tried = { outcome: 'open', still: null };
 const openBecause = (still: StillOpen): Tried => ({ outcome: 'open', still });
 
-/** When an attempt that is still open is tried next, in milliseconds since the epoch. `tries`: the tries so far, this one included. */
-export const nextTryAt = (now: number, tries: number, still: StillOpen | null): number => {
+/**
+ * When an attempt that is still open is tried next, in milliseconds since the epoch. `tries`: the tries so far, this one included. `begun`: when the
+ * attempt began.
+ */
+export const nextTryAt = (now: number, tries: number, still: StillOpen | null, begun: number): number => {
   const until = still?.until === undefined ? Number.NaN : Date.parse(still.until);
-  const isWaiting = still?.why === 'not_visible' && now < until;
-  const schedule = isWaiting ? WAITING_SCHEDULE_MS : RECOVERY_SCHEDULE_MS;
-  const planned = now + schedule[Math.min(tries, schedule.length - 1)]!;
+  if (still?.why === 'not_visible' && now < until) {
+    const lastLook = lastLookAt(still);
+    return Math.min(nextWaitingTry(now, begun), until + AFTER_UNTIL_MS, lastLook > now ? lastLook : Number.POSITIVE_INFINITY);
+  }
+  const planned = now + RECOVERY_SCHEDULE_MS[Math.min(tries, RECOVERY_SCHEDULE_MS.length - 1)]!;
   // The end of a scan at the gateway.
-  if (still?.why === 'in_flight' && now < until) return Math.min(planned, until + 1_000);
-  if (!isWaiting) return planned;
-  const lastChance = still.voidableUntil === undefined ? Number.NaN : Date.parse(still.voidableUntil) - BEFORE_THE_BATCH_MS;
-  return Math.min(planned, until + AFTER_UNTIL_MS, lastChance > now ? lastChance : Number.POSITIVE_INFINITY);
+  return still?.why === 'in_flight' && now < until ? Math.min(planned, until + 1_000) : planned;
+};
+
+/** A wrong clock may have dated the attempt in the future. */
+const nextWaitingTry = (now: number, begun: number): number =>
+  WAITING_TRIES_MS.map((ms) => Math.min(begun, now) + ms).find((at) => at > now) ?? now + WAITING_PAUSE_MS;
+
+/** NaN: not known. */
+const lastLookAt = ({ voidableUntil }: StillOpen): number =>
+  voidableUntil === undefined ? Number.NaN : Date.parse(voidableUntil) - BEFORE_THE_BATCH_MS;
+
+/**
+ * By when the gateway should be able to tell about an attempt, RFC 3339: the earliest time that it named. A gateway whose batch is late names a later
+ * time with each answer, so only the earliest shows that an outcome is overdue. `known`: the time so far. null: no time is known.
+ */
+export const decidedBy = (known: string | null, still: StillOpen | null): string | null => {
+  // While an answer is under way, `until` is the end of a scan.
+  const named = still === null || still.why === 'in_flight' ? null : (still.until ?? null);
+  return known === null || (named !== null && named < known) ? named : known;
 };
 
 /**
@@ -96,7 +119,7 @@ export const nextTryAt = (now: number, tries: number, still: StillOpen | null): 
  * that follows.
  */
 export const countedTries = (now: number, tries: number, still: StillOpen | null): number =>
-  still?.until !== undefined && now < Date.parse(still.until) ? Math.min(tries, WAITING_TRIES - 1) : tries;
+  still?.until !== undefined && now < Date.parse(still.until) ? Math.min(tries, COUNTED_WHILE_WAITING) : tries;
 
 export const createRecovery = (ports: PaymentPorts, store: EventStore, work: RecoveryWork, options: { startsAfterMs?: number } = {}): Recovery => {
   const { clock, ids, log } = ports;
@@ -156,7 +179,7 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
       let resolved = 0;
       const queue = due.values();
       const resolveNext = async () => {
-        for (const { paymentId, attemptId, tries } of queue) {
+        for (const { paymentId, attemptId, tries, since, until: known } of queue) {
           if (stop?.aborted) return;
           let failure: unknown;
           const { outcome, still } = await attempt(paymentId).catch((error: unknown): Tried => {
@@ -165,14 +188,16 @@ export const createRecovery = (ports: PaymentPorts, store: EventStore, work: Rec
             return OPEN;
           });
           if (outcome === 'resolved') resolved += 1;
-          const { why = null, until = null } = still ?? {};
+          const why = still?.why ?? null;
+          // `staff` without a reason: the gateway could tell.
+          const until = outcome === 'open' || still !== null ? decidedBy(known, still) : null;
           log.info({ paymentId, attemptId, outcome, tries: tries + 1, ...(why !== null && { why }), ...(until !== null && { until }) }, 'recovery');
           // An outage of our own event store says nothing about the gateway, so it does not lengthen the pauses.
           const ours = failure instanceof Unavailable || failure instanceof OutcomeUnknown || failure instanceof StoreIncident;
-          const next = ours ? clock.now() + RECOVERY_SCHEDULE_MS[0]! : nextTryAt(clock.now(), tries + 1, still);
+          const next = ours ? clock.now() + RECOVERY_SCHEDULE_MS[0]! : nextTryAt(clock.now(), tries + 1, still, Date.parse(since));
           const counted = ours ? tries : countedTries(clock.now(), tries + 1, still);
           await work.record({ paymentId, attemptId, tries: counted, nextTryAt: timestamp(next), outcome, why, until });
-          if (until !== null && clock.now() >= Date.parse(until) + OVERDUE_AFTER_MS) {
+          if (!ours && until !== null && clock.now() >= Date.parse(until) + OVERDUE_AFTER_MS) {
             const origin: Origin = { actor: { type: 'recovery', id: 'recovery' }, correlationId: ids.uuid() };
             await raiseStaffTask(ports, store, paymentId, 'outcome_overdue', { attemptId, why, until }, origin).catch((error: unknown) =>
               log.warn({ paymentId, err: error }, 'the task about an overdue outcome could not be recorded'),
@@ -209,7 +234,10 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
-    const kept: { leg: string; transactionId: string; why: string }[] = [];
+    const kept: KeptLeg[] = [];
+    const refused = await refusedBefore(store, paymentId);
+    // A process that stands still sends nothing any more when it goes on. Meanwhile staff may have decided that the charge stays.
+    const notAfter = endOf(ports, deadline);
     let waits: StillOpen | null = null;
     for (const leg of payment.terms.legs) {
       const gateway = ports.gateways.find(leg.account);
@@ -218,7 +246,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
       if (found.kind === 'cannot_tell') {
         if (found.why !== 'not_visible') return openBecause(stillOpen(found));
         // This may last until the batch has closed. A charge of another leg must be undone before.
-        waits = laterOf(waits, stillOpen(found));
+        waits = bothOf(waits, stillOpen(found), clock.now());
         continue;
       }
       if (found.kind === 'undone') {
@@ -229,12 +257,18 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
         // The reference of the reversal is finalised, too. A process that resumes late then cannot reverse a charge that was never made (C61).
         const reversal = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'reversal'), deadline);
         if (reversal.kind === 'cannot_tell') {
-          waits = laterOf(waits, stillOpen(reversal));
+          waits = bothOf(waits, stillOpen(reversal), clock.now());
           continue;
         }
         findings.push({ leg: leg.leg, found: 'never' });
       } else if (found.result.kind === 'approved' || found.result.kind === 'held') {
         const { transactionId } = found.result.kind === 'held' ? found.result : found.result.txn;
+        // The gateway's answer for this reference is final, so the call is not repeated: staff decide about this money, and may have returned it already.
+        const before = refused.find((one) => one.leg === leg.leg && one.transactionId === transactionId);
+        if (before) {
+          kept.push(before);
+          continue;
+        }
         const undone = await callGateway(ports, deadline, null, (signal) =>
           gateway.void(
             {
@@ -245,6 +279,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
               chargeTransactionId: transactionId,
               amountCents: cents(leg),
               askedBy: 'reversal',
+              notAfter,
             },
             signal,
           ),
@@ -257,9 +292,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
           // `finalised`: the gateway has promised staff that this leg stays charged. Staff are about to resolve the payment as succeeded, so recovery
           // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.
           if (undone.why === 'finalised' && !payment.returns) break;
-        }
-        // The gateway's answer for this reference is final, so the call is not repeated.
-        else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
+        } else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
         else return openBecause({ why: 'unreachable' });
       } else if (found.result.kind === 'declined') {
         const { decline, transactionId = null } = found.result;
@@ -281,9 +314,22 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
   }
 };
 
-/** Of two legs, the one that the gateway can tell about last. */
-const laterOf = (one: StillOpen | null, other: StillOpen): StillOpen =>
-  one !== null && (other.until === undefined || (one.until !== undefined && one.until >= other.until)) ? one : other;
+/** A leg whose charge the gateway did not undo. */
+type KeptLeg = Readonly<Record<'leg' | 'transactionId' | 'why', string>>;
+
+/** The legs that the gateway has refused to undo for good in an earlier try. `finalised` is the promise to staff, and is asked for again. */
+const refusedBefore = async (store: EventStore, paymentId: string): Promise<readonly KeptLeg[]> =>
+  (await staffTaskEvidence(store, paymentId, 'charge_cannot_be_undone'))
+    .flatMap(({ legs }) => legs as unknown as readonly KeptLeg[])
+    .filter(({ why }) => why !== 'finalised');
+
+/** Of two legs: the one that the gateway can tell about last, with the next time at which a charge of either leg can no longer be voided. */
+export const bothOf = (one: StillOpen | null, other: StillOpen, now: number): StillOpen => {
+  if (one === null) return other;
+  const { voidableUntil: _, ...later } = other.until === undefined || (one.until !== undefined && one.until >= other.until) ? one : other;
+  const [next] = [one, other].filter((still) => lastLookAt(still) > now).sort((a, b) => lastLookAt(a) - lastLookAt(b));
+  return { ...later, ...(next?.voidableUntil !== undefined && { voidableUntil: next.voidableUntil }) };
+};
 
 /**
  * Limits for the times of open attempts, RFC 3339. `begunAfter` and `nextTryAfter` are in the future. Only a wrong clock can write a later time. An
@@ -296,21 +342,34 @@ export interface Due {
   readonly nextTryAfter: string;
 }
 
+/** An attempt that is due for a try. */
+export interface DueAttempt {
+  readonly paymentId: string;
+  readonly attemptId: string;
+  /** The tries so far. */
+  readonly tries: number;
+  /** RFC 3339: when the attempt began. */
+  readonly since: string;
+  /** As the tries so far have recorded it. */
+  readonly until: string | null;
+}
+
 /** The port of recovery: it finds open attempts, and keeps the time of each next try. */
 export interface RecoveryWork {
   /**
    * At most 50 open attempts, oldest first. They began before `begunBefore` or after `begunAfter`. Their next try is not planned yet, or not later
    * than `nextTryBefore`, or later than `nextTryAfter`.
    */
-  due(when: Due): Promise<{ paymentId: string; attemptId: string; tries: number }[]>;
+  due(when: Due): Promise<readonly DueAttempt[]>;
   record(tried: {
     paymentId: string;
     attemptId: string;
     tries: number;
     nextTryAt: string;
     outcome: Resolution;
-    /** Why the gateway cannot tell, and until when. null: not known. */
+    /** Why the gateway cannot tell. null: not known. */
     why: StillOpen['why'] | null;
+    /** By when it should be able to ({@link decidedBy}), RFC 3339. null: not known. */
     until: string | null;
   }): Promise<void>;
   /**
@@ -325,14 +384,20 @@ const ROUND_LIMIT = 50;
 /** Finds open attempts in the rows of the list. Several workers may run at the same time, since the stream's revision guards each step. */
 export const postgresRecoveryWork = (pool: Pool): RecoveryWork => ({
   due: async ({ begunBefore, begunAfter, nextTryBefore, nextTryAfter }) => {
-    const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number }>(
-      `select p.payment_id, p.open_attempt_id as attempt_id, coalesce(t.tries, 0) as tries
+    const { rows } = await pool.query<{ payment_id: string; attempt_id: string; tries: number; open_since: Date; until: Date | null }>(
+      `select p.payment_id, p.open_attempt_id as attempt_id, coalesce(t.tries, 0) as tries, p.open_since, t.until
        from payment_list p left join recovery_try t on t.payment_id = p.payment_id and t.attempt_id = p.open_attempt_id
        where (p.open_since < $1 or p.open_since > $2) and (t.next_try_at is null or t.next_try_at <= $3 or t.next_try_at > $4)
        order by p.open_since, p.payment_id limit $5`,
       [begunBefore, begunAfter, nextTryBefore, nextTryAfter, ROUND_LIMIT],
     );
-    return rows.map((row) => ({ paymentId: row.payment_id, attemptId: row.attempt_id, tries: row.tries }));
+    return rows.map(({ payment_id: paymentId, attempt_id: attemptId, tries, open_since: since, until }) => ({
+      paymentId,
+      attemptId,
+      tries,
+      since: since.toISOString(),
+      until: until?.toISOString() ?? null,
+    }));
   },
   record: async ({ paymentId, attemptId, tries, nextTryAt, outcome, why, until }) => {
     if (outcome === 'resolved') {

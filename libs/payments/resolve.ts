@@ -43,7 +43,7 @@ const RESOLVE_MS = 60_000;
 /** The evidence about one leg, from the gateway or from a batch that settled the leg. */
 type LegEvidence =
   | { readonly shows: 'charged'; readonly transactionId: string; readonly authCode: string; readonly settled?: true }
-  | { readonly shows: 'undone' | 'declined' | 'never' | 'cannot_tell' };
+  | { readonly shows: 'undone' | 'declined' | 'held' | 'never' | 'cannot_tell' };
 
 const AGREES: Readonly<Record<ResolveRequest['as'], readonly LegEvidence['shows'][]>> = {
   succeeded: ['charged'],
@@ -54,6 +54,7 @@ const IN_WORDS: Readonly<Record<LegEvidence['shows'], string>> = {
   charged: 'charged',
   undone: 'charged and undone',
   declined: 'declined',
+  held: 'held for review',
   never: 'never charged',
   cannot_tell: 'uncertain',
 };
@@ -127,7 +128,7 @@ const resolveOnce = async (
   const charge = as === 'succeeded' ? chargeOf(found, request.transactions, ids.confirmationNumber()) : null;
 
   for (const { terms: leg, evidence: shown } of found)
-    if (!returned(leg.leg) && !(await promised(ports, asked, leg, as, shown, deadline))) uncertain.push(leg.leg);
+    if (!returned(leg.leg) && !(await promised(ports, asked, leg, request, shown, deadline))) uncertain.push(leg.leg);
   refuseUncertain(uncertain, force);
   const taken = found.filter(({ terms: { leg }, evidence: shown }) => shown.shows === 'charged' && returned(leg)).map(({ terms: { leg } }) => leg);
   const forced = uncertain.length + taken.length > 0;
@@ -150,6 +151,11 @@ const resolveOnce = async (
 
 const refuseContradiction = (as: ResolveRequest['as'], { leg }: LegTerms, evidence: LegEvidence): void => {
   const { shows } = evidence;
+  if (shows === 'held')
+    throw new ServiceError(
+      'INVALID_STATE',
+      `The gateway holds the charge of the ${leg} leg for review; the payment cannot be resolved as ${as}. Recovery voids such a charge; if it cannot, decline the charge at the processor first.`,
+    );
   if (shows === 'charged' && evidence.settled && !AGREES[as].includes(shows))
     throw new ServiceError(
       'INVALID_STATE',
@@ -242,12 +248,14 @@ const promised = async (
   ports: PaymentPorts,
   payment: Awaiting,
   leg: LegTerms,
-  as: ResolveRequest['as'],
+  { as, transactions }: ResolveRequest,
   evidence: LegEvidence,
   deadline: Deadline,
 ): Promise<boolean> => {
   const { shows } = evidence;
-  const transactionId = evidence.shows === 'charged' ? evidence.transactionId : null;
+  // Where the gateway cannot tell, staff have named the charge. Without it, a gateway without tombstones promises nothing about its reversal.
+  const named = as === 'succeeded' ? (transactions[leg.leg] ?? null) : null;
+  const transactionId = evidence.shows === 'charged' ? evidence.transactionId : named;
   const gateway = ports.gateways.find(leg.account);
   if (!gateway) return false;
   if (as !== 'succeeded') {
@@ -255,6 +263,7 @@ const promised = async (
     if (charge.kind === 'cannot_tell') return shows === 'undone' || shows === 'declined';
     if (charge.kind === 'executed' && charge.result.kind === 'approved' && shows === 'never')
       refuseContradiction(as, leg, { shows: 'charged', ...charge.result.txn, authCode: '' });
+    if (charge.kind === 'executed' && charge.result.kind === 'held' && shows !== 'undone') refuseContradiction(as, leg, { shows: 'held' });
     if (shows === 'undone') return true;
   }
   const reversal = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'reversal', transactionId), deadline);
@@ -293,6 +302,8 @@ const lookedUp = (found: LookedUp | { readonly found: 'cannot_tell' }): LegEvide
       return { shows: 'declined' };
     case 'voided':
       return { shows: 'undone' };
+    case 'held':
+      return { shows: 'held' };
     default:
       return { shows: 'charged', transactionId, authCode };
   }

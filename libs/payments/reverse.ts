@@ -181,7 +181,7 @@ const sealedReason = ({ paymentId, reason }: ReverseRequest, attemptId: string, 
  * The end of the work by the wall clock, RFC 3339. No call is sent later. The deadline alone is not enough: the monotonic clock stops while a machine
  * is suspended, and recovery takes a leg as not sent some time after the fence.
  */
-const endOf = ({ clock }: PaymentPorts, deadline: Deadline): string => timestamp(clock.now() + Math.max(0, deadline.leftMs));
+export const endOf = ({ clock }: PaymentPorts, deadline: Deadline): string => timestamp(clock.now() + Math.max(0, deadline.leftMs));
 
 /** True if every call of the attempt can be sent again without being executed twice. */
 const mayRepeat = (ports: PaymentPorts, payment: Charged, attempt: ReversalAttempt): boolean =>

@@ -1,14 +1,14 @@
 /** Tests the read model of staff's work: tasks that wait for a decision, and the actions of staff. */
-import { afterAll, beforeAll, expect, test } from '@jest/globals';
+import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { memoryEventStore, type NewEvent, type Origin, type Recorded } from '#eventstore';
 import { type Json, systemClock } from '#kernel';
 import { createLogger, createPool, migrate, type Pool, systemIds, transaction } from '#platform';
-import { charged, declined, initiated, principalRefunded, unknown } from '../../test/support/given.js';
+import { ATTEMPT, charged, chargeOf, declined, initiated, principalRefunded, separate, unknown } from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
-import { openAttempts, paymentListModel } from './list.js';
+import { openAttempts, paymentListModel, waitingPayments } from './list.js';
 import type { PaymentEvent } from './payment.js';
 import { acknowledgeStaffTask, raiseStaffTask, staff, type StaffTaskReason } from './staff.js';
-import { recoveryMigration, recoveryWhyMigration } from './recovery.js';
+import { postgresRecoveryWork, recoveryMigration, recoveryWhyMigration, type RecoveryWork } from './recovery.js';
 import { openStaffTasks, staffTasks, staffWorkModel } from './staff-work.js';
 import { paymentStream } from './stream.js';
 
@@ -128,6 +128,109 @@ test('a task about a rejected settlement ends when a person acknowledges it, and
   expect([await open(), await counted()]).toEqual([1, before]);
   await acknowledgeStaffTask(ports, store, request);
   await follow();
+});
+
+describe('open attempts that recovery has tried', () => {
+  const HOUR = 3_600_000;
+  const at = (inMs: number) => new Date(now + inMs).toISOString();
+  const note = (paymentId: string, tried: Partial<Parameters<RecoveryWork['record']>[0]>) =>
+    postgresRecoveryWork(pool).record({
+      paymentId,
+      attemptId: ATTEMPT,
+      tries: 1,
+      nextTryAt: at(HOUR),
+      outcome: 'open',
+      why: null,
+      until: null,
+      ...tried,
+    });
+  /** The states of these payments, as `payments waiting` lists them. */
+  const states = async (...paymentIds: string[]) => {
+    const listed = await waitingPayments(pool, now);
+    return paymentIds.map((id) => listed.find(({ paymentId }) => paymentId === id)?.state);
+  };
+  const counts = async () => {
+    const { running, waiting, overdue, staff: forStaff } = await openAttempts(pool, now);
+    return [running.count, waiting.count, overdue.count, forStaff.count];
+  };
+
+  test('are waiting until the gateway should be able to tell, then overdue; a scan that is under way changes nothing', async () => {
+    const id = await record([initiated(), unknown]);
+    await follow();
+    const [running, waiting, overdue, forStaff] = (await counts()) as [number, number, number, number];
+    expect(await states(id)).toEqual([undefined]);
+    const shownAs = async (tried: Parameters<typeof note>[1]) => {
+      await note(id, tried);
+      const [state] = await states(id);
+      const [r, w, o, s] = (await counts()) as [number, number, number, number];
+      return [state, r - running + 1, w - waiting, o - overdue, s - forStaff];
+    };
+    expect(await shownAs({ why: 'unreachable' })).toEqual(['running', 1, 0, 0, 0]);
+    expect(await shownAs({ why: 'in_flight' })).toEqual(['running', 1, 0, 0, 0]);
+    for (const why of ['not_visible', 'in_flight'] as const) {
+      expect(await shownAs({ why, until: at(HOUR) })).toEqual(['waiting', 0, 1, 0, 0]);
+      expect(await shownAs({ why, until: at(-HOUR) })).toEqual(['overdue', 0, 0, 1, 0]);
+    }
+    // The alert about attempts that recovery cannot resolve counts those that are running.
+    expect(await shownAs({ why: 'unreachable', until: at(-HOUR) })).toEqual(['running', 1, 0, 0, 0]);
+    await raise(id, 'charge_cannot_be_undone');
+    await follow();
+    expect(await shownAs({ why: 'not_visible', until: at(HOUR) })).toEqual(['staff', 0, 0, 0, 1]);
+    await record([declined], RECOVERY, id);
+    await follow();
+    expect([await states(id), await counts()]).toEqual([[undefined], [running - 1, waiting, overdue, forStaff]]);
+  });
+
+  test('are listed with portal, amount, operation, reason and time, oldest first', async () => {
+    const refundId = ids.uuid();
+    const [asked] = principalRefunded(refundId);
+    const refunding = await record([...charged(), { ...asked, at: at(-HOUR) } as PaymentEvent]);
+    const charging = await record([initiated(), unknown]);
+    await follow();
+    const until = at(5 * HOUR);
+    await note(charging, { why: 'not_visible', until });
+    await note(refunding, { attemptId: refundId, why: 'unreachable' });
+    const listed = (await waitingPayments(pool, now)).filter(({ paymentId }) => paymentId === charging || paymentId === refunding);
+    expect(listed).toEqual([
+      {
+        paymentId: charging,
+        portalId: expect.stringMatching(/^[0-9a-f-]{36}$/),
+        amountCents: 10_325,
+        operation: 'charge',
+        since: new Date(initiated().at).toISOString(),
+        state: 'waiting',
+        why: 'not_visible',
+        decidedBy: until,
+      },
+      expect.objectContaining({ paymentId: refunding, operation: 'refund', since: at(-HOUR), state: 'running', why: 'unreachable', decidedBy: null }),
+    ]);
+  });
+
+  test('the task about an overdue outcome ends with its attempt, and a later attempt of the payment does not show it', async () => {
+    const id = await record([initiated(), unknown]);
+    const overdue = (attemptId: string) =>
+      raiseStaffTask({ clock, ids, log: createLogger('silent', 'spec') }, store, id, 'outcome_overdue', { attemptId }, RECOVERY);
+    const open = async () => [
+      (await shown()).filter(([paymentId]) => paymentId === id).length,
+      (await openStaffTasks(pool, now)).find(({ task }) => task === 'outcome_overdue')?.count ?? 0,
+    ];
+    for (let round = 0; round < 3; round++) await overdue(ATTEMPT);
+    await follow();
+    expect(await open()).toEqual([1, 1]);
+    expect((await staffTasks({ store, db: pool }, { all: true })).find(({ paymentId }) => paymentId === id)).toMatchObject({ open: true, evidence: { attemptId: ATTEMPT } }); // prettier-ignore
+    const resolved = { as: 'succeeded', charge: chargeOf(separate), evidence: 'call with the bank', by: 'Dana', forced: true } as const;
+    await record([{ type: 'PaymentResolved', at: at(0), data: resolved }], RECOVERY, id);
+    await follow();
+    expect(await open()).toEqual([0, 0]);
+    const refundId = ids.uuid();
+    await record([{ ...principalRefunded(refundId)[0]!, at: at(HOUR) }], RECOVERY, id);
+    await follow();
+    expect(await open()).toEqual([0, 0]);
+    now += 2 * HOUR;
+    await overdue(refundId);
+    await follow();
+    expect(await open()).toEqual([1, 1]);
+  });
 });
 
 test('an acknowledgement in one batch with its task', async () => {

@@ -77,8 +77,11 @@ const whyOf = ({ data }: Recorded): string | null => {
 
 /** SQL for the reasons of tasks that wait while the payment is unknown. A decision ends them. */
 const UNTIL_DECIDED = `('charge_cannot_be_undone', 'settled_while_unknown')`;
-/** SQL condition: the task `t` of an open payment `p` waits. An overdue outcome may also be that of a refund or void. */
-const WAITS = `(t.reason = 'outcome_overdue' or (p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}))`;
+/**
+ * SQL condition: the task `t` of an open payment `p` waits. An overdue outcome may also be that of a refund or void. A task that is older than the open
+ * attempt is about an earlier one.
+ */
+const WAITS = `((t.reason = 'outcome_overdue' and t.raised_at >= p.open_since) or (p.status = 'unknown' and t.reason in ${UNTIL_DECIDED}))`;
 /** SQL for the reasons of tasks that wait until a person acknowledges them. */
 const UNTIL_ACKNOWLEDGED = `(${ACKNOWLEDGED_TASKS.map((task) => `'${task}'`).join(', ')})`;
 
@@ -141,7 +144,7 @@ export const staffTasks = async (
     for await (const fact of store.read(paymentStream(paymentId))) facts.push(paymentEvents.read(fact));
     const payment = fold(decider, facts);
     const { state } = await load(store, STAFF_TASK_STREAM, staffTaskId(paymentId, reason));
-    const open = isTaskOpen(reason, payment, state.acknowledged);
+    const open = isTaskOpen(reason, payment, state);
     if (!open && !all) continue;
     const status = isVisible(payment) ? statusOf(payment) : 'none';
     const { evidence, acknowledged } = state;

@@ -57,7 +57,7 @@ export type StaffTaskReason =
   | 'refund_failed'
   /** The gateway lists a dispute that no payment can have. If the payment is unknown, the id is that of the dispute. */
   | 'gateway_dispute_unmatched'
-  /** The gateway should have been able to tell about an attempt a day ago, and still cannot. */
+  /** The gateway should have been able to tell about an attempt a day ago, and still cannot. The evidence names the attempt. */
   | 'outcome_overdue';
 
 /** Tasks about money that a batch or a bank has decided. A person ends them by an acknowledgement; nothing else can. */
@@ -79,8 +79,11 @@ export interface Acknowledgement {
  * A task about an unknown outcome is open while the payment is unknown, and a task about an overdue one while the attempt is open. A task about a
  * batch is open until a person acknowledges it.
  */
-export const isTaskOpen = (reason: StaffTaskReason, payment: Payment, acknowledged: Acknowledgement | null): boolean => {
-  if (reason === 'outcome_overdue') return openOf(payment) !== null;
+export const isTaskOpen = (reason: StaffTaskReason, payment: Payment, { evidence, acknowledged }: StaffTaskState): boolean => {
+  if (reason === 'outcome_overdue') {
+    const open = openOf(payment);
+    return open !== null && open.attemptId === evidence.at(-1)?.attemptId;
+  }
   const { phase } = payment;
   if (reason === 'charge_cannot_be_undone' || reason === 'settled_while_unknown') return phase === 'unknown';
   // The refund of an undone charge fails on a payment that was never charged, and a dispute may be of no payment.
@@ -126,8 +129,11 @@ export const STAFF_TASK_STREAM: DecidedStreamType<StaffTaskState, StaffTaskComma
       if (command.type === 'Raise') {
         const { paymentId, reason } = command;
         // Recovery and settlement find the same facts again and again. Only other facts raise an acknowledged task again.
-        const known = evidence.some((earlier) => isDeepStrictEqual(earlier, command.evidence));
-        if (known || (evidence.length > 0 && acknowledged === null)) return [];
+        // A task about an overdue attempt has ended with it, so a later attempt raises it again.
+        const isOverdue = reason === 'outcome_overdue';
+        const isSame = (earlier: Evidence) =>
+          isOverdue ? earlier.attemptId === command.evidence.attemptId : isDeepStrictEqual(earlier, command.evidence);
+        if (evidence.some(isSame) || (!isOverdue && evidence.length > 0 && acknowledged === null)) return [];
         return [{ type: 'StaffTaskRaised', data: { paymentId, reason, evidence: command.evidence } }];
       }
       if (evidence.length === 0) throw new ServiceError('VALIDATION_ERROR', 'The payment has no such task.', {}, { status: 404 });
@@ -161,6 +167,10 @@ export const raiseStaffTask = async (
     if (!(error instanceof Conflict)) throw error;
   });
 };
+
+/** The evidence of each time that a task of a payment was raised, oldest first. Empty: it never was. Throws the errors of the store. */
+export const staffTaskEvidence = async (store: EventStore, paymentId: string, reason: StaffTaskReason): Promise<readonly Evidence[]> =>
+  (await load(store, STAFF_TASK_STREAM, staffTaskId(paymentId, reason))).state.evidence;
 
 export interface AcknowledgeRequest extends Acknowledgement {
   readonly paymentId: string;

@@ -3,14 +3,16 @@
  * refund undoes, and questions that the gateway can answer only later (C72). The gateways are the simulation's banks.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { createVendorGateway } from '#gateways';
 import { Deadline } from '#kernel';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../test/simulation/bank.js';
 import { COMBINED, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
 import type { GatewayAccount, PaymentGateway } from './gateway/gateway.js';
 import { emptyCreates } from './incident.js';
-import type { Charged } from './payment.js';
+import { type Charged, openOf } from './payment.js';
 import { createRecovery, type RecoveryWork } from './recovery.js';
+import { resolvePayment, type ResolveRequest } from './resolve.js';
 import { reverse } from './reverse.js';
 
 const MINUTE = 60_000;
@@ -58,7 +60,14 @@ const lost = async (card: string = CARDS.approved): Promise<string> => {
 };
 const recorded: Parameters<RecoveryWork['record']>[0][] = [];
 const recovery = () => {
-  const due = async () => open.map((paymentId) => ({ paymentId, attemptId: house.ids.uuid(), tries: 0 }));
+  const due = async () =>
+    Promise.all(
+      open.map(async (paymentId) => {
+        const attempt = openOf(await house.state(paymentId)) ?? { attemptId: house.ids.uuid(), since: new Date(house.clock.now()).toISOString() };
+        const { attemptId, since } = attempt;
+        return { paymentId, attemptId, tries: 0, since, until: recorded.findLast((one) => one.attemptId === attemptId)?.until ?? null };
+      }),
+    );
   return createRecovery(ports, house.store, { due, record: async (tried) => void recorded.push(tried), hurry: async () => undefined });
 };
 let open: string[] = [];
@@ -101,11 +110,32 @@ const settle = async (paymentId: string): Promise<void> => {
 const returned = () => [...bank.reversals.values()].map(({ op, amountCents }) => [op, amountCents]);
 const dataOf = async (paymentId: string, type: string) => (await house.events(paymentId)).find((event) => event.type === type)?.data;
 
+const NO_FEE = { flatCents: 0, percentBps: 0, minCents: 0 };
+const CREDENTIALS = { 'authorize-net': '{"apiLoginId":"a","transactionKey":"b"}', stripe: '{"secretKey":"sk_test_a"}' };
+const merchantOf = <G extends keyof typeof CREDENTIALS>(gateway: G) =>
+  ({ merchantAccount: 'm', gateway, environment: 'sandbox', settings: { cutOff: null, endpoint: null }, repeats: null }) as const;
+const MERCHANTS = { 'authorize-net': merchantOf('authorize-net'), stripe: merchantOf('stripe') };
+
 describe('limits of a gateway are refused before the intent', () => {
   const able = (capabilities: Partial<PaymentGateway['capabilities']>) => {
     change = (inner) => ({ capabilities: { ...inner.capabilities, ...capabilities } });
   };
-  beforeEach(() => begin('bank-refund-only'));
+  beforeEach(async () => {
+    await begin('bank-refund-only');
+    await limitCards();
+  });
+  const limitCards = async () => {
+    await house.administration.setLimits(house.portalId, 'card', { attempts: 3, declines: 3, windowSeconds: 600, blockSeconds: 600 });
+    await house.project();
+  };
+  const counted = async () => {
+    const { rows } = await ground.pool.query<{ kind: string }>('select kind from velocity_entry where portal_id = $1', [house.portalId]);
+    return rows.map(({ kind }) => kind);
+  };
+  test('an attempt within the limits is counted', async () => {
+    await pay(CARDS.approved);
+    expect(await counted()).toEqual(['attempt']);
+  });
   test.each([
     ['a card with more digits', { maxCardDigits: 15 }, 'card numbers of at most 15 digits'],
     ['less than the least', { minAmountCents: 1_000_000 }, 'charges from 1000000 cents'],
@@ -122,6 +152,36 @@ describe('limits of a gateway are refused before the intent', () => {
     });
     expect(await house.history(paymentId)).toEqual([]);
     expect(bank.sent.size).toBe(0);
+    expect(await counted()).toEqual([]);
+  });
+  describe.each([
+    ['authorize-net', 'a card of 17 digits', { card: '41111111111111113' }, {}, 'card numbers of at most 16 digits'],
+    ['authorize-net', 'a token', { token: 'pm_card_visa' }, {}, 'this kind of payment method'],
+    ['stripe', 'a raw card', { card: CARDS.approved }, {}, 'this kind of payment method'],
+    ['stripe', '49 cents', { token: 'pm_card_visa', lines: [49] }, NO_FEE, 'charges from 50 cents'],
+    ['stripe', 'a token for two charges', { token: 'pm_card_visa' }, { chargeMode: 'separate' }, 'this kind of payment method'],
+  ] as const)('the limits of %s', (vendor, what, asked, fee, message) => {
+    test(`${what}: 422, not counted, without an intent and a call`, async () => {
+      await begin('bank-refund-only', { ...COMBINED, ...fee });
+      await limitCards();
+      const adapter = createVendorGateway(MERCHANTS[vendor], CREDENTIALS[vendor], { clock: house.clock });
+      adapter.close();
+      able(adapter.capabilities);
+      const paymentId = house.ids.uuid();
+      const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
+      const paid = charge(ports, house.request(asked), attempt, origin(), new Deadline(house.clock, 28_000));
+      expect(await refused(paid)).toMatchObject({ code: 'PAYMENT_NOT_ALLOWED', status: 422, message: expect.stringContaining(message), details: {} });
+      expect([await house.history(paymentId), bank.sent.size, await counted()]).toEqual([[], 0, []]);
+    });
+  });
+  test('a gateway that takes no new charges: before the intent, and not counted', async () => {
+    change = () => ({ mayCharge: () => false });
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.approved, paymentId))).toMatchObject({ code: 'GATEWAY_NOT_CONFIGURED', status: 503, details: {} });
+    expect([await house.history(paymentId), bank.sent.size, await counted()]).toEqual([[], 0, []]);
+    change = () => ({ mayCharge: () => true });
+    await pay(CARDS.approved, paymentId);
+    expect(await counted()).toEqual(['attempt']);
   });
   test('the account of each leg is asked for: without that of the fee nothing is charged', async () => {
     await begin('bank-plain', { ...COMBINED, chargeMode: 'separate' });
@@ -157,6 +217,40 @@ describe('a charge that is held for review', () => {
     change = () => ({});
     expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
     expect([(await house.view(paymentId)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+  });
+});
+
+describe('staff resolve a charge that is held for review', () => {
+  beforeEach(() => begin('bank-after-batch'));
+  const settled = { caughtUp: async () => undefined, settledUnknown: async () => ({}), sentBack: async () => ({}) };
+  const resolve = (paymentId: string, as: ResolveRequest['as'], transactions: ResolveRequest['transactions'] = {}) =>
+    resolvePayment(ports, settled, { paymentId, as, evidence: 'call with the bank', by: 'Dana', force: true, transactions });
+  test('is refused, also with force; then recovery voids the charge', async () => {
+    change = () => ({ void: async () => ({ kind: 'unknown', cause: 'timeout' }) });
+    const paymentId = house.ids.uuid();
+    expect((await refused(pay(CARDS.held, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    change = () => ({});
+    const [{ transactionId }] = [...bank.charges.values()] as never as [{ transactionId: string }];
+    for (const [as, named] of [
+      ['succeeded', {}],
+      ['succeeded', { combined: transactionId }],
+      ['voided', { combined: transactionId }],
+      ['failed', {}],
+    ] as const)
+      // prettier-ignore
+      expect(await refused(resolve(paymentId, as, named))).toMatchObject({
+        code: 'INVALID_STATE',
+        message: expect.stringMatching(`holds the charge of the combined leg for review; the payment cannot be resolved as ${as}`),
+      });
+    expect((await house.view(paymentId)).status).toBe('unknown');
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
+    expect((await house.view(paymentId)).status).toBe('voided');
+  });
+  test('is refused if the charge appears after the look-up', async () => {
+    const paymentId = await lost(CARDS.held);
+    change = () => ({ lookup: async () => ({ found: false }) });
+    expect((await refused(resolve(paymentId, 'failed'))).message).toMatch('for review');
+    expect((await house.view(paymentId)).status).toBe('unknown');
   });
 });
 
@@ -214,6 +308,53 @@ describe('a gateway that can tell only after the batch', () => {
     expect(await recover(paymentId, 61_000)).toMatchObject({ outcome: 'resolved' });
     expect((await house.view(paymentId)).status).toBe('voided');
   });
+
+  /** The payment whose charge never arrived. */
+  const neverArrived = async (): Promise<string> => {
+    const paymentId = house.ids.uuid();
+    change = () => ({ charge: async () => ({ kind: 'unknown', cause: 'disconnected' }) });
+    expect((await refused(pay(CARDS.approved, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    change = () => ({});
+    return paymentId;
+  };
+  const tasks = async (paymentId: string) => {
+    const found: unknown[] = [];
+    for await (const events of house.store.readAll(null, { streamPrefixes: ['staff-task-'] })) found.push(...events.map(({ data }) => data));
+    return found.filter((data) => (data as { paymentId: string }).paymentId === paymentId);
+  };
+  test('an answer without a time, and one that names a later time, leave the time as it was', async () => {
+    const paymentId = await neverArrived();
+    const { until } = await recover(paymentId);
+    change = () => ({ finalize: async () => ({ kind: 'cannot_tell', why: 'unreachable' }) });
+    expect(await recover(paymentId)).toEqual({ outcome: 'open', why: 'unreachable', until });
+    change = () => ({ finalize: async () => ({ kind: 'cannot_tell', why: 'in_flight', until: new Date(house.clock.now() + 5_000).toISOString() }) });
+    expect(await recover(paymentId)).toEqual({ outcome: 'open', why: 'in_flight', until });
+    const later = () => new Date(house.clock.now() + 30 * MINUTE).toISOString();
+    change = () => ({ finalize: async () => ({ kind: 'cannot_tell', why: 'not_visible', until: later() }) });
+    expect(await recover(paymentId, 2 * HOUR)).toEqual({ outcome: 'open', why: 'not_visible', until });
+    // It is asked again a minute after the time that the gateway named last.
+    expect(Math.abs(Date.parse(recorded.at(-1)!.nextTryAt) - house.clock.now() - 31 * MINUTE)).toBeLessThan(5_000);
+  });
+  test.each(['not_visible', 'unreachable'] as const)(
+    'a batch that is a day late is one task for staff, which ends with the attempt: %s',
+    async (why) => {
+      const paymentId = await neverArrived();
+      const { until } = await recover(paymentId);
+      const later = () => new Date(house.clock.now() + 30 * MINUTE).toISOString();
+      change = () => ({ finalize: async () => ({ kind: 'cannot_tell', why, ...(why === 'not_visible' && { until: later() }) }) });
+      await recover(paymentId, Date.parse(until!) + 24 * HOUR - MINUTE - house.clock.now());
+      expect(await tasks(paymentId)).toEqual([]);
+      for (let round = 1; round <= 3; round++) {
+        expect(await recover(paymentId, 31 * MINUTE)).toMatchObject({ outcome: 'open', until });
+        expect(await tasks(paymentId)).toEqual([
+          { paymentId, reason: 'outcome_overdue', evidence: { attemptId: openOf(await house.state(paymentId))!.attemptId, why, until } },
+        ]);
+      }
+      change = () => ({});
+      expect(await recover(paymentId)).toEqual({ outcome: 'resolved', why: null, until: null });
+      expect([(await house.view(paymentId)).status, (await tasks(paymentId)).length]).toEqual(['voided', 1]);
+    },
+  );
 
   test('a create without an intent was never charged only when the batch is listed (C76)', async () => {
     const claimedAt = new Date(house.clock.now()).toISOString();

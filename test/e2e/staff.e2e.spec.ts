@@ -9,7 +9,7 @@ import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import type { PaymentView, RefundView } from '#payments';
+import { paymentListModel, type PaymentView, postgresRecoveryWork, type RefundView } from '#payments';
 import { createPool } from '#platform';
 import { readRuntime } from '../../apps/data-dir.js';
 import { eventually } from '../support/eventually.js';
@@ -384,6 +384,44 @@ describe('beside the running service', () => {
     expect(await refusals('--reference', 'CASE-REFUSED', '--to', '2020-01-01')).toEqual([]);
     expect((await payfold('payments', 'refusals', '--limit', '0')).code).toBe(2);
   });
+  test('waiting: an attempt without an outcome, with why and by when the gateway can tell, until it is decided', async () => {
+    const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));
+    const id = answer.body.details!.id!;
+    const waiting = async () =>
+      ((await done('payments', 'waiting')) as unknown as { payments: { paymentId: string }[] }).payments.filter(({ paymentId }) => paymentId === id);
+    // Recovery has not tried it yet.
+    expect(await waiting()).toEqual([]);
+    const { createdAt, totalChargedCents } = await read(id);
+    const pool = createPool(readRuntime(dataDir.data)!.databaseUrl, { name: 'spec', max: 1 });
+    const list = `rm_payment_list_${paymentListModel.shape}.payment_list`;
+    const { rows } = await pool.query<{ attempt: string }>(`select open_attempt_id as attempt from ${list} where payment_id = $1`, [id]);
+    const record = (until: string) => {
+      const nextTryAt = new Date(Date.now() + 3_600_000).toISOString();
+      const tried = { paymentId: id, attemptId: rows[0]!.attempt, tries: 1, nextTryAt, outcome: 'open', why: 'not_visible', until } as const;
+      return postgresRecoveryWork(pool).record(tried);
+    };
+    const listed = {
+      paymentId: id,
+      portalId: welcome.portalId,
+      amountCents: totalChargedCents,
+      operation: 'charge',
+      since: createdAt,
+      why: 'not_visible',
+    };
+    const [future, past] = ['2100-01-01T00:00:00.000Z', '2026-01-01T00:00:00.000Z'];
+    await record(future);
+    expect(await waiting()).toEqual([{ ...listed, state: 'waiting', decidedBy: future }]);
+    await record(past);
+    expect(await waiting()).toEqual([{ ...listed, state: 'overdue', decidedBy: past }]);
+    await pool.end();
+    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
+    const shown = await promisify(execFile)(process.execPath, [LAUNCHER, 'payments', 'waiting'], { env });
+    expect(shown.stdout).toMatch(
+      new RegExp(`^PAYMENT +PORTAL +AMOUNT +OPERATION +SINCE +STATE +WHY +DECIDED BY\\n(.*\\n)*${id} .* charge .* overdue +not_visible +${past}`),
+    );
+    await done('payments', 'resolve', id, '--as', 'voided', '--evidence', 'call with the bank', ...BY);
+    expect(await waiting()).toEqual([]);
+  }, 120_000);
   test('resolve', async () => {
     const answer = await call('POST', PAYMENTS, paymentOf(welcome.portalId, { number: CARD.neverReached }));
     const id = answer.body.details!.id!;

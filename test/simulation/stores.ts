@@ -481,14 +481,14 @@ export const simulatedRecoveryWork = (tables: Tables, statement: Statement): Rec
           .map((open) => ({ ...open, tried: tables.tries.get(`${open.paymentId} ${open.attemptId}`) }))
           .filter(({ tried }) => !tried || tried.nextTryAt <= nextTryBefore || tried.nextTryAt > nextTryAfter)
           .sort((a, b) => (a.since < b.since ? -1 : a.since > b.since ? 1 : a.paymentId < b.paymentId ? -1 : 1))
-          .map(({ paymentId, attemptId, tried }) => ({ paymentId, attemptId, tries: tried?.tries ?? 0 })),
+          .map(({ tried, ...open }) => ({ ...open, tries: tried?.tries ?? 0, until: tried?.until ?? null })),
       true,
     ),
-  record: ({ paymentId, attemptId, tries, nextTryAt, outcome }) =>
+  record: ({ paymentId, attemptId, tries, nextTryAt, outcome, until }) =>
     statement('recovery.record', () => {
       const name = `${paymentId} ${attemptId}`;
       if (outcome === 'resolved') tables.tries.delete(name);
-      else tables.tries.set(name, { tries, nextTryAt, outcome });
+      else tables.tries.set(name, { tries, nextTryAt, outcome, until });
     }),
   hurry: (nextTryAt) =>
     statement('recovery.hurry', () => {
@@ -641,6 +641,7 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
     // Nobody sends refunds of exceptions here.
     sentBack: async () => ({}),
     settledRefund: async () => null,
+    refundFailures: async () => [],
   };
 };
 

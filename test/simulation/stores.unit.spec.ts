@@ -51,7 +51,7 @@ for (const name of Object.keys(CAPABILITIES) as GatewayName[]) {
   let ahead = 0;
   const now = () => Date.now() + ahead;
   const { capabilities } = bankGateway(new Bank(now), account, directWire, now);
-  gatewayContract(`the simulation’s bank, ${name}`, capabilities, async () => {
+  gatewayContract(`the simulation’s bank, ${name}`, capabilities, { holds: true }, async () => {
     const bank = new Bank(now);
     return {
       gateway: bankGateway(bank, account, directWire, now),

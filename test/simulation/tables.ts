@@ -82,7 +82,7 @@ export class Tables {
   readonly checkpoints = new Map<string, CheckpointRow>();
   readonly failures: FailureRow[] = [];
   readonly list = new Map<string, ListRow>();
-  readonly tries = new Map<string, { tries: number; nextTryAt: string; outcome: Resolution }>();
+  readonly tries = new Map<string, { tries: number; nextTryAt: string; outcome: Resolution; until: string | null }>();
   /** Checkouts without an outcome. */
   readonly unfinished = new Map<string, UnfinishedSession>();
   /** The contents of checkouts, by checkout and hash. */

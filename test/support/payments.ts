@@ -35,6 +35,7 @@ import {
   postgresVelocity,
   type Received,
   type Recovery,
+  type DueAttempt,
   type RecoveryWork,
   type RefundView,
   refusalMigration,
@@ -347,10 +348,10 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   await project();
 
   // The port of recovery. It reads all payment streams, with the same result as the rows of the list.
-  const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution }[] = [];
+  const tries: { paymentId: string; tries: number; nextTryAt: string; outcome: Resolution; until: string | null }[] = [];
   const work: RecoveryWork = {
     due: async ({ begunBefore, begunAfter }) => {
-      const found = new Map<string, { paymentId: string; attemptId: string; tries: number }>();
+      const found = new Map<string, DueAttempt>();
       for await (const events of bare.readAll(null, { streamPrefixes: ['payment-'] }))
         for (const { stream } of events) {
           const paymentId = stream.slice('payment-'.length);
@@ -363,7 +364,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
                 : undefined;
           const last = tries.filter((one) => one.paymentId === paymentId).at(-1);
           if (open && (open.since < begunBefore || open.since > begunAfter) && !(last && Date.parse(last.nextTryAt) > clock.now()))
-            found.set(paymentId, { paymentId, attemptId: open.attemptId, tries: last?.tries ?? 0 });
+            found.set(paymentId, { paymentId, ...open, tries: last?.tries ?? 0, until: last?.until ?? null });
         }
       return [...found.values()];
     },

@@ -15,6 +15,7 @@ import { type AuthorizeNetDouble, DEFAULT_MERCHANTS, startAuthorizeNetDouble } f
 import { MovableClock } from '../../../test/support/clock.js';
 import { eventually } from '../../../test/support/eventually.js';
 import { type AuthorizeNetOptions, createAuthorizeNetGateway, DETAILS_API_PROBLEM } from './authorize-net.js';
+import { cutOffAfter, decidedBy } from './cut-off.js';
 
 const CARD = '4111111111111111';
 /** The last cut-off was three hours ago, so that no test meets one by chance. */
@@ -54,6 +55,7 @@ const opened = (options: Partial<AuthorizeNetOptions> = {}): PaymentGateway => {
     clock,
     credentials: { apiLoginId, transactionKey },
     cutOff,
+    listGapMs: 0,
     log: (message, fields) => logged.push([message, fields]),
     ...options,
   });
@@ -511,6 +513,19 @@ describe('refund', () => {
     expect(await finalize(ref, 'refund', id, undefined, 400)).toEqual(found);
   });
 
+  test('a refund that its batch rejects has returned nothing', async () => {
+    const id = await settled();
+    const [ref, begunAt] = [drawRef(), timestamp(clock.now())];
+    fault('cut_after', { op: 'refund' });
+    expect(await refund(id, 400, ref)).toMatchObject({ kind: 'unknown' });
+    fault('settlement_error');
+    passBatch();
+    expect(await finalize(ref, 'refund', id, begunAt, 400)).toMatchObject({
+      kind: 'executed',
+      result: { kind: 'rejected', why: 'settlement_rejected' },
+    });
+  });
+
   test('a refund that never arrived: not visible, and never after its batch', async () => {
     const id = await settled();
     const [ref, begunAt] = [drawRef(), timestamp(clock.now())];
@@ -543,7 +558,9 @@ describe('look-up and finalize by scans', () => {
     await Promise.all(refs.slice(0, 10).map((ref) => charged(ref)));
     const answers = await Promise.all(refs.map((ref) => finalize(ref)));
     expect(answers.slice(0, 10).map(({ kind }) => kind)).toEqual(Array(10).fill('executed'));
-    expect(answers.slice(10)).toEqual(Array(10).fill({ kind: 'cannot_tell', why: 'not_visible', until: expect.any(String) }));
+    expect(answers.slice(10)).toEqual(
+      Array(10).fill(expect.objectContaining({ kind: 'cannot_tell', why: 'not_visible', until: expect.any(String) })),
+    );
     expect(listCalls()).toBeLessThanOrEqual(3);
   });
 
@@ -636,7 +653,7 @@ describe('never', () => {
   const gone = async (): Promise<{ ref: string; begunAt: string; until: string }> => {
     const [ref, begunAt] = [drawRef(), timestamp(clock.now())];
     const answer = await finalize(ref, 'charge', null, begunAt);
-    expect(answer).toEqual({ kind: 'cannot_tell', why: 'not_visible', until: expect.any(String) });
+    expect(answer).toMatchObject({ kind: 'cannot_tell', why: 'not_visible', until: expect.any(String) });
     return { ref, begunAt, until: (answer as { until: string }).until };
   };
   const toUntil = (until: string, more = 0) => advance(Date.parse(until) - clock.now() + more);
@@ -645,7 +662,7 @@ describe('never', () => {
     await charged();
     const { ref, begunAt, until } = await gone();
     toUntil(until, -MINUTE_MS);
-    expect(await finalize(ref, 'charge', null, begunAt)).toEqual({ kind: 'cannot_tell', why: 'not_visible', until });
+    expect(await finalize(ref, 'charge', null, begunAt)).toMatchObject({ kind: 'cannot_tell', why: 'not_visible', until });
     toUntil(until, MINUTE_MS);
     expect(await finalize(ref, 'charge', null, begunAt)).toEqual({ kind: 'never' });
     expect(await finalize(ref, 'charge', null, begunAt)).toEqual({ kind: 'never' });
@@ -658,6 +675,33 @@ describe('never', () => {
     const { ref, begunAt, until } = await gone();
     toUntil(until, MINUTE_MS);
     expect(await finalize(ref, 'charge', null, begunAt)).toEqual({ kind: 'never' });
+  });
+
+  test('until then, the answer about a charge names the cut-off, after which it cannot be voided', async () => {
+    const begunAt = timestamp(clock.now());
+    const until = timestamp(decidedBy(cutOff, Date.parse(begunAt)).untilMs);
+    const voidableUntil = timestamp(Date.parse(until) - 6 * HOUR_MS);
+    expect(voidableUntil.slice(11, 16)).toBe(cutOff.time);
+    expect(await finalize(drawRef(), 'charge', null, begunAt)).toEqual({ kind: 'cannot_tell', why: 'not_visible', until, voidableUntil });
+    expect(await finalize(drawRef(), 'refund', await charged(), begunAt)).toEqual({ kind: 'cannot_tell', why: 'not_visible', until });
+    gateway = opened({ cutOff: null });
+    expect(await finalize(drawRef(), 'charge', null, begunAt)).toEqual({ kind: 'cannot_tell', why: 'not_visible', until: expect.any(String) });
+  });
+
+  test('is not said about a refund while a repeat of it may have missed the batch', async () => {
+    const id = await charged();
+    passBatch();
+    gateway = opened({ refundsOnce: true });
+    // The batch after the first sending is settled long before the last repeat may be sent.
+    advance(cutOffAfter(cutOff, clock.now()) - clock.now() - 15 * MINUTE_MS);
+    const [ref, begunAt] = [drawRef(), timestamp(clock.now())];
+    const first = decidedBy(cutOff, Date.parse(begunAt)).untilMs;
+    const until = timestamp(decidedBy(cutOff, Date.parse(begunAt) + 7.5 * HOUR_MS).untilMs);
+    expect(Date.parse(until)).toBeGreaterThan(first);
+    toUntil(timestamp(first), MINUTE_MS);
+    expect(await finalize(ref, 'refund', id, begunAt, 400)).toEqual({ kind: 'cannot_tell', why: 'not_visible', until });
+    toUntil(until, MINUTE_MS);
+    expect(await finalize(ref, 'refund', id, begunAt, 400)).toEqual({ kind: 'never' });
   });
 
   test('is not said while a batch is not settled', async () => {
@@ -906,6 +950,18 @@ describe('describe, and the setting "Transaction Details API"', () => {
     expect((await gateway.describe(soon())).problems).toEqual([expect.stringMatching(/differs from the clock of Authorize.Net by \d{3} s/)]);
   });
 
+  test('E00011 is passed on each time that a list is refused', async () => {
+    let refused = 0;
+    const told = opened({ onRefusedLists: () => (refused += 1) });
+    expect([told.mayCharge!(), refused]).toEqual([true, 0]);
+    fault('details_api_off', { times: null });
+    await told.describe(soon());
+    expect([told.mayCharge!(), refused]).toEqual([false, 2]);
+    double.vendor.heal('details_api_off');
+    await told.describe(soon());
+    expect([told.mayCharge!(), refused]).toEqual([true, 2]);
+  });
+
   test('E00011: a problem with the way to the setting', async () => {
     fault('details_api_off', { times: null });
     expect((await gateway.describe(soon())).problems).toEqual([DETAILS_API_PROBLEM]);
@@ -923,6 +979,29 @@ describe('describe, and the setting "Transaction Details API"', () => {
     advance(31_000);
     expect(await charge()).toMatchObject({ kind: 'approved' });
   });
+});
+
+test('lists of the background are asked for at most five times a second; calls that move money do not wait', async () => {
+  // A clock whose pauses pass, and are counted.
+  const pauses: number[] = [];
+  class Counting extends MovableClock {
+    override sleep(ms: number): Promise<void> {
+      pauses.push(ms);
+      this.advance(ms);
+      return Promise.resolve();
+    }
+  }
+  const paced = createAuthorizeNetGateway({ endpoint: double.endpoint, account, clock: new Counting(), credentials: { apiLoginId, transactionKey }, cutOff }); // prettier-ignore
+  cleanUps.push(() => paced.close());
+  for await (const _ of paced.settlements(null, soon()));
+  // Two years, by the month. The answers take some of the time.
+  const calls = listCalls();
+  expect(calls).toBeGreaterThan(20);
+  expect(pauses.reduce((sum, ms) => sum + ms, 0)).toBeGreaterThan((calls - 1) * 100);
+  expect(Math.max(...pauses)).toBeLessThanOrEqual(200);
+  pauses.length = 0;
+  for (let index = 0; index < 10; index++) expect(await charge(drawRef(), {}, paced)).toMatchObject({ kind: 'approved' });
+  expect(pauses).toEqual([]);
 });
 
 test('a transaction is shown by its own id', async () => {

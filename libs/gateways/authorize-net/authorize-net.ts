@@ -18,15 +18,18 @@ import type {
   GatewayCapabilities,
   LookedUp,
   NamedTransaction,
+  Op,
   Outcome,
   PaymentGateway,
   ReferenceCall,
   ReversalTxn,
 } from '#payments';
+import { clockProblems } from '../transport/clocks.js';
 import { type Exchange, LIST_ANSWER_BYTES, MONEY_ANSWER_BYTES } from '../transport/exchange.js';
 import { type GatewayOptions, latestCharge, latestOf, transportOf } from '../transport/options.js';
+import { createPace } from '../transport/pace.js';
 import { type Fields, idOf, isOk, messageCode, plainTextOf, readAnswer, textOf } from './answers.js';
-import { type CutOff, decidedBy } from './cut-off.js';
+import { type CutOff, decidedBy, type Decision } from './cut-off.js';
 import {
   chargeAnswer,
   chargeFromDetails,
@@ -54,9 +57,7 @@ const HOUR_MS = 60 * MINUTE_MS;
 const REFUND_REPEAT_MS = 7.5 * HOUR_MS;
 /** While lists are refused, a charge asks for them again after this long. */
 const PROBE_MS = 30_000;
-/** The clocks of vendor and host may differ by this much. */
-const MAX_CLOCK_DIFFERENCE_MS = 60_000;
-/** After a scan could not decide because a batch is late, the next one may. */
+/** After a scan could not decide because a batch is late, the next one may. Recovery keeps the first time that it was given. */
 const LATE_BATCH_MS = 30 * MINUTE_MS;
 
 const DETAILS_API_OFF = 'E00011';
@@ -100,7 +101,7 @@ type Lookup = { readonly kind: 'details'; readonly details: TransactionDetails }
 
 /** The adapter of one merchant account. `endpoint`: the whole URL of the API. */
 export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): PaymentGateway => {
-  const { endpoint, account, clock, credentials, cutOff, refundsOnce = false, log = () => undefined, onRefusedCredentials } = options;
+  const { endpoint, account, clock, credentials, cutOff, refundsOnce = false, log = () => undefined, onRefusedCredentials, onRefusedLists } = options;
   const transport = transportOf(options);
   const requests = requestsOf(credentials);
   const url = new URL(endpoint);
@@ -146,14 +147,20 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       if (error instanceof AuthorizeNetRefused && error.code === DETAILS_API_OFF) {
         if (!listsRefused) alarm(`No new charges: ${DETAILS_API_PROBLEM}`);
         listsRefused = { probedAt: clock.monotonic() };
+        onRefusedLists?.();
       }
       throw error;
     }
   };
+  const pace = createPace(clock, options.listGapMs);
+  const inTurn = async (body: string, signal: AbortSignal): Promise<Fields> => {
+    await pace(signal);
+    return list(body, signal);
+  };
   const lists = {
-    unsettled: (page: number, signal: AbortSignal) => list(requests.unsettled(page), signal),
-    batches: (fromMs: number, toMs: number, signal: AbortSignal) => list(requests.batches(fromMs, toMs), signal),
-    batch: (batchId: string, page: number, signal: AbortSignal) => list(requests.batch(batchId, page), signal),
+    unsettled: (page: number, signal: AbortSignal) => inTurn(requests.unsettled(page), signal),
+    batches: (fromMs: number, toMs: number, signal: AbortSignal) => inTurn(requests.batches(fromMs, toMs), signal),
+    batch: (batchId: string, page: number, signal: AbortSignal) => inTurn(requests.batch(batchId, page), signal),
   };
   const scans = new Scans(lists, clock);
 
@@ -173,6 +180,10 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     const details = await find(transactionId, signal);
     if (!details) throw new AuthorizeNetUnreachable(`it shows no details of transaction ${transactionId}`);
     return details;
+  };
+  const detailsInTurn = async (transactionId: string, signal: AbortSignal): Promise<TransactionDetails> => {
+    await pace(signal);
+    return detailsOrThrow(transactionId, signal);
   };
   const look = async (transactionId: string, signal: AbortSignal): Promise<Lookup> => {
     try {
@@ -206,9 +217,12 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     return found;
   };
 
-  const question = (ref: string, begunAt: string, decides: boolean): ScanQuestion => {
+  /** A refund that may be repeated may be sent that much later than it began. */
+  const decisionOn = (op: Op, begunMs: number): Decision => decidedBy(cutOff, op === 'refund' && refundsOnce ? begunMs + REFUND_REPEAT_MS : begunMs);
+
+  const question = (ref: string, op: Op, begunAt: string, decides: boolean): ScanQuestion => {
     const begunMs = Date.parse(begunAt);
-    const { untilMs } = decidedBy(cutOff, begunMs);
+    const { untilMs } = decisionOn(op, begunMs);
     return { ref, begunMs, decidesAfterMs: decides && clock.now() >= untilMs ? untilMs : null };
   };
 
@@ -232,7 +246,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     try {
       const named = originalId === null ? null : await find(originalId, signal);
       if (named) return named.ref === ref && named.op === op ? named : 'another';
-      const answer = await scanFully(question(ref, begunAt, false), signal);
+      const answer = await scanFully(question(ref, op, begunAt, false), signal);
       return answer.kind === 'found' ? await ofRef(ref, op, answer.transactionIds, signal) : null;
     } catch {
       return null;
@@ -265,7 +279,10 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     }
   };
 
-  /** True: the vendor refuses lists, so an unknown outcome could never be resolved. */
+  /**
+   * True: the vendor refuses lists, so an unknown outcome could never be resolved. Asks for a list from time to time. In the service, `mayCharge` refuses
+   * a charge earlier; this is for callers that do not ask it.
+   */
   const isBlind = async (signal: AbortSignal): Promise<boolean> => {
     if (!listsRefused) return false;
     if (clock.monotonic() - listsRefused.probedAt >= PROBE_MS) {
@@ -357,7 +374,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
   };
 
   /** True: the scan has shown that the batch of that time is settled, and that nothing of that time still waits. */
-  const isDecided = (scan: Scan, { untilMs, cutOffMs }: ReturnType<typeof decidedBy>): boolean =>
+  const isDecided = (scan: Scan, { untilMs, cutOffMs }: Decision): boolean =>
     scan.isWhole && scan.begunMs >= untilMs && !scan.hasPendingBatch && scan.oldestWaitingMs >= cutOffMs;
 
   const finalizeByScan = async (
@@ -367,15 +384,20 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     const begunMs = Date.parse(begunAt);
     if (Number.isNaN(begunMs)) return { kind: 'cannot_tell', why: 'unreachable' };
     const kind = op === 'charge' ? 'charge' : 'refund';
-    const answer = await scans.ask(question(ref, begunAt, true), signal);
+    const answer = await scans.ask(question(ref, op, begunAt, true), signal);
     switch (answer.kind) {
       case 'in_flight':
         return { kind: 'cannot_tell', why: 'in_flight', until: timestamp(answer.untilMs) };
       case 'absent': {
-        const decision = decidedBy(cutOff, begunMs);
+        const decision = decisionOn(op, begunMs);
         if (isDecided(answer.scan, decision)) return { kind: 'never' };
         const untilMs = clock.now() < decision.untilMs ? decision.untilMs : clock.now() + LATE_BATCH_MS;
-        return { kind: 'cannot_tell', why: 'not_visible', until: timestamp(untilMs) };
+        return {
+          kind: 'cannot_tell',
+          why: 'not_visible',
+          until: timestamp(untilMs),
+          ...(op === 'charge' && cutOff !== null && { voidableUntil: timestamp(decision.cutOffMs) }),
+        };
       }
       case 'found': {
         const details = await ofRef(ref, kind, answer.transactionIds, signal);
@@ -392,6 +414,8 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
   return {
     capabilities,
     endpoint,
+
+    mayCharge: () => listsRefused === null,
 
     async charge(call, signal): Promise<Outcome<ChargeTxn>> {
       const { ref, instrument, amountCents, begunAt } = call;
@@ -463,7 +487,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     async lookup({ ref, op, begunAt, chargeTransactionId }, signal): Promise<LookedUp | { readonly found: 'cannot_tell' }> {
       let details: TransactionDetails | null;
       if (op === 'charge' || op === 'refund') {
-        const answer = await scanFully(question(ref, begunAt, false), signal);
+        const answer = await scanFully(question(ref, op, begunAt, false), signal);
         if (answer.kind === 'in_flight') return { found: 'cannot_tell' };
         details = answer.kind === 'absent' ? null : await ofRef(ref, op, answer.transactionIds, signal);
       } else details = chargeTransactionId === null ? null : await find(chargeTransactionId, signal);
@@ -479,7 +503,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       return { transactionId, ref: OUR_REF.test(ref) ? ref : null, op, state, amountCents, chargeTransactionId };
     },
 
-    settlements: (cursor, signal) => settledBatches({ lists, details: detailsOrThrow, clock }, cursor, signal),
+    settlements: (cursor, signal) => settledBatches({ lists, details: detailsInTurn, clock }, cursor, signal),
 
     async describe(signal): Promise<AccountDescription> {
       const { answer, date } = await askWithHeaders(requests.merchant(), signal);
@@ -495,9 +519,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
         }
       const currencies = answer.currencies;
       if (Array.isArray(currencies) && !currencies.includes('USD')) problems.push('The account takes no USD.');
-      const differenceMs = date === undefined ? 0 : Date.parse(date) - clock.realNow();
-      if (Math.abs(differenceMs) > MAX_CLOCK_DIFFERENCE_MS)
-        problems.push(`The clock of this host differs from the clock of Authorize.Net by ${Math.round(Math.abs(differenceMs) / 1_000)} s.`);
+      problems.push(...clockProblems('Authorize.Net', date, clock));
       const timeZone = textOf(answer.merchantTimeZone);
       return {
         externalId,
@@ -528,6 +550,7 @@ const refundFromDetails = (details: TransactionDetails, amountCents: Cents): Out
   const raw = rawOf(details);
   if (state === 'declined') return { kind: 'rejected', why: 'other', raw };
   if (state === 'voided') return { kind: 'rejected', why: 'already_reversed', raw };
+  if (state === 'settlement_rejected') return { kind: 'rejected', why: 'settlement_rejected', raw };
   return state !== 'held' && details.amountCents === amountCents ? { kind: 'approved', txn: { transactionId } } : null;
 };
 

@@ -14,24 +14,40 @@ export interface GatewayCall {
   readonly seconds: number;
 }
 
-/** The calls that a processor refused because of the credentials of a merchant account, since the start. */
-export interface RefusedCredentials {
+/** What happened at a merchant account since the start. */
+export interface AccountCount {
   readonly gateway: string;
   readonly account: string;
   readonly count: number;
 }
 
+type CountedAccount = Pick<GatewayAccount, 'gateway' | 'merchantAccount'>;
+
+const count = (counts: Map<string, AccountCount>, { gateway, merchantAccount: account }: CountedAccount, more: 0 | 1): void => {
+  counts.set(account, { gateway, account, count: (counts.get(account)?.count ?? 0) + more });
+};
+
 export class GatewayCalls {
   private readonly watchers = new Set<(call: GatewayCall) => void>();
-  private readonly refused = new Map<string, RefusedCredentials>();
+  private readonly refused = new Map<string, AccountCount>();
+  private readonly held = new Map<string, AccountCount>();
 
-  /** `more`: 1 for a refused call; 0 when the account is taken into use. */
-  countRefused({ gateway, merchantAccount: account }: Pick<GatewayAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1): void {
-    this.refused.set(account, { gateway, account, count: (this.refused.get(account)?.count ?? 0) + more });
+  /** Counts a call that the processor refused because of the credentials. `more`: 1 for such a call; 0 when the account is taken into use. */
+  countRefused(account: CountedAccount, more: 0 | 1): void {
+    count(this.refused, account, more);
   }
 
-  get refusedCredentials(): readonly RefusedCredentials[] {
+  /** Counts a charge that the processor held for review. `more`: as of {@link countRefused}. */
+  countHeld(account: CountedAccount, more: 0 | 1): void {
+    count(this.held, account, more);
+  }
+
+  get refusedCredentials(): readonly AccountCount[] {
     return [...this.refused.values()];
+  }
+
+  get heldCharges(): readonly AccountCount[] {
+    return [...this.held.values()];
   }
 
   watch(watcher: (call: GatewayCall) => void): void {

@@ -123,7 +123,10 @@ export type Finalized<T> =
   | { readonly kind: 'never' }
   /** Nothing remains of the charge, whether it was executed or not. This will not change. `transactionId`: what undid it. */
   | { readonly kind: 'undone'; readonly transactionId: string }
-  /** `until`: when the gateway can tell, RFC 3339. Absent: not known. It is no reason to stop asking. */
+  /**
+   * `until`: when the gateway can tell, RFC 3339. Absent: not known. It is no reason to stop asking. A later answer may name a later time, if a batch is
+   * late. With `in_flight`, it is the end of the call that is under way.
+   */
   | {
       readonly kind: 'cannot_tell';
       readonly why: CannotTell;
@@ -272,7 +275,7 @@ export interface ChargeCall extends CallBase {
   readonly instrument: PaymentInstrument;
   /** For the checks of the address. */
   readonly payer?: Payer;
-  /** The payer's own IP address, for the gateway's check of fraud. Hosted checkout only. Never stored. */
+  /** The payer's own public IPv4 address, for the gateway's check of fraud. Hosted checkout only. Never stored. */
   readonly payerIp?: string;
 }
 
@@ -323,6 +326,11 @@ export interface PaymentGateway {
   readonly capabilities: GatewayCapabilities;
   /** The URL that is called. Absent: the gateway runs in this process, as in a simulation. */
   readonly endpoint?: string;
+  /**
+   * False: no new charge may begin, since nobody could learn what became of one whose answer is lost. Calls of earlier charges go on. Absent: always
+   * true.
+   */
+  mayCharge?(): boolean;
   charge(call: ChargeCall, signal: AbortSignal): Promise<Outcome<ChargeTxn>>;
   void(call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
   refund(call: RefundCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>>;
