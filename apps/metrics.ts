@@ -1,4 +1,5 @@
 /** Prometheus metrics of a role. Labels are routes and codes, but never ids or a caller's text. */
+import { postgresChargeStops } from '#accounts';
 import { unfinishedSessions } from '#checkout';
 import { ACKNOWLEDGED_TASKS, OPEN_STATES, openAttempts, openStaffTasks, type StaffTaskReason } from '#payments';
 import client, { type Registry } from 'prom-client';
@@ -124,6 +125,7 @@ export const createMetrics = (services: Services): Metrics => {
   addSettlementMetrics(shared, services);
   addAlertMetrics(shared, services);
   addGatewayMetrics(own, services);
+  addStopMetric(shared, services);
   addSlotMetrics(own, services);
   new client.Gauge({
     name: 'payfold_checkout_unfinished',
@@ -198,6 +200,16 @@ const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
       this.reset();
       // A series that begins with 0 lets the alarm see the first refusal.
       for (const { count, ...labels } of gatewayCalls.refusedCredentials) this.inc(labels, count);
+    },
+  });
+  new client.Counter({
+    name: 'payfold_gateway_held_total',
+    help: 'Charges that a processor held for review, by merchant account; each was undone at once',
+    labelNames: ['gateway', 'account'],
+    registers: [own],
+    collect() {
+      this.reset();
+      for (const { count, ...labels } of gatewayCalls.heldCharges) this.inc(labels, count);
     },
   });
 };
@@ -275,6 +287,22 @@ const addSettlementMetrics = (shared: Registry, { pool, clock, directory }: Serv
       this.reset();
       for (const { merchantAccount, feed, ageSeconds } of await feedsOf(pool, null))
         if (!disabled.includes(merchantAccount)) this.set({ account: merchantAccount, feed }, ageSeconds);
+    },
+  });
+};
+
+/** `payfold_gateway_charges_stopped`: absent while no account is stopped. */
+const addStopMetric = (shared: Registry, { pool }: Services): void => {
+  const stops = postgresChargeStops(pool);
+  new client.Gauge({
+    name: 'payfold_gateway_charges_stopped',
+    help: '1 for a merchant account through which no new charge begins, since its processor refuses to show transactions',
+    labelNames: ['gateway', 'account'],
+    registers: [shared],
+    async collect() {
+      const stopped = await stops.all();
+      this.reset();
+      for (const { gateway, merchantAccount: account } of stopped) this.set({ gateway, account }, 1);
     },
   });
 };

@@ -2,7 +2,7 @@
 import { NestFactory } from '@nestjs/core';
 import { CommandBus, CqrsModule, QueryBus } from '@nestjs/cqrs';
 import { Module } from '@nestjs/common';
-import { apiKeyUseMigration, type AuthenticationDeps, directoryModel, type Directory } from '#accounts';
+import { apiKeyUseMigration, type AuthenticationDeps, chargeStopMigration, directoryModel, type Directory } from '#accounts';
 import { AccountsModule, AUTHENTICATION, DIRECTORY } from '#accounts/module';
 import {
   auditKeyModel,
@@ -100,6 +100,7 @@ export const MIGRATIONS: readonly Migration[] = [
   driftAgainMigration,
   verifyPassMigration,
   gatewayFeedMigration,
+  chargeStopMigration,
   dropReadModelsOf010,
 ];
 

@@ -8,7 +8,7 @@ import { writeReport } from '../test/support/report.js';
 
 const BENCHMARKS = ['append', 'create', 'read-models', 'growth', 'checkout', 'webhooks', 'ledger', 'held', 'outage', 'tenants', 'feed'];
 /** Benchmarks whose options set their duration. They run only if they are named. */
-const LONG = ['soak', 'memory', 'year', 'processors'];
+const LONG = ['soak', 'memory', 'year', 'processors', 'erase'];
 
 const [, , ...given] = process.argv;
 const firstOption = given.findIndex((word) => word.startsWith('--'));

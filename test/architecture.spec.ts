@@ -224,7 +224,7 @@ describe('two clocks', () => {
   const REAL: Readonly<Record<string, string>> = {
     'libs/kernel/clock.ts': 'defines it',
     'libs/platform/postgres/sandbox-time.ts': 'adds to it',
-    'libs/gateways/authorize-net/authorize-net.ts': 'difference from the clock of the processor',
+    'libs/gateways/transport/clocks.ts': 'difference from the clock of the processor',
     'libs/payments/keys/from-log.ts': 'age of an idempotency key',
     'libs/payments/reverse.ts': 'age of a repeat without a key (C18)',
     'libs/payments/velocity.ts': 'velocity windows',
@@ -257,8 +257,6 @@ describe('two clocks', () => {
     'apps/worker/worker.ts',
     'libs/checkout/intake.ts',
     'libs/checkout/sessions.ts',
-    // The time at which the vendor's batch is cut off.
-    'libs/gateways/authorize-net/authorize-net.ts',
     'libs/kernel/clock.ts',
     'libs/payments/reverse.ts',
     'libs/platform/postgres/sandbox-time.ts',

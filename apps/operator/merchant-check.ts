@@ -20,6 +20,7 @@ type Card = Pick<CheckTerms, 'instrument' | 'last4'>;
 const SANDBOX_CARD = { number: '4111111111111111', expiry: '12/40', cvv: '900' } as const;
 const SANDBOX_TOKEN = 'pm_card_visa';
 const DECLINED_TOKEN = 'pm_card_chargeDeclined';
+const UNKNOWN_TOKEN = 'pm_0NoSuchPaymentMethod';
 /** The postal code that Authorize.Net's sandbox declines. */
 const DECLINED_ZIP = '46282';
 const TOKEN_LAST4 = '4242';
@@ -52,15 +53,11 @@ export const addMerchantCheck = (verb: (name: string, description: string) => Co
           throw new UsageError(`--amount-cents must be at least ${LEAST_CHECK_CENTS}`);
         const runId = resume ?? ids.uuid();
         const credentials = openCredentials(keys, account);
-        const terms = {
-          runId,
-          amountCents: amountCents ?? LEAST_CHECK_CENTS,
-          ...(await cardOf(gateway, cardFile, method)),
-          declined: await declinedBy(gateway),
-        };
+        const terms = await termsOf(gateway, runId, amountCents ?? LEAST_CHECK_CENTS, cardFile, method);
         const ports = {
           open: () => createVendorGateway(account, credentials, { clock }),
           account: { gateway, merchantAccount, credentialsRef: credentialsRefOf(merchantAccount), environment },
+          cutOffZone: account.settings.cutOff?.timeZone ?? null,
           clock,
         };
         const checked = await checkGuarantees(ports, terms, { quick, before: resume === undefined ? null : lastCheck!.guarantees }, (one) =>
@@ -75,7 +72,19 @@ export const addMerchantCheck = (verb: (name: string, description: string) => Co
 
 const withoutCalls = ({ guarantee, result, detail }: CheckedGuarantee): Guarantee => ({ guarantee, result, detail });
 
-const answerOf = ({ merchantAccount }: MerchantAccount, runId: string, checked: readonly CheckedGuarantee[]): Answer => {
+/** The terms of a run. `file`, `method`: its card or its token; absent: those of the sandbox. */
+export const termsOf = async (gateway: Vendor, runId: string, amountCents: number, file?: string, method?: string): Promise<CheckTerms> => {
+  const { Secret } = await import('#gateways');
+  return {
+    runId,
+    amountCents,
+    ...(await cardOf(gateway, file, method)),
+    declined: await declinedBy(gateway),
+    ...(gateway === 'stripe' && { unknown: { type: 'card_token', token: new Secret(UNKNOWN_TOKEN) } as const }),
+  };
+};
+
+export const answerOf = ({ merchantAccount }: Pick<MerchantAccount, 'merchantAccount'>, runId: string, checked: readonly CheckedGuarantee[]): Answer => {
   const broken = checked.filter(({ result }) => result === 'broken');
   const calls = broken.flatMap((one) => [`${one.guarantee}:`, ...one.calls.flatMap(({ call, answer }) => [`  ${call}`, `    ${answer}`])]);
   const isOpen = checked.some(({ result }) => result === 'later');

@@ -71,7 +71,7 @@ const run = async (options: Partial<SimulatorOptions> = {}): Promise<Running> =>
 
 const contractAgainst = (name: string, options: { readonly partialVoid?: boolean; readonly refundUnsettled?: boolean }) => {
   const { capabilities } = gatewayAt({ url: 'http://127.0.0.1' }, accountOf('contract'), options);
-  gatewayContract(name, capabilities, async () => {
+  gatewayContract(name, capabilities, { namesTransactions: true }, async () => {
     const { gateway, simulator, stop } = await run(options);
     const account = accountOf('contract');
     const another = gatewayAt(simulator, accountOf('another'));

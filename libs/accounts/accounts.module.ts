@@ -4,11 +4,13 @@ import { EVENT_STORE, POOL } from '#eventstore/module';
 import type { Pool } from '#platform';
 import { ProcessContext } from '#platform/module';
 import { AccessTokens, type AuthenticationDeps } from './access-token.js';
+import { type ChargeStops, postgresChargeStops } from './charge-stops.js';
 import { type Directory, postgresDirectory } from './directory.js';
 import { postgresKeyUse } from './key-use.js';
 import { openSigningSecret } from './administration.js';
 
 export const DIRECTORY = Symbol('directory');
+export const CHARGE_STOPS = Symbol('charge stops');
 /** The dependencies of `authenticate`. */
 export const AUTHENTICATION = Symbol('authentication');
 
@@ -24,6 +26,7 @@ export const AUTHENTICATION = Symbol('authentication');
         return directory;
       },
     },
+    { provide: CHARGE_STOPS, inject: [POOL], useFactory: (pool: Pool): ChargeStops => postgresChargeStops(pool) },
     {
       provide: AUTHENTICATION,
       inject: [ProcessContext, POOL, DIRECTORY],
@@ -36,7 +39,7 @@ export const AUTHENTICATION = Symbol('authentication');
       }),
     },
   ],
-  exports: [DIRECTORY, AUTHENTICATION],
+  exports: [DIRECTORY, AUTHENTICATION, CHARGE_STOPS],
 })
 export class AccountsModule {}
 

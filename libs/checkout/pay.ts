@@ -63,6 +63,8 @@ export interface PayRequest {
   readonly instrument: ChargeRequest['instrument'];
   /** The payer's data as entered in the form. */
   readonly payer: CheckoutPayer;
+  /** As {@link ChargeRequest.payerIp}. */
+  readonly payerIp?: string;
 }
 
 /**
@@ -150,7 +152,7 @@ const refusalOf = ({ code, details }: ServiceError): Refusal => ({ code, decline
 const chargeRequestOf = (
   { accountId, portalId, amountCents }: CheckoutTerms,
   { referenceId, lineItems }: CheckoutContent,
-  { instrument, payer, quotedTotalCents }: PayRequest,
+  { instrument, payer, payerIp, quotedTotalCents }: PayRequest,
 ): ChargeRequest => {
   const { firstName, lastName, email, phone, line1, line2, city, state, zip } = payer;
   const named = <T extends object>(fields: T) =>
@@ -169,6 +171,7 @@ const chargeRequestOf = (
     payer: Object.keys(known).length > 0 ? known : null,
     instrument,
     quotedTotalCents,
+    ...(payerIp !== undefined && { payerIp }),
   };
 };
 

@@ -1,7 +1,7 @@
 /** The gateways of this process, for Nest (`#gateways/module`). */
 import { Global, Module } from '@nestjs/common';
-import type { Directory } from '#accounts';
-import { DIRECTORY } from '#accounts/module';
+import type { ChargeStops, Directory } from '#accounts';
+import { CHARGE_STOPS, DIRECTORY } from '#accounts/module';
 import { type GatewayAccount, GatewayCalls, type Gateways } from '#payments';
 import { GATEWAYS } from '#payments/module';
 import { ProcessContext } from '#platform/module';
@@ -15,8 +15,9 @@ import { transportOf } from './transport/options.js';
     GatewayCalls,
     {
       provide: GATEWAYS,
-      inject: [ProcessContext, GatewayCalls, DIRECTORY],
-      useFactory: (context: ProcessContext, calls: GatewayCalls, directory: Directory) => openGateways(context, calls, directory),
+      inject: [ProcessContext, GatewayCalls, DIRECTORY, CHARGE_STOPS],
+      useFactory: (context: ProcessContext, calls: GatewayCalls, directory: Directory, stops: ChargeStops) =>
+        openGateways(context, calls, directory, stops),
     },
   ],
   exports: [GATEWAYS, GatewayCalls],
@@ -24,7 +25,7 @@ import { transportOf } from './transport/options.js';
 export class GatewaysModule {}
 
 /** Makes the adapters of the merchant accounts, and in the sandbox those of the simulator. Production has no simulator. */
-const openGateways = async (context: ProcessContext, calls: GatewayCalls, directory: Directory): Promise<Gateways> => {
+const openGateways = async (context: ProcessContext, calls: GatewayCalls, directory: Directory, stops: ChargeStops): Promise<Gateways> => {
   const { config, clock, keys, log, options } = context;
   const merchants = new MerchantGateways({
     directory,
@@ -32,8 +33,10 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
     environment: config.environment,
     clock,
     logger: log,
+    stops,
     observed: (name, gateway) => calls.observed(name, gateway, clock),
     countRefused: (account, more) => calls.countRefused(account, more),
+    countHeld: (account, more) => calls.countHeld(account, more),
     ...(options.gatewayEndpoints && { endpoints: options.gatewayEndpoints }),
   });
   const accounts = await merchants.reload();
@@ -41,8 +44,8 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
     log.warn('there is no merchant account, so every create answers 503; add one with payfold merchant-accounts add');
   const following = merchants.follow();
   context.atEnd(() => {
-    merchants.close();
-    return following;
+    const closed = merchants.close();
+    return Promise.all([following, closed]);
   });
   const simulated = simulatorsOf(context, calls);
   return context.guarded<Gateways>({

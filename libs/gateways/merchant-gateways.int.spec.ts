@@ -6,9 +6,11 @@ import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import {
   Administration,
   chargesOnce,
+  type ChargeStops,
   MemoryDirectory,
   type MerchantAccount,
   type MerchantAccountSettings,
+  type Stopped,
   takesCardNumbers,
   type Vendor,
   VENDORS,
@@ -36,9 +38,10 @@ let clock: MovableClock;
 let net: AuthorizeNetDouble;
 let stripe: StripeDouble;
 let logged: string[];
+let held: [merchantAccount: string, more: 0 | 1][];
 let cleanUps: (() => unknown)[];
 beforeEach(async () => {
-  [clock, logged, cleanUps] = [new MovableClock(), [], []];
+  [clock, logged, held, cleanUps] = [new MovableClock(), [], [], []];
   const folder = mkdtempSync(join(tmpdir(), 'doubles-'));
   net = await startAuthorizeNetDouble({ file: join(folder, 'net.jsonl') });
   stripe = await startStripeDouble({ file: join(folder, 'stripe.jsonl') });
@@ -67,6 +70,7 @@ const process = () => {
     cardInTextCheck: true,
     actor: { type: 'operator', id: 'spec' },
   });
+  const stops = memoryStops();
   let seen: Position | null = null;
   const project = async () => {
     for await (const events of store.readAll(seen)) {
@@ -81,7 +85,9 @@ const process = () => {
       environment: 'sandbox',
       clock,
       logger,
+      stops,
       observed: (_, gateway) => gateway,
+      countHeld: ({ merchantAccount }, more) => void held.push([merchantAccount, more]),
       endpoints: { 'authorize-net': net.endpoint, stripe: stripe.url },
     });
     cleanUps.push(() => made.close());
@@ -92,7 +98,21 @@ const process = () => {
     await admin.addMerchantAccount({ merchantAccount, gateway, environment: 'sandbox', name: 'City', settings }, externalId, credentials, []);
     await project();
   };
-  return { admin, add, project, open };
+  return { admin, add, project, open, stops };
+};
+
+/** The stops of an installation. `isDown`: they cannot be written. */
+const memoryStops = (): ChargeStops & { isDown: boolean } => {
+  const rows = new Map<string, Stopped>();
+  return {
+    isDown: false,
+    all: async () => [...rows.values()],
+    async stop({ gateway, merchantAccount }) {
+      if (this.isDown) throw new Error('the stops are down');
+      rows.set(merchantAccount, { gateway, merchantAccount });
+    },
+    end: async ({ merchantAccount }) => void rows.delete(merchantAccount),
+  };
 };
 
 const accountOf = (merchantAccount: string, gateway: Vendor = 'authorize-net'): GatewayAccount => ({
@@ -177,6 +197,22 @@ describe('the adapters of a process', () => {
     expect(gateways.find(accountOf('city'))!.capabilities.repeatSafeMs.refund).toBeGreaterThan(0);
   });
 
+  test('count the charges that are held for review, by account', async () => {
+    const { add, open } = process();
+    await add('city');
+    const gateways = open();
+    await gateways.reload();
+    expect(held).toEqual([['city', 0]]);
+    net.vendor.setFault({ name: 'held', op: 'charge', ref: null, times: 1, ms: 0, code: 4, reason: 252 });
+    const account = accountOf('city');
+    expect(await charge(gateways.find(account)!, account, 'PF000000000000000021')).toMatchObject({ kind: 'held' });
+    expect(await charge(gateways.find(account)!, account, 'PF000000000000000022')).toMatchObject({ kind: 'approved' });
+    expect(held).toEqual([
+      ['city', 0],
+      ['city', 1],
+    ]);
+  });
+
   test('are not found under another gateway, credentials or environment', async () => {
     const { add, open } = process();
     const gateways = open();
@@ -196,6 +232,54 @@ describe('the adapters of a process', () => {
     expect(await gateways.reload()).toBe(1);
     expect(gateways.find(accountOf('city'))).toBeNull();
     expect(logged.join('')).toContain('cannot be opened');
+  });
+});
+
+describe('a processor that refuses its lists', () => {
+  const AWHILE_MS = 31_000;
+  const off = () => net.vendor.setFault({ name: 'details_api_off', op: '*', ref: null, times: null, ms: 0, code: 2, reason: 2 });
+  /** Two processes of one installation. Only the first one is refused a list. */
+  const two = async () => {
+    const { add, open, stops } = process();
+    await add('city');
+    const all = [open(), open()];
+    for (const gateways of all) {
+      await gateways.reload();
+      void gateways.follow();
+    }
+    const [first, second] = all.map((gateways) => () => gateways.find(accountOf('city'))!) as [() => PaymentGateway, () => PaymentGateway];
+    const meet = () => expect(first().transaction!('1', AbortSignal.timeout(10_000))).rejects.toThrow('E00011');
+    return { first, second, stops, meet };
+  };
+
+  test('stops new charges in every process, and they begin again when it answers', async () => {
+    const { first, second, meet } = await two();
+    expect([first().mayCharge!(), second().mayCharge!()]).toEqual([true, true]);
+    off();
+    await meet();
+    expect(first().mayCharge!()).toBe(false);
+    await eventually(() => !second().mayCharge!());
+    expect(logged.filter((line) => line.includes('No new charges'))).toHaveLength(2);
+    // The processor is asked again, and still refuses.
+    const asked = net.calls.merchant ?? 0;
+    clock.advance(AWHILE_MS);
+    await eventually(() => (net.calls.merchant ?? 0) >= asked + 2);
+    expect([first().mayCharge!(), second().mayCharge!()]).toEqual([false, false]);
+    net.vendor.heal('details_api_off');
+    clock.advance(AWHILE_MS);
+    await eventually(() => first().mayCharge!() && second().mayCharge!());
+    expect(await charge(first(), accountOf('city'), 'PF000000000000000011')).toMatchObject({ kind: 'approved' });
+  });
+
+  test('is known to the other processes as soon as it can be written', async () => {
+    const { first, second, stops, meet } = await two();
+    stops.isDown = true;
+    off();
+    await meet();
+    await eventually(() => logged.join('').includes('cannot be shared yet'));
+    expect([first().mayCharge!(), second().mayCharge!()]).toEqual([false, true]);
+    stops.isDown = false;
+    await eventually(() => !second().mayCharge!());
   });
 });
 

@@ -2,26 +2,32 @@
  * The adapters of the merchant accounts, made from the rows of the directory. A change of a row replaces the adapter within seconds, in every process
  * and without a restart.
  */
-import { credentialsRefOf, type Directory, type MerchantAccount, openCredentials } from '#accounts';
+import { type ChargeStops, credentialsRefOf, type Directory, type MerchantAccount, openCredentials, type Stopped } from '#accounts';
 import { canonicalJson } from '#kernel';
 import type { GatewayAccount, PaymentGateway } from '#payments';
 import type { KeyRing, Logger } from '#platform';
 import { type AdapterContext, createVendorGateway } from './vendors.js';
 
-/** How often the rows are read. */
+/** How often the rows are read, of the accounts and of the stops. */
 export const RELOAD_EVERY_MS = 2_000;
 /** A replaced adapter is closed after this time. A call that moves money takes seconds, an import of a large batch takes minutes. */
 const RETIRED_MS = 15 * 60_000;
+/** How often the processor of a stopped account is asked whether it shows its lists again. */
+const ASK_AGAIN_MS = 30_000;
+const DESCRIBE_MS = 20_000;
 
 export interface MerchantGatewayOptions extends AdapterContext {
   readonly directory: Pick<Directory, 'merchantAccount' | 'merchantAccounts'>;
   readonly keys: KeyRing;
   readonly environment: 'sandbox' | 'production';
   readonly logger: Logger;
+  readonly stops: ChargeStops;
   /** Wraps each adapter, for metrics. */
   readonly observed: (name: string, gateway: PaymentGateway) => PaymentGateway;
   /** Called when an account is taken into use (0), and each time its credentials are refused (1). */
   readonly countRefused?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1) => void;
+  /** The same for each charge that is held for review. */
+  readonly countHeld?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1) => void;
 }
 
 interface Known {
@@ -29,12 +35,25 @@ interface Known {
   /** Of everything that the adapter was made from. */
   readonly fingerprint: string;
   /** null: the credentials cannot be opened. */
+  readonly adapter: PaymentGateway | null;
+  /** As the service uses it. */
   readonly gateway: PaymentGateway | null;
+}
+
+interface Stop {
+  /** When the processor is asked whether it shows its lists again. Monotonic. */
+  readonly askAt: number;
+  /** True: the other processes can read it. */
+  readonly isWritten: boolean;
 }
 
 export class MerchantGateways {
   private readonly known = new Map<string, Known>();
   private readonly retired = new Set<PaymentGateway>();
+  /** By id of the account. No new charge begins through them. */
+  private readonly stopped = new Map<string, Stop>();
+  /** Writes of stops and questions to processors that are under way. */
+  private readonly pending = new Set<Promise<unknown>>();
   private readonly stop = new AbortController();
   /** Reads run one after another, so that an older row never replaces a newer one. */
   private reading: Promise<unknown> = Promise.resolve();
@@ -64,6 +83,7 @@ export class MerchantGateways {
     return this.read(async () => {
       const accounts = await this.options.directory.merchantAccounts();
       for (const account of accounts) this.take(account);
+      if (this.known.size > 0) await this.followStops();
       return accounts.length;
     });
   }
@@ -82,6 +102,7 @@ export class MerchantGateways {
       if (this.stop.signal.aborted) return;
       try {
         await this.reload();
+        this.askAgain();
         this.failed = false;
       } catch (error) {
         if (!this.failed) logger.warn({ err: error }, 'the merchant accounts cannot be read; the known ones stay in use');
@@ -94,27 +115,115 @@ export class MerchantGateways {
     const { merchantAccount, gateway, environment, settings, credentials, repeats } = account;
     if (environment !== this.options.environment) return;
     const before = this.known.get(merchantAccount);
-    if (!before) this.options.countRefused?.(account, 0);
+    if (!before) {
+      this.options.countRefused?.(account, 0);
+      this.options.countHeld?.(account, 0);
+    }
     const fingerprint = canonicalJson({ gateway, environment, settings, credentials, repeats });
     if (before?.fingerprint === fingerprint) {
       this.known.set(merchantAccount, { ...before, account });
       return;
     }
-    this.known.set(merchantAccount, { account, fingerprint, gateway: this.adapterOf(account) });
+    const adapter = this.adapterOf(account);
+    this.known.set(merchantAccount, { account, fingerprint, adapter, gateway: adapter && this.usedFor(account, adapter) });
     if (before?.gateway) this.retire(before.gateway);
+  }
+
+  /** The adapter, with the stops of all processes. Counts the charges that are held. */
+  private usedFor(account: MerchantAccount, adapter: PaymentGateway): PaymentGateway {
+    return {
+      ...adapter,
+      mayCharge: () => !this.stopped.has(account.merchantAccount),
+      charge: async (call, signal) => {
+        const outcome = await adapter.charge(call, signal);
+        if (outcome.kind === 'held') this.options.countHeld?.(account, 1);
+        return outcome;
+      },
+    };
   }
 
   private adapterOf(account: MerchantAccount): PaymentGateway | null {
     const { keys, logger, observed, clock, endpoints } = this.options;
     const { merchantAccount } = account;
     const log = (message: string, fields: object) => logger.error({ merchantAccount, ...fields }, message);
-    const context = { clock, log, onRefusedCredentials: () => this.options.countRefused?.(account, 1), ...(endpoints && { endpoints }) };
+    const context = {
+      clock,
+      log,
+      onRefusedCredentials: () => this.options.countRefused?.(account, 1),
+      onRefusedLists: () => this.stopCharges(account),
+      ...(endpoints && { endpoints }),
+    };
     try {
       return observed(account.gateway, createVendorGateway(account, openCredentials(keys, account), context));
     } catch (error) {
       logger.error({ err: error, merchantAccount }, 'the credentials of a merchant account cannot be opened; it answers 503');
       return null;
     }
+  }
+
+  /** The processor has refused its lists to this process. The other processes must know it. */
+  private stopCharges(account: MerchantAccount): void {
+    const { merchantAccount } = account;
+    const { askAt } = this.stopped.get(merchantAccount) ?? { askAt: this.options.clock.monotonic() + ASK_AGAIN_MS };
+    this.stopped.set(merchantAccount, { askAt, isWritten: false });
+    this.writeStop(account);
+  }
+
+  private writeStop(account: Stopped): void {
+    const { merchantAccount } = account;
+    const written = this.options.stops.stop(account).then(
+      () => {
+        const stop = this.stopped.get(merchantAccount);
+        if (stop) this.stopped.set(merchantAccount, { ...stop, isWritten: true });
+      },
+      (error: unknown) => this.options.logger.warn({ err: error, merchantAccount }, 'a stop of new charges cannot be shared yet; it is tried again'),
+    );
+    this.inBackground(written);
+  }
+
+  /** Takes over the stops of all processes, and shares those that are not shared yet. */
+  private async followStops(): Promise<void> {
+    const { stops, clock, logger } = this.options;
+    // A stop that is written during the reading may be missing in what was read.
+    const shared = [...this.stopped].filter(([, { isWritten }]) => isWritten).map(([merchantAccount]) => merchantAccount);
+    const rows = (await stops.all()).filter(({ gateway, merchantAccount }) => this.known.get(merchantAccount)?.account.gateway === gateway);
+    for (const { merchantAccount } of rows)
+      if (!this.stopped.has(merchantAccount)) {
+        this.stopped.set(merchantAccount, { askAt: clock.monotonic() + ASK_AGAIN_MS, isWritten: true });
+        logger.error({ merchantAccount }, 'No new charges: the processor refuses to show transactions to another process');
+      }
+    for (const merchantAccount of shared) {
+      if (rows.some((row) => row.merchantAccount === merchantAccount)) continue;
+      // Another process was answered. This process's own adapter asks for itself before it charges.
+      if (this.known.get(merchantAccount)?.adapter?.mayCharge?.() === false) this.stopped.set(merchantAccount, { askAt: 0, isWritten: true });
+      else this.stopped.delete(merchantAccount);
+    }
+    for (const [merchantAccount, { isWritten }] of this.stopped)
+      if (!isWritten) this.writeStop({ merchantAccount, gateway: this.known.get(merchantAccount)!.account.gateway });
+  }
+
+  /** Asks the processors of stopped accounts whether they show their lists again. */
+  private askAgain(): void {
+    const { clock, logger, stops } = this.options;
+    const now = clock.monotonic();
+    for (const [merchantAccount, stop] of this.stopped) {
+      const { adapter, account } = this.known.get(merchantAccount)!;
+      if (stop.askAt > now || adapter === null || account.status === 'disabled') continue;
+      this.stopped.set(merchantAccount, { ...stop, askAt: now + ASK_AGAIN_MS });
+      const asked = adapter.describe(AbortSignal.any([this.stop.signal, AbortSignal.timeout(DESCRIBE_MS)])).then(async () => {
+        if (adapter.mayCharge?.() === false) return;
+        await stops.end(account);
+        this.stopped.delete(merchantAccount);
+        logger.info({ merchantAccount }, 'the processor shows transactions again, so charges begin again');
+      });
+      // A processor that does not answer is asked again.
+      this.inBackground(asked.catch(() => undefined));
+    }
+  }
+
+  private inBackground(work: Promise<unknown>): void {
+    this.pending.add(work);
+    void work.finally(() => this.pending.delete(work));
   }
 
   /** Calls that began at the adapter go on. */
@@ -126,9 +235,11 @@ export class MerchantGateways {
     });
   }
 
-  close(): void {
+  /** Resolves when nothing is being written any more. */
+  async close(): Promise<void> {
     this.stop.abort();
     for (const { gateway } of this.known.values()) gateway?.close();
     for (const gateway of this.retired) gateway.close();
+    await Promise.all(this.pending);
   }
 }

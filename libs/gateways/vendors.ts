@@ -21,13 +21,14 @@ export interface AdapterContext {
   readonly endpoints?: Partial<Readonly<Record<Vendor, string>>>;
   readonly log?: GatewayOptions['log'];
   readonly onRefusedCredentials?: GatewayOptions['onRefusedCredentials'];
+  readonly onRefusedLists?: GatewayOptions['onRefusedLists'];
 }
 
 /** Makes the adapter of a merchant account. `credentials`: JSON, as {@link readCredentials} has checked it. */
 export const createVendorGateway = (
   { merchantAccount, gateway, environment, settings: { cutOff, endpoint }, repeats }: AdapterFacts,
   credentials: string,
-  { clock, endpoints = {}, log, onRefusedCredentials }: AdapterContext,
+  { clock, endpoints = {}, log, onRefusedCredentials, onRefusedLists }: AdapterContext,
 ): PaymentGateway => {
   const options = {
     endpoint: endpoints[gateway] ?? endpoint ?? ENDPOINTS[gateway][environment],
@@ -35,6 +36,7 @@ export const createVendorGateway = (
     clock,
     ...(log && { log }),
     ...(onRefusedCredentials && { onRefusedCredentials }),
+    ...(onRefusedLists && { onRefusedLists }),
   };
   switch (gateway) {
     case 'authorize-net': {

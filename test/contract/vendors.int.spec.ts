@@ -47,9 +47,11 @@ const authorizeNet = (endpoint: string, merchant: typeof SHOP, clock: AuthorizeN
     clock,
     credentials: { apiLoginId: merchant.apiLoginId, transactionKey: merchant.transactionKey },
     cutOff,
+    listGapMs: 0,
   });
 
-gatewayContract('authorize-net, against its double', authorizeNet(NOWHERE, SHOP, new MovableClock()).capabilities, async () => {
+const AUTHORIZE_NET = { holds: true, namesTransactions: true, voidsWhole: true };
+gatewayContract('authorize-net, against its double', authorizeNet(NOWHERE, SHOP, new MovableClock()).capabilities, AUTHORIZE_NET, async () => {
   const { file, remove } = folderOf();
   const clock = new MovableClock();
   const double = await startAuthorizeNetDouble({ file });
@@ -61,8 +63,11 @@ gatewayContract('authorize-net, against its double', authorizeNet(NOWHERE, SHOP,
     account: accountOf('authorize-net', SHOP.apiLoginId),
     approved: () => card('4111111111111111'),
     declined: () => card('4000000000000002'),
+    held: () => {
+      double.vendor.setFault({ name: 'held', op: 'charge', ref: null, times: 1, ms: 0, code: 4, reason: 252 });
+      return card('4111111111111111');
+    },
     last4: '1111',
-    voidsWhole: true,
     now: () => clock.now(),
     advance: async (ms) => {
       clock.advance(ms);
@@ -82,7 +87,7 @@ const stripe = (endpoint: string, name: 'one' | 'two', clock: AuthorizeNetOption
   createStripeGateway({ endpoint, account: accountOf('stripe', name), clock, credentials: { secretKey: `sk_test_double_${name}_0001` } });
 const token = (text: string): PaymentInstrument => ({ type: 'card_token', token: new Secret(text) });
 
-gatewayContract('stripe, against its double', stripe(NOWHERE, 'one', new MovableClock()).capabilities, async () => {
+gatewayContract('stripe, against its double', stripe(NOWHERE, 'one', new MovableClock()).capabilities, { namesTransactions: true }, async () => {
   const { file, remove } = folderOf();
   const clock = new HastyClock();
   const double = await startStripeDouble({ file });

@@ -2,7 +2,7 @@
 import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import { directoryModel, NO_FEE } from '#accounts';
 import { askVendor, readCredentials } from '#gateways';
 import { balances, bookSumCents, journalModel } from '#ledger';
@@ -42,6 +42,7 @@ beforeAll(async () => {
     () => stripe.close(),
   );
 });
+afterEach(() => net.vendor.heal(null));
 afterAll(async () => {
   for (const stop of stops.reverse()) await stop();
   await rm(folder, { recursive: true, force: true });
@@ -173,6 +174,39 @@ describe('the command line', () => {
     expect(await running.client.created(paymentOf(portalId, { number: CARD }))).toMatchObject({ status: 'succeeded' });
   });
 
+  test('stops new charges while the processor refuses its lists, also if only another process was refused', async () => {
+    const { portalId } = (
+      await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Blind', gateway: 'none', fee: NO_FEE }))
+    ).state;
+    await running.inForce(running.admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
+    const limit = { attempts: 50, declines: null, windowSeconds: 3_600, blockSeconds: null };
+    await running.inForce(running.admin.setLimits(portalId, 'card', limit));
+    const { pool, store } = running.services;
+    const counted = async () => (await pool.query('select 1 from velocity_entry where portal_id = $1', [portalId])).rowCount;
+    const paid = await running.client.created(paymentOf(portalId, { number: CARD }));
+    expect(await counted()).toBe(1);
+
+    net.vendor.setFault({ name: 'details_api_off', op: '*', ref: null, times: null, ms: 0, code: 2, reason: 2 });
+    // This command is a process of its own. The service has not asked for a list.
+    expect((await payfold(['settlement', 'sync', '--merchant-account', 'water'])).code).toBe(1);
+    const key = 'blind-create-1';
+    await eventually(() => running.log.some((line) => line.includes('No new charges')));
+    const [charges, head] = [net.calls.charge, await store.head()];
+    const refused = await running.client.create(paymentOf(portalId, { number: CARD }), { key });
+    expect([refused.status, refused.code, refused.details]).toEqual([503, 'GATEWAY_NOT_CONFIGURED', { code: 'GATEWAY_NOT_CONFIGURED' }]);
+    expect([await counted(), await store.head(), net.calls.charge]).toEqual([1, head, charges]);
+    // What was charged before can still be given back.
+    expect((await running.client.void(paid.id)).status).toBe(200);
+    const stopped = createMetrics(running.services).shared.getSingleMetric('payfold_gateway_charges_stopped')!;
+    expect((await stopped.get()).values).toEqual([{ labels: { gateway: 'authorize-net', account: 'water' }, value: 1 }]);
+
+    net.vendor.heal('details_api_off');
+    // So does a process that asks again after 30 s and is answered.
+    await pool.query('delete from gateway_charge_stop');
+    await eventually(async () => (await running.client.create(paymentOf(portalId, { number: CARD }), { key })).status === 200);
+    expect((await stopped.get()).values).toEqual([]);
+  });
+
   test('keeps hosted checkout away from a gateway that takes no card numbers', async () => {
     const { portalId } = (
       await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Fines', gateway: 'none', fee: combined }))
@@ -206,6 +240,72 @@ describe('the command line', () => {
     // With a gateway that takes card numbers, the same request comes further.
     await running.inForce(running.admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
     expect((await intake(portalId)).text).not.toMatch(OFF);
+  });
+
+  test('passes the public address of a payer of hosted checkout on to the processor, and keeps it nowhere', async () => {
+    const { portalId } = (
+      await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Pay', gateway: 'none', fee: NO_FEE }))
+    ).state;
+    await running.inForce(running.admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
+    await running.inForce(running.admin.configureCheckout(portalId, { enabled: true, allow: [`${SHOP}/pay`], agencyName: 'Town' }));
+    const passedOn = async (address: string | null, amountCents: number) => {
+      const payer = new Payer(running.url, 'https://pay.example', address);
+      const lines = JSON.stringify([{ amount_cents: amountCents, reference_id: 'W-1' }]);
+      const id = await payer.begin(intakeOf({ portalId }, { amount_cents: String(amountCents), line_items: lines }));
+      expect((await payer.pay(id, { card_number: CARD })).location).toBe(`/checkout/${id}/receipt`);
+      return net.vendor.all('login-one').find((one) => one.amountCents === amountCents)!.customerIp;
+    };
+    const address = '198.51.100.77';
+    expect(await passedOn(address, 7_001)).toBe(address);
+    // As behind a proxy that nobody counts. A filter would take all payers for one.
+    expect(await passedOn('10.1.2.3', 7_002)).toBeUndefined();
+    expect(await passedOn(null, 7_003)).toBeUndefined();
+    // A payment over the API has no payer's address.
+    await running.client.created(paymentOf(portalId, { number: CARD, lines: [7_004] }));
+    expect(net.vendor.all('login-one').find((one) => one.amountCents === 7_004)!.customerIp).toBeUndefined();
+
+    expect(running.log.join('')).not.toContain(address);
+    const { rows } = await running.services.pool.query<{ name: string }>(
+      `select format('%I.%I', table_schema, table_name) as name from information_schema.tables
+       where table_schema not in ('pg_catalog', 'information_schema') and table_type = 'BASE TABLE'`,
+    );
+    expect(rows.map(({ name }) => name)).toContain('es.events');
+    for (const { name } of rows)
+      expect([name, (await running.services.pool.query(`select 1 from ${name} t where t::text like '%${address}%'`)).rowCount]).toEqual([name, 0]);
+  });
+
+  test.each([
+    ['executed', 'cut_after', 1],
+    ['not executed', 'http_500_before', 0],
+  ] as const)('a refund whose answer was lost is not sent again if the processor would make it twice: %s', async (_, lost, made) => {
+    const { portalId } = (
+      await running.inForce(running.admin.createPortal({ accountIds: [running.accountId], name: 'Refunds', gateway: 'none', fee: NO_FEE }))
+    ).state;
+    await running.inForce(running.admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
+    const { id } = await running.client.created(paymentOf(portalId, { number: CARD }));
+    net.vendor.closeNow('login-one');
+    await eventually(async () => {
+      await recordSettlements(running.services.settlement, AbortSignal.timeout(20_000), { merchantAccount: 'water' });
+      return (await running.client.find(id)).data.settlement?.status === 'settled';
+    });
+    const before = net.calls.refund ?? 0;
+    const atVendor = () => net.vendor.all('login-one').filter((one) => one.type === 'refundTransaction' && one.amountCents === 4_000).length;
+    const others = atVendor();
+    const fault = { op: 'refund', ref: null, ms: 0, code: 2, reason: 2 } as const;
+    net.vendor.setFault({ ...fault, name: 'refunds_repeat', times: null });
+    net.vendor.setFault({ ...fault, name: lost, times: 1 });
+    const refund = () => running.client.refund(id, { amountCents: 4_000 }, { key: `refund-${lost}` });
+    expect((await refund()).status).toBe(504);
+    // The partner sends it again: the refund is looked for in the lists. A minute later, recovery does the same.
+    expect((await refund()).status === 200).toBe(made === 1);
+    running.clock.advance(61_000);
+    const tried = async () =>
+      (await running.services.pool.query<{ outcome: string }>('select outcome from recovery_try where payment_id = $1', [id])).rows;
+    const refunded = async () => (await running.client.find(id)).data.refundedAmountCents;
+    await eventually(async () => (made === 1 ? (await refunded()) === 4_000 : (await tried())[0]?.outcome === 'open'));
+    await refund();
+    expect([net.calls.refund, atVendor() - others, await refunded()]).toEqual([before + 1, made, made === 1 ? 4_000 : 0]);
+    net.vendor.heal('refunds_repeat');
   });
 
   test('rotates credentials of the same account only, and changes settings', async () => {
@@ -247,8 +347,9 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
   await inForce(admin.setGateway(portalId, { gateway: 'authorize-net', principal: 'water', fee: 'water' }));
   const paid = await client.created(paymentOf(portalId, { number: CARD }));
   expect(paid.status).toBe('succeeded');
-  const refusals = await createMetrics(services).own.getSingleMetric('payfold_gateway_refused_credentials_total')!.get();
-  expect(refusals.values).toEqual([{ labels: { gateway: 'authorize-net', account: 'water' }, value: 0 }]);
+  const { own } = createMetrics(services);
+  for (const name of ['payfold_gateway_refused_credentials_total', 'payfold_gateway_held_total'])
+    expect((await own.getSingleMetric(name)!.get()).values).toEqual([{ labels: { gateway: 'authorize-net', account: 'water' }, value: 0 }]);
 
   // The batch closes and settles at the processor, and the service records it.
   net.vendor.closeNow('login-two');
@@ -502,6 +603,32 @@ describe('the check of guarantees', () => {
     const { code, checked } = await check('net', '--quick');
     expect([code, resultsOf(checked)]).toEqual([0, { g1: 'holds' }]);
     expect(net.vendor.all('login-one')).toHaveLength(before);
+  });
+
+  test.each([
+    ['America/New_York', 'broken'],
+    // The same time of day under another name.
+    ['US/Pacific', 'holds'],
+  ])('a cut-off in the time zone %s, of an account in America/Los_Angeles: %s', async (zone, result) => {
+    await payfold(['merchant-accounts', 'set', 'net', '--cut-off', '16:00', '--time-zone', zone]);
+    const { code, checked } = await check('net', '--quick');
+    await payfold(['merchant-accounts', 'set', 'net', '--cut-off', 'none']);
+    expect([code, resultsOf(checked)]).toEqual([result === 'holds' ? 0 : 1, { g1: result }]);
+    if (result === 'broken')
+      expect(checked.guarantees[0]!.detail).toBe(
+        'The time zone of the account is America/Los_Angeles at the processor, and --time-zone of its cut-off is America/New_York.',
+      );
+  });
+
+  test('clocks that differ by ten minutes break g1', async () => {
+    net.vendor.setFault({ name: 'clock_wrong', op: '*', ref: null, times: null, ms: 600_000, code: 2, reason: 2 });
+    await controlOf(stripe.url).fault('clock_wrong', { ms: 600_000, times: null });
+    for (const id of ['net', 'cards']) {
+      const { code, checked } = await check(id, '--quick');
+      expect([code, checked.guarantees]).toEqual([1, [expect.objectContaining({ guarantee: 'g1', detail: expect.stringContaining('clock') })]]);
+    }
+    net.vendor.heal('clock_wrong');
+    await controlOf(stripe.url).heal();
   });
 
   test.each([

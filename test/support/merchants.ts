@@ -35,11 +35,12 @@ export interface Running {
   readonly inForce: <T extends { readonly position: Parameters<Services['readModels']['inForce']>[1] | null }>(change: Promise<T>) => Promise<T>;
 }
 
-/** `endpoints`: the addresses of processors, by gateway, in place of those of the accounts. */
+/** `endpoints`: the addresses of processors, by gateway, in place of those of the accounts. `withWorker` false: a spec starts workers itself. */
 export const startIn = async (
   { folder, stops }: Place,
   environment: 'sandbox' | 'production',
   endpoints?: Readonly<Record<string, string>>,
+  { withWorker = true }: { readonly withWorker?: boolean } = {},
 ): Promise<Running> => {
   const database = await freshDatabase();
   stops.push(() => database.drop());
@@ -64,8 +65,10 @@ export const startIn = async (
     ...(endpoints && { gatewayEndpoints: endpoints }),
   });
   stops.push(() => services.close());
-  const worker = startWorker(services);
-  stops.push(() => worker.stop());
+  if (withWorker) {
+    const worker = startWorker(services);
+    stops.push(() => worker.stop());
+  }
   const api = await createApi({ ...services, health: new Health(services), publicUrl: config.publicUrl });
   stops.push(() => api.close());
   const url = await api.listen(0, '127.0.0.1');

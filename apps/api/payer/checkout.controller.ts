@@ -37,6 +37,7 @@ import { bodyGuard, parseFormBody, receivedBody } from '#platform/http';
 import { CHECKOUT_SERVICES, type CheckoutServices, cookiesOf, isForm, isFromOurPage, redirect, sendPage, setCookie } from './http.js';
 import { takeSlot, type WithSlot } from '../slots.js';
 import { PayerPages, retryAfterOf } from './pages.js';
+import { payerIpOf } from './payer-ip.js';
 import { payFormOf, type PayForm } from './requests.js';
 
 /** The name of a file holds its hash, so browsers may keep the file for ever. */
@@ -146,7 +147,16 @@ export class CheckoutController {
     };
     const gateway = portal.gateway?.gateway ?? null;
     const { slot } = request as WithSlot;
-    const paying = { attemptId, quotedTotalCents: totalCents, instrument, payer, gateway, ...(slot && { slot }) };
+    const payerIp = payerIpOf(from);
+    const paying = {
+      attemptId,
+      quotedTotalCents: totalCents,
+      instrument,
+      payer,
+      gateway,
+      ...(payerIp !== undefined && { payerIp }),
+      ...(slot && { slot }),
+    };
     let after: Session;
     try {
       after = await this.settled(session, () => this.commands.execute(new PayCheckout(session, paying, by(request, id))));

@@ -27,8 +27,9 @@ export interface Refusal {
   readonly intent: Fields | null;
 }
 
-/** How a call ended. `ok`: an answer with HTTP 200 that is a JSON object without an error. */
-export type Answered = { readonly kind: 'ok'; readonly value: Fields } | Refusal | Exclude<Exchange, { kind: 'answer' }>;
+/** How a call ended. `ok`: an answer with HTTP 200 that is a JSON object without an error. `date`: Stripe's time, as its header says. */
+export type Answered =
+  { readonly kind: 'ok'; readonly value: Fields; readonly date: string | undefined } | Refusal | Exclude<Exchange, { kind: 'answer' }>;
 
 export interface CallTerms {
   readonly signal: AbortSignal;
@@ -161,7 +162,7 @@ export const createStripeClient = (endpoint: string, secretKey: string, transpor
       if (!exchanged) return { kind: 'not_sent', raw: 'the request cannot be made' };
       if (exchanged.kind !== 'answer') return exchanged;
       const { status } = exchanged;
-      if (status === 200 && thrown === undefined && isFields(value)) return { kind: 'ok', value };
+      if (status === 200 && thrown === undefined && isFields(value)) return { kind: 'ok', value, date: exchanged.headers.date };
       if (status >= 400 && status < 500 && thrown instanceof Package.errors.StripeError && isFields(thrown.raw)) {
         const refused = refusalOf(status, thrown.raw);
         if (refused.type !== '') return refused;

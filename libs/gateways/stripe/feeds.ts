@@ -17,11 +17,11 @@ import {
   type SettlementRecord,
   UnknownCursor,
 } from '#payments';
+import { clockProblems } from '../transport/clocks.js';
+import type { Pace } from '../transport/pace.js';
 import type { Answered, CallTerms, StripeCall } from './client.js';
 import { type Fields, fieldsOf, idOf, isFields, textOf, wholeOf } from './fields.js';
 
-/** Lists of the background are asked for at most 5 times a second, so that payments keep their share of Stripe's limit. */
-const LIST_GAP_MS = 200;
 /** Of one list. Stripe's maximum. */
 const PAGE = 100;
 
@@ -43,6 +43,7 @@ export interface FeedPorts {
   readonly clock: Clock;
   /** Makes a call, and repeats it while it is refused only for now. */
   readonly patiently: (make: StripeCall, terms: CallTerms) => Promise<Answered>;
+  readonly pace: Pace;
   readonly merchantAccount: string;
   readonly log: (message: string, fields: object) => void;
 }
@@ -139,18 +140,14 @@ const FEES = ['stripe_fee', 'stripe_fx_fee', 'tax_fee', 'application_fee'];
 const dayOf = (seconds: number): string => timestamp(seconds * 1_000).slice(0, 10);
 const isOurPayout = (payout: Fields): boolean => payout.automatic === true || textOf(payout.reconciliation_status) !== 'not_applicable';
 
-export const createFeeds = ({ clock, patiently, merchantAccount, log }: FeedPorts): Feeds => {
-  let nextMs = 0;
-  const asked = async (make: StripeCall, what: string, signal: AbortSignal): Promise<Fields> => {
-    const now = clock.monotonic();
-    const waitMs = nextMs - now;
-    nextMs = Math.max(nextMs, now) + LIST_GAP_MS;
-    if (waitMs > 0) await clock.sleep(waitMs, signal);
-    signal.throwIfAborted();
+export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: FeedPorts): Feeds => {
+  const askedWithDate = async (make: StripeCall, what: string, signal: AbortSignal): Promise<Extract<Answered, { kind: 'ok' }>> => {
+    await pace(signal);
     const answered = await patiently(make, { signal, isList: true });
     if (answered.kind !== 'ok') throw new StripeUnanswered(what, answered);
-    return answered.value;
+    return answered;
   };
+  const asked = async (make: StripeCall, what: string, signal: AbortSignal): Promise<Fields> => (await askedWithDate(make, what, signal)).value;
 
   /** The members of a list, page by page. A member that the page before has shown is passed over. */
   async function* listed(
@@ -378,12 +375,12 @@ export const createFeeds = ({ clock, patiently, merchantAccount, log }: FeedPort
 
   const describe = async (signal: AbortSignal): Promise<AccountDescription> => {
     const about = await asked((stripe, terms) => stripe.accounts.retrieveCurrent({}, terms), 'the account', signal);
-    const balance = await asked((stripe, terms) => stripe.balance.retrieve({}, terms), 'the balance', signal);
+    const { value: balance, date } = await askedWithDate((stripe, terms) => stripe.balance.retrieve({}, terms), 'the balance', signal);
     const externalId = idOf(about.id);
     if (externalId === null || typeof balance.livemode !== 'boolean') throw new StripeUnanswered('the account', null);
     const settings = fieldsOf(about.settings);
     const dashboard = fieldsOf(settings.dashboard);
-    const problems: string[] = [];
+    const problems: string[] = [...clockProblems('Stripe', date, clock)];
     if (about.charges_enabled === false) problems.push('Stripe does not let this account charge; complete it under Settings, Business.');
     if (about.payouts_enabled === false) problems.push('Stripe does not pay this account out; complete it under Settings, Business.');
     if (textOf(about.default_currency) !== 'usd') problems.push('The default currency of this account must be USD.');

@@ -1027,6 +1027,9 @@ describe('disputes', () => {
 });
 
 describe('the description of the account', () => {
+  // Earlier tests have moved the business time, but not the time in the headers of answers.
+  beforeEach(() => void (gateway = open({ clock: new HastyClock() })));
+
   test('of a complete account', async () => {
     expect(await gateway.describe(soon())).toEqual({
       externalId: 'acct_3Doubleone',
@@ -1048,7 +1051,7 @@ describe('the description of the account', () => {
       settings: { payouts: { schedule: { interval: 'manual' } } },
     });
     await control.fault('forbidden', { op: 'disputes' });
-    const described = await open({ credentials: { secretKey: key } }).describe(soon());
+    const described = await open({ clock: new HastyClock(), credentials: { secretKey: key } }).describe(soon());
     expect(described.problems).toEqual([
       expect.stringContaining('charge'),
       expect.stringContaining('pay this account out'),
@@ -1059,10 +1062,15 @@ describe('the description of the account', () => {
     expect(described).toMatchObject({ externalId: id, name: `Business ${id}` });
   });
 
+  test('a clock that is 10 minutes wrong is a problem', async () => {
+    await control.fault('clock_wrong', { ms: -10 * 60_000, times: null });
+    expect((await gateway.describe(soon())).problems).toEqual([expect.stringMatching(/differs from the clock of Stripe by \d{3} s/)]);
+  });
+
   test('a live key is one of production, and charges there', async () => {
     const key = 'sk_live_double_live_0001';
     await controlOf(double.url, 'acct_3Doublelive').account([key]);
-    const live = open({ account: { ...account, environment: 'production' }, credentials: { secretKey: key } });
+    const live = open({ clock: new HastyClock(), account: { ...account, environment: 'production' }, credentials: { secretKey: key } });
     expect(await live.describe(soon())).toMatchObject({ externalId: 'acct_3Doublelive', environment: 'production', problems: [] });
     expect(await charge({ on: live })).toMatchObject({ kind: 'approved' });
   });

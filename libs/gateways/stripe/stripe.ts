@@ -39,6 +39,7 @@ import type {
   VoidCall,
 } from '#payments';
 import { type GatewayOptions, latestCharge, latestOf, transportOf } from '../transport/options.js';
+import { createPace } from '../transport/pace.js';
 import { type Answered, type CallTerms, createStripeClient, type Refusal, type StripeCall } from './client.js';
 import { createFeeds, StripeUnanswered } from './feeds.js';
 import { type Fields, fieldsOf, idOf, isFields, textOf, wholeOf } from './fields.js';
@@ -569,6 +570,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     transaction,
     ...createFeeds({
       clock,
+      pace: createPace(clock, options.listGapMs),
       patiently: async (make, terms) => (await patiently(make, terms)).answered,
       merchantAccount: account.merchantAccount,
       log,

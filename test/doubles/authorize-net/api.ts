@@ -3,7 +3,7 @@
  * shape.
  */
 import { outOfOrder, REQUESTS, type RequestName } from './elements.js';
-import type { Fault, Operation } from './faults.js';
+import type { Fault, FaultName, Operation } from './faults.js';
 import { type Batch, HELD_BY, type Merchant, type NewTransaction, REVIEW, type Status, type Transaction, type Vendor } from './vendor.js';
 
 type Fields = Readonly<Record<string, unknown>>;
@@ -256,7 +256,7 @@ const answerOf = (refId: string, txn: Transaction, also: Partial<Answered> = {})
 
 /** The answer to a duplicate. It names the original only if the request named a window. */
 const duplicateAnswer = (vendor: Vendor, call: Call, refId: string, earlier: Transaction): Fields => {
-  const named = setting(call.fields, 'duplicateWindow') !== '' && !vendor.standing('duplicate_unnamed');
+  const named = setting(call.fields, 'duplicateWindow') !== '' && !vendor.use(['duplicate_unnamed'], call.op, call.ref);
   const card = { last4: earlier.last4, brand: earlier.brand };
   if (!named) return transactionAnswer(refId, { code: 3, reason: 11, ...card });
   const { id, authCode, avs, cvv } = earlier;
@@ -265,10 +265,11 @@ const duplicateAnswer = (vendor: Vendor, call: Call, refId: string, earlier: Tra
 
 /** The earlier transaction of the same data within the window of the request. */
 const duplicateIn = (vendor: Vendor, call: Call, fingerprint: string): Transaction | null => {
-  if (vendor.standing('no_duplicates') || (call.op === 'refund' && vendor.standing('refunds_repeat'))) return null;
   const named = setting(call.fields, 'duplicateWindow');
   const windowS = named === '' ? DEFAULT_WINDOW_S : Math.min(Number(named), MAX_WINDOW_S);
-  return vendor.duplicateOf(fingerprint, windowS * 1_000);
+  const earlier = vendor.duplicateOf(fingerprint, windowS * 1_000);
+  const again: readonly FaultName[] = call.op === 'refund' ? ['no_duplicates', 'refunds_repeat'] : ['no_duplicates'];
+  return earlier && vendor.use(again, call.op, call.ref) ? null : earlier;
 };
 
 /** The data that the vendor compares, with the window. */
@@ -320,7 +321,8 @@ const charge = (vendor: Vendor, merchant: Merchant, call: Call): Fields => {
   const zip = textOf(within(request, 'billTo', 'zip'));
   const avs = AVS_BY_ZIP[zip] ?? (zip === '' ? 'P' : 'Y');
   const cvv = CVV_BY_CODE[textOf(within(request, 'payment', 'creditCard', 'cardCode'))] ?? 'P';
-  const shared = { type, amountCents, ...card, refTransId: null, avs, cvv, fingerprint } as const;
+  const customerIp = textOf(within(request, 'customerIP'));
+  const shared = { type, amountCents, ...card, refTransId: null, avs, cvv, fingerprint, ...(customerIp !== '' && { customerIp }) } as const;
   const forced = vendor.use(['reason'], call.op, call.ref);
   if (forced?.code === 3) return transactionAnswer(refId, { code: 3, reason: forced.reason, avs, cvv, ...card });
   if (forced || zip === DECLINE_ZIP || cardNumber === DECLINED_CARD)
@@ -349,6 +351,8 @@ const voided = (vendor: Vendor, merchant: Merchant, call: Call): Fields => {
   if (txn?.status === 'voided') return transactionAnswer(refId, { code: 1, reason: 310, refTransID, ...card });
   const canBeVoided =
     txn?.batchId === null && ['capturedPendingSettlement', 'authorizedPendingCapture', 'refundPendingSettlement'].includes(txn.status);
+  if (!canBeVoided && txn?.status === 'settledSuccessfully' && vendor.use(['void_settled'], call.op, call.ref))
+    return transactionAnswer(refId, { code: 1, reason: 1, transId: txn.id, refTransID: txn.id, authCode: txn.authCode, ...card });
   if (!canBeVoided) return transactionAnswer(refId, { code: 3, reason: 16, refTransID });
   vendor.setStatus(txn, 'voided');
   return transactionAnswer(refId, { code: 1, reason: 1, transId: txn.id, refTransID: txn.id, authCode: txn.authCode, ...card });
@@ -370,7 +374,8 @@ const refund = (vendor: Vendor, merchant: Merchant, call: Call): Fields => {
   if (!txn || txn.status !== 'settledSuccessfully' || cardNumber.slice(-4) !== txn.last4)
     return transactionAnswer(refId, { code: 3, reason: 54, refTransID });
   const { last4, brand } = txn;
-  if (vendor.refundedCents(txn) + amountCents > txn.amountCents) return transactionAnswer(refId, { code: 3, reason: 55, refTransID, last4, brand });
+  const isTooMuch = vendor.refundedCents(txn) + amountCents > txn.amountCents;
+  if (isTooMuch && !vendor.use(['refunds_exceed'], call.op, call.ref)) return transactionAnswer(refId, { code: 3, reason: 55, refTransID, last4, brand });
   const made = { type: 'refundTransaction', amountCents, last4, brand, refTransId: txn.id, avs: 'P', cvv: '', fingerprint } as const;
   return answerOf(refId, stored(vendor, call, { ...made, status: 'refundPendingSettlement', responseCode: 1, reason: 1, authCode: '' }, merchant));
 };
@@ -445,7 +450,8 @@ const summary = (merchant: Merchant, txn: Transaction): Fields => ({
 });
 
 /** One page of a list. An empty list is absent. */
-const listed = (_vendor: Vendor, merchant: Merchant, fields: Fields, all: readonly Transaction[]): Fields => {
+const listed = (vendor: Vendor, merchant: Merchant, fields: Fields, given: readonly Transaction[]): Fields => {
+  const all = vendor.standing('undone_unlisted') ? given.filter(({ status }) => status !== 'voided' && status !== 'declined') : given;
   const refId = textOf(fields.refId);
   const limit = Number(textOf(within(fields, 'paging', 'limit')) || MAX_PAGE);
   const offset = Number(textOf(within(fields, 'paging', 'offset')) || 1);
@@ -551,6 +557,8 @@ export const changed = (fault: Fault, given: Fields, call: Call): Fields => {
       return within1({ accountNumber: call.cardNumber });
     case 'echo_key':
       return { ...given, sessionToken: textOf(within(call.fields, 'merchantAuthentication', 'transactionKey')) };
+    case 'no_invoice':
+      return eachIn(given, (value, name) => (name === 'invoiceNumber' ? undefined : value)) as Fields;
     case 'id_zero':
       return within1({ transId: '0' });
     case 'partial':

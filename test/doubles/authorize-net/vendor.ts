@@ -50,6 +50,8 @@ export interface Transaction {
   readonly cvv: string;
   /** A keyed hash of the data that the vendor compares. The double keeps no card number. */
   readonly fingerprint: string;
+  /** Absent: the request had none. */
+  readonly customerIp?: string;
   status: Status;
   batchId: string | null;
 }

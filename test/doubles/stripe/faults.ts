@@ -53,6 +53,8 @@ export const FAULTS = {
   error_200: 'executed; the answer is an error with HTTP 200',
   other_ref: 'executed; the metadata names another reference',
   no_ref: 'executed; there is no metadata',
+  no_card: 'executed; the answer does not name the card',
+  no_error: 'executed; the intent in the answer has no last error',
   other_amount: 'executed; the answer names another amount',
   partial: 'executed; less than the amount was received',
   other_id: 'executed; the answer names another object',
@@ -63,7 +65,9 @@ export const FAULTS = {
   unknown_error: 'nothing is executed; 400 with a code that nobody knows',
   keys_unbound: 'a key is not bound to the endpoint of its first use, but to each endpoint by itself',
   keys_forgotten: 'no key is known any more',
+  refunds_exceed: 'refunds of more than remains are executed',
   pages_twice: 'each page of a list repeats the last item of the page before',
+  clock_wrong: 'the header `date` of answers is wrong by `ms`',
 } as const;
 export type FaultName = keyof typeof FAULTS;
 
@@ -100,6 +104,8 @@ export const AFTER: readonly FaultName[] = [
   'error_200',
   'other_ref',
   'no_ref',
+  'no_card',
+  'no_error',
   'other_amount',
   'partial',
   'other_id',
@@ -109,7 +115,7 @@ export const AFTER: readonly FaultName[] = [
   'unknown_status',
 ];
 /** These faults stand until they are cleared, unless `times` says otherwise. */
-export const STANDING: readonly FaultName[] = ['keys_unbound', 'keys_forgotten', 'pages_twice'];
+export const STANDING: readonly FaultName[] = ['keys_unbound', 'keys_forgotten', 'refunds_exceed', 'pages_twice', 'clock_wrong'];
 
 export interface Fault {
   readonly name: FaultName;

@@ -128,12 +128,16 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
     if (fault.times !== null && (fault.times -= 1) <= 0) faults.splice(faults.indexOf(fault), 1);
     return fault;
   };
-  const stands = (name: FaultName): boolean => faults.some((one) => one.name === name);
+  /** Whatever its operation, and the number of times. `ref` null: any reference. */
+  const stands = (name: FaultName, ref: string | null = null): boolean =>
+    faults.some((one) => one.name === name && (one.ref === null || ref === null || one.ref === ref));
 
   // ---- Answers ----------------------------------------------------------------------------------------------------------------
 
   const send = (response: ServerResponse, status: number, type: string, text: string, headers: Record<string, string> = {}) => {
+    const wrong = faults.find(({ name }) => name === 'clock_wrong');
     response.writeHead(status, {
+      ...(wrong && { date: new Date(Date.now() + wrong.ms).toUTCString() }),
       'content-type': type,
       'content-length': String(Buffer.byteLength(text)),
       'stripe-version': '2026-10-28.endive',
@@ -162,6 +166,10 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
         return every((key, value) => (key === 'payfold_ref' ? 'R0THER0000000000REF0' : value));
       case 'no_ref':
         return every((key, value) => (key === 'metadata' ? undefined : value));
+      case 'no_card':
+        return every((key, value) => (key === 'payment_method_details' ? undefined : value));
+      case 'no_error':
+        return every((key, value) => (key === 'last_payment_error' ? null : value));
       case 'other_amount':
         return every((key, value) => (key === 'amount' ? Number(value) + 1 : value));
       case 'partial':
@@ -281,7 +289,7 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
           vendor.all(account, 'payment_intent').map((intent) => vendor.intent(account, intent.id)!),
         );
       case 'refund':
-        return one(request, vendor.createRefund(account, form));
+        return one(request, vendor.createRefund(account, form, stands('refunds_exceed')));
       case 'one_refund':
         return found(request, 'refund', vendor.find(account, 'refund', id));
       case 'refunds':
@@ -379,10 +387,10 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
         headers,
       );
 
-    const keyName = key === null || method !== 'POST' ? null : stands('keys_unbound') ? `${path} ${key}` : key;
+    const keyName = key === null || method !== 'POST' ? null : stands('keys_unbound', ref) ? `${path} ${key}` : key;
     if (keyName !== null) {
       if (running.has(`key ${account} ${keyName}`)) return sendJson(response, 409, { error: ERRORS.key_in_use![1] }, headers);
-      const stored = stands('keys_forgotten') ? undefined : vendor.key(account, keyName);
+      const stored = stands('keys_forgotten', ref) ? undefined : vendor.key(account, keyName);
       if (stored) {
         const wrong =
           stored.endpoint !== path

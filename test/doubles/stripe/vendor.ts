@@ -306,7 +306,8 @@ export class Vendor {
 
   // ---- Refunds ------------------------------------------------------------------------------------------------------------------
 
-  createRefund(account: string, body: Fields): Answer {
+  /** `exceeds`: more than what is left is refunded, too. */
+  createRefund(account: string, body: Fields, exceeds = false): Answer {
     const intentId = typeof body.payment_intent === 'string' ? body.payment_intent : null;
     const intent = intentId === null ? undefined : this.intent(account, intentId);
     if (intentId !== null && !intent) return missing('payment_intent', intentId, 'payment_intent', 400);
@@ -317,11 +318,11 @@ export class Vendor {
     if (!charge) return missing('charge', chargeId, 'charge', 400);
     const left = (charge.amount as number) - (charge.amount_refunded as number);
     if (charge.disputed === true) return refusal(400, { code: 'charge_disputed', message: `Charge ${charge.id} has been charged back.` });
-    if (left === 0) return refusal(400, { code: 'charge_already_refunded', message: `Charge ${charge.id} has already been refunded.` });
+    if (left === 0 && !exceeds) return refusal(400, { code: 'charge_already_refunded', message: `Charge ${charge.id} has already been refunded.` });
     const amount = body.amount === undefined ? left : Number(body.amount);
     if (!Number.isSafeInteger(amount) || amount < 1)
       return refusal(400, { code: 'parameter_invalid_integer', param: 'amount', message: 'Invalid integer' });
-    if (amount > left)
+    if (amount > left && !exceeds)
       return refusal(400, { param: 'amount', message: `Refund amount (${amount}) is greater than unrefunded amount on charge (${left})` });
     const method = this.method(account, String(charge._method));
     const id = this.draw('re');
