@@ -2,7 +2,7 @@
  * The merchant accounts whose processor refuses its lists, so that nobody could learn what became of a charge whose answer is lost. No new charge
  * begins through them. One process may notice it and another one charge, so the stops are rows.
  *
- * The rows are notes: without its row, an account is stopped again as soon as a process asks for a list.
+ * The rows may be lost: without its row, an account is stopped again as soon as a process asks for a list.
  */
 import type { Migration, Queryable } from '#platform';
 import type { MerchantAccount } from './merchant-account.js';

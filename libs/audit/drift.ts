@@ -258,7 +258,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     if (settledAt.has(leg) && now - Date.parse(settledAt.get(leg)!) < LINE_FOLLOWS_MS) again = true;
     else differs('settlement', last, `its ${leg} leg settled in ${settledBatchId ?? 'no batch'}, the processor's lines say ${line ?? 'none'}`);
   }
-  // A charge that was undone by a refund settles all the same.
+  // A charge that was undone by a refund settles, too.
   const undone = payment.phase === 'voided' || payment.phase === 'failed' ? (payment.undone ?? []) : [];
   const strange = payment.phase === 'charged' ? [] : [...(evidence ?? [])].filter(([leg]) => !undone.some((one) => one.leg === leg));
   if (strange.length > 0)

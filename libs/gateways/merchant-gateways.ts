@@ -36,7 +36,7 @@ interface Known {
   readonly fingerprint: string;
   /** null: the credentials cannot be opened. */
   readonly adapter: PaymentGateway | null;
-  /** As the service uses it. */
+  /** The adapter with stops and counts, as the service uses it. */
   readonly gateway: PaymentGateway | null;
 }
 
@@ -184,7 +184,7 @@ export class MerchantGateways {
   /** Takes over the stops of all processes, and shares those that are not shared yet. */
   private async followStops(): Promise<void> {
     const { stops, clock, logger } = this.options;
-    // A stop that is written during the reading may be missing in what was read.
+    // The rows that are read may lack a stop that is written meanwhile.
     const shared = [...this.stopped].filter(([, { isWritten }]) => isWritten).map(([merchantAccount]) => merchantAccount);
     const rows = (await stops.all()).filter(({ gateway, merchantAccount }) => this.known.get(merchantAccount)?.account.gateway === gateway);
     for (const { merchantAccount } of rows)
@@ -194,7 +194,7 @@ export class MerchantGateways {
       }
     for (const merchantAccount of shared) {
       if (rows.some((row) => row.merchantAccount === merchantAccount)) continue;
-      // Another process was answered. This process's own adapter asks for itself before it charges.
+      // Another process got an answer. If this process's own adapter was refused, it asks for itself first.
       if (this.known.get(merchantAccount)?.adapter?.mayCharge?.() === false) this.stopped.set(merchantAccount, { askAt: 0, isWritten: true });
       else this.stopped.delete(merchantAccount);
     }
@@ -235,7 +235,7 @@ export class MerchantGateways {
     });
   }
 
-  /** Resolves when nothing is being written any more. */
+  /** Resolves when no write of a stop and no question to a processor is under way. */
   async close(): Promise<void> {
     this.stop.abort();
     for (const { gateway } of this.known.values()) gateway?.close();

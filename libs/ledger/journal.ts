@@ -450,7 +450,7 @@ export const linesOfPayments = async (db: Queryable, paymentIds: readonly string
   return new Map(rows.map(({ payment_id: id, lines }) => [id, lines]));
 };
 
-/** About the number of payments whose events the journal has applied. It is the estimate of Postgres, so it reads no rows of a large table. */
+/** An estimate of the number of payments whose events the journal has applied. It comes from Postgres, so no rows of a large table are read. */
 export const journalPayments = async (db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ count: string }>(
     `select case when reltuples < 0 then (select count(*) from journal_payment) else reltuples::bigint end as count

@@ -9,7 +9,8 @@ import { addEvent, type Added, COLUMNS, nothingAdded, paymentsOf, type Remembere
 
 const REGISTER_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-', 'remittance-'] as const;
 
-// line_deposit: a funded batch, by the position of its BatchFunded. line_deposit_portal: the sums of its rows, by portal, as it was funded. line_day:
+// line_deposit: a funded batch, by the position of its BatchFunded. line_deposit_portal: for each deposit, the sums by portal of the rows that
+// were there when it was funded. line_day:
 // between which positions the rows of a day lie.
 const TABLES = `
   create table line_movement (

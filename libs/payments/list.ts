@@ -315,11 +315,9 @@ export const paymentScopeCondition = (scope: Scope, paymentId: string, bind: Bin
 export const OPEN_STATES = ['running', 'waiting', 'overdue', 'staff'] as const;
 export type OpenState = (typeof OPEN_STATES)[number];
 
-/**
- * SQL: the state of an open row `p` of the list, whose try is `t`. `now`: the parameter with the present time. A scan that is under way (`in_flight`)
- * does not change the state.
- */
+/** SQL condition: the gateway shows no trace. A scan that is under way (`in_flight`) does not change the state. */
 const SHOWS_NO_TRACE = `t.why in ('not_visible', 'in_flight')`;
+/** SQL: the state of an open row `p` of the list, whose try is `t`. `now`: the parameter with the present time. */
 const openState = (now: string): string => `
   case when ${WAITS_FOR_STAFF} then 'staff'
        when ${SHOWS_NO_TRACE} and t.until > ${now}::timestamptz then 'waiting'

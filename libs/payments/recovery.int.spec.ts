@@ -517,7 +517,7 @@ describe('when a payment is tried next', () => {
     for (const still of [null, { why: 'unreachable' }, { why: 'not_visible' }] as const)
       expect([1, 2, 3, 4, 5, 6, 7].map((tries) => minutesTo(tries, still))).toEqual([2, 5, 15, 60, 360, 1_440, 1_440]);
   });
-  test('1, 2, 4, 5 and 15 minutes after its begin, then hourly, while no trace is visible, and a minute after the gateway can tell', () => {
+  test('1, 2, 4, 5 and 15 minutes after the attempt began, then hourly, while no trace is visible, and a minute after the gateway can tell', () => {
     const waiting = { why: 'not_visible', until: at(10 * hour) } as const;
     const ages = [0, 1, 2, 4, 5, 15, 75];
     for (const tries of [1, 99]) expect(ages.map((age) => age + minutesTo(tries, waiting, age))).toEqual([1, 2, 4, 5, 15, 75, 135]);

@@ -236,7 +236,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     const findings: ChargeFinding[] = [];
     const kept: KeptLeg[] = [];
     const refused = await refusedBefore(store, paymentId);
-    // A process that stands still sends nothing any more when it goes on. Meanwhile staff may have decided that the charge stays.
+    // If this process stands still and goes on later, it sends nothing. Staff may have decided meanwhile that the charge stays.
     const notAfter = endOf(ports, deadline);
     let waits: StillOpen | null = null;
     for (const leg of payment.terms.legs) {
@@ -317,7 +317,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
 /** A leg whose charge the gateway did not undo. */
 type KeptLeg = Readonly<Record<'leg' | 'transactionId' | 'why', string>>;
 
-/** The legs that the gateway has refused to undo for good in an earlier try. `finalised` is the promise to staff, and is asked for again. */
+/** The legs for which an earlier try got a final refusal to undo. `finalised` is the promise to staff, and is asked for again. */
 const refusedBefore = async (store: EventStore, paymentId: string): Promise<readonly KeptLeg[]> =>
   (await staffTaskEvidence(store, paymentId, 'charge_cannot_be_undone'))
     .flatMap(({ legs }) => legs as unknown as readonly KeptLeg[])

@@ -253,7 +253,7 @@ const promised = async (
   deadline: Deadline,
 ): Promise<boolean> => {
   const { shows } = evidence;
-  // Where the gateway cannot tell, staff have named the charge. Without it, a gateway without tombstones promises nothing about its reversal.
+  // If the gateway cannot tell, staff have named the charge. Without it, a gateway that closes no references promises nothing about the reversal.
   const named = as === 'succeeded' ? (transactions[leg.leg] ?? null) : null;
   const transactionId = evidence.shows === 'charged' ? evidence.transactionId : named;
   const gateway = ports.gateways.find(leg.account);

@@ -22,7 +22,7 @@ test('a task about an overdue outcome is open while its attempt is', () => {
   expect(isTaskOpen('outcome_overdue', stateOf(...charged()), about(ATTEMPT))).toBe(false);
 });
 
-describe('a task about a batch', () => {
+describe('a task', () => {
   const paymentId = '018f0000-0000-7000-8000-000000000001';
   const raise = (leg: string) => ({ type: 'Raise', paymentId, reason: 'settlement_rejected', evidence: { batchId: 'bat_1', leg } }) as const;
   const acknowledge = { type: 'Acknowledge', paymentId, task: 'settlement_rejected', reason: 'asked the bank', by: 'Dana' } as const;
@@ -38,11 +38,11 @@ describe('a task about a batch', () => {
       }
     return types;
   };
-  test('is raised once while it waits, and acknowledged once', () => {
+  test('about a batch is raised once while it waits, and acknowledged once', () => {
     expect(typesAfter(raise('principal'), raise('principal'), raise('fee'))).toEqual(['StaffTaskRaised']);
     expect(typesAfter(raise('principal'), acknowledge, acknowledge)).toEqual(['StaffTaskRaised', 'StaffTaskAcknowledged']);
   });
-  test('is raised again after its acknowledgement by other facts only', () => {
+  test('about a batch is raised again after its acknowledgement by other facts only', () => {
     expect(typesAfter(raise('principal'), acknowledge, raise('principal'))).toEqual(['StaffTaskRaised', 'StaffTaskAcknowledged']);
     expect(typesAfter(raise('principal'), acknowledge, raise('fee'), acknowledge)).toEqual([
       'StaffTaskRaised',

@@ -263,9 +263,9 @@ export interface PersonalKeysOptions {
   readonly random?: RandomBytes;
 }
 
-/** Opened keys that a process keeps. It keeps at most twice as many. */
+/** When this many keys were opened, older ones begin to be dropped. So a process keeps at most twice as many. */
 const KEPT_KEYS = 2_000;
-/** A process calls `expire` this often. So an opened key is gone at most three times as long after its last use. */
+/** A process calls `expire` this often. So an opened key is dropped after at most three times as long without use. */
 export const OPENED_KEYS_KEPT_MS = 30_000;
 
 interface KeptKey {

@@ -246,7 +246,7 @@ const refuseOtherFailure = async ({ register, store }: SettlementPorts, opened: 
   }
 };
 
-/** A refund that is on its way, or has arrived, must not be sent again. Only the gateway's own word that it has failed counts. */
+/** A refund that is on its way, or has arrived, must not be sent again. Only the gateway's own answer proves that it has failed. */
 const refuseStandingRefund = async (
   { payments }: SettlementPorts,
   gateway: PaymentGateway,

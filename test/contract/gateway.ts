@@ -46,11 +46,11 @@ export interface GatewayUnderTest {
   close(): Promise<unknown>;
 }
 
-/** What capabilities do not say. */
+/** Abilities that are not in the capabilities. */
 export interface Abilities {
   /** The processor holds charges for review. */
   readonly holds?: true;
-  /** The gateway has the question for a transaction by its own id. */
+  /** The gateway can be asked for a transaction by its own id. */
   readonly namesTransactions?: true;
   /** The gateway voids a whole charge and cannot be asked for a part, so it does not look at the amount. */
   readonly voidsWhole?: true;
@@ -88,7 +88,7 @@ export const gatewayContract = (
   /** Tests of a tier. If the adapter does not have the tier, they are skipped by name. */
   const tier = (wanted: Tier, tests: () => void) => (has(wanted) ? describe(wanted, tests) : describe.skip(wanted, tests));
   const leftOut: string[] = [];
-  /** A test of what not every adapter can do. If this one cannot, the test is skipped, and its name says why. */
+  /** A test of an ability that not every adapter has. If this adapter lacks it, the test is skipped, and its name says why. */
   const testIf = (can: boolean, why: string): ((title: string, run: () => Promise<void>) => void) =>
     can ? test : (title, run) => (leftOut.push(`${title}: ${why}`), test.skip(`${title} (left out: ${why})`, run));
 

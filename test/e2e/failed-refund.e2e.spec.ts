@@ -229,7 +229,7 @@ describe('the whole way, by the command line', () => {
 });
 
 describe('never twice', () => {
-  test('two operators at once: one refund; while it is under way, nothing else ends the exception', async () => {
+  test('two people of staff at once: one refund; while it is under way, nothing else ends the exception', async () => {
     const { id, exceptionId } = await failed();
     const during: unknown[] = [];
     const slow = instead((real) => ({

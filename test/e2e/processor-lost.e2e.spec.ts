@@ -1,5 +1,5 @@
 /**
- * Replies of a processor that are lost, seen from outside: the partner's answers, recovery by the worker, what staff see, and the books after the
+ * Answers of a processor that are lost, seen from outside: the partner's answers, recovery by the worker, what staff see, and the books after the
  * batch. The doubles of both processors run as servers. Their clocks and the clock of the service move together.
  */
 import { mkdtemp, rm } from 'node:fs/promises';
@@ -127,7 +127,7 @@ const tasksOf = async (id: string) =>
   (await command<{ paymentId: string; reason: string }[]>('payments', 'tasks')).filter(({ paymentId }) => paymentId === id);
 const retried = (body: object) => running.client.created(body);
 
-describe('Authorize.Net: a reply is cut', () => {
+describe('Authorize.Net: an answer is lost', () => {
   test('the charge is visible at once: it is voided within two minutes, and a second create charges once', async () => {
     const before = heldByNet();
     fault('cut_after', { op: 'charge' });
@@ -212,7 +212,7 @@ describe('Authorize.Net: a reply is cut', () => {
   });
 });
 
-describe('Stripe: a reply is cut', () => {
+describe('Stripe: an answer is lost', () => {
   const books = async () => {
     const { services } = running;
     await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });

@@ -15,5 +15,5 @@ for (const [net, prefix] of [
 ] as const)
   NOT_PUBLIC.addSubnet(net, prefix);
 
-/** `address`: of the client, as the rate limits count it. undefined: it is no public IPv4 address, and processors take no other. */
+/** `address`: of the client, as the rate limits count it. undefined: it is no public IPv4 address. Processors take no other addresses. */
 export const payerIpOf = (address: string): string | undefined => (isIPv4(address) && !NOT_PUBLIC.check(address) ? address : undefined);

@@ -982,7 +982,7 @@ describe('describe, and the setting "Transaction Details API"', () => {
 });
 
 test('lists of the background are asked for at most five times a second; calls that move money do not wait', async () => {
-  // A clock whose pauses pass, and are counted.
+  // This clock counts pauses, and jumps over them.
   const pauses: number[] = [];
   class Counting extends MovableClock {
     override sleep(ms: number): Promise<void> {
@@ -994,7 +994,7 @@ test('lists of the background are asked for at most five times a second; calls t
   const paced = createAuthorizeNetGateway({ endpoint: double.endpoint, account, clock: new Counting(), credentials: { apiLoginId, transactionKey }, cutOff }); // prettier-ignore
   cleanUps.push(() => paced.close());
   for await (const _ of paced.settlements(null, soon()));
-  // Two years, by the month. The answers take some of the time.
+  // The lists of two years, one for each month. A pause is shorter by the time that an answer took.
   const calls = listCalls();
   expect(calls).toBeGreaterThan(20);
   expect(pauses.reduce((sum, ms) => sum + ms, 0)).toBeGreaterThan((calls - 1) * 100);

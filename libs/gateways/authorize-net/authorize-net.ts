@@ -57,7 +57,7 @@ const HOUR_MS = 60 * MINUTE_MS;
 const REFUND_REPEAT_MS = 7.5 * HOUR_MS;
 /** While lists are refused, a charge asks for them again after this long. */
 const PROBE_MS = 30_000;
-/** After a scan could not decide because a batch is late, the next one may. Recovery keeps the first time that it was given. */
+/** If a scan cannot decide because a batch is late, the answer names a time this much later. Recovery keeps the first time that was named. */
 const LATE_BATCH_MS = 30 * MINUTE_MS;
 
 const DETAILS_API_OFF = 'E00011';
@@ -217,7 +217,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     return found;
   };
 
-  /** A refund that may be repeated may be sent that much later than it began. */
+  /** A refund may be repeated until {@link REFUND_REPEAT_MS} after its begin. Then the batch after the last repeat decides. */
   const decisionOn = (op: Op, begunMs: number): Decision => decidedBy(cutOff, op === 'refund' && refundsOnce ? begunMs + REFUND_REPEAT_MS : begunMs);
 
   const question = (ref: string, op: Op, begunAt: string, decides: boolean): ScanQuestion => {

@@ -580,7 +580,7 @@ describe('a refund', () => {
       expect(await made()).toEqual([]);
     });
 
-    test('between the end of its key and the time from which it is sent anew, nobody can promise that it stays', async () => {
+    test('between the end of its key and the time from which it is sent anew, the gateway cannot promise that the charge stays', async () => {
       const [chargeTransactionId, ref, begunAt] = [await charged(), drawRef(), now()];
       const end = () => gateway.finalize(about('reversal', ref, chargeTransactionId, begunAt), soon());
       const undecided = { kind: 'cannot_tell', why: 'not_visible', until: new Date(Date.parse(begunAt) + 25 * HOUR).toISOString() };
@@ -605,7 +605,7 @@ describe('a refund', () => {
       expect(await made()).toEqual([]);
     });
 
-    test('one that stood still for a day after it had read the list sends nothing', async () => {
+    test('if the process stands still for a day after it has read the list, it sends nothing', async () => {
       const { call, made } = await late(null);
       await control.fault('late', { op: 'refunds', ms: 600 });
       const voiding = gateway.void(call, soon());

@@ -53,7 +53,7 @@ const KEY_KEPT_MS = 24 * HOUR_MS;
 const KEY_SAFE_MS = 23 * HOUR_MS;
 /** From then on, a request under a key counts as the first one under it. The rest is as above. */
 const KEY_GONE_MS = 25 * HOUR_MS;
-/** An intent is created within this time of its charge's intent here, on both sides, as the two clocks have it. The check compares the clocks (g1). */
+/** Stripe creates its intent at most this long before or after our own intent, by the two clocks. The check compares the clocks (g1). */
 const CREATED_WITHIN_MS = HOUR_MS;
 /** Pauses before the second and the third try of a request that was refused only for now. */
 const PAUSES_MS = [250, 1_000] as const;
@@ -327,7 +327,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
   const takeBack = async (call: VoidCall, signal: AbortSignal): Promise<Outcome<ReversalTxn>> => {
     const { ref, chargeTransactionId, amountCents } = call;
     if (!isGone(Date.parse(call.begunAt))) return asReversal(await refund(call, signal));
-    // Before the list is read: what is used up after it cannot be forgotten when the refund is sent.
+    // Taken before the list is read, and the refund is sent within 23 hours of it. So if `finalize` uses the key up after the list, Stripe still knows that.
     const begunAt = timestamp(clock.now());
     try {
       const found = await refundOf(ref, chargeTransactionId, signal);
@@ -445,7 +445,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
    * Uses the key of a refund up, at another endpoint. If that is accepted, the key can never refund. If the key is bound to the refund already, the
    * same refund under the same key gives its stored answer.
    *
-   * The key of a taking back is used anew when it is gone (see `takeBack`). So without a refund, only a key that is used up promises that none follows.
+   * The key of a taking back is used anew when it is gone (see `takeBack`). So if there is no refund, only a used-up key promises that none follows.
    */
   const finalizeRefund = async (call: ReferenceCall, intentId: string, begunMs: number, signal: AbortSignal): Promise<Finalized<ReversalTxn>> => {
     const { ref, op, amountCents } = call;
@@ -477,7 +477,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     const found = before ?? (await refundOf(ref, intentId, signal));
     if (!found) {
       if (op !== 'reversal' || !keysAreBound) return absent(begunMs);
-      // A key that is bound but gave no answer was used in the last 24 hours. It can be used up when it is gone.
+      // The key is bound and gave no final answer, so it was used in the last 24 hours. When Stripe has forgotten it, it can be used up.
       return notVisible(anew ? clock.now() + KEY_GONE_MS : begunMs + KEY_GONE_MS);
     }
     const outcome = refundedOf(found, ref, intentId, amountCents);
@@ -503,7 +503,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     const hasFailed = isFields(intent.last_payment_error) && Object.keys(intent.last_payment_error).length > 0;
     switch (textOf(intent.status)) {
       case 'succeeded': {
-        // A charge that was refunded in full was undone.
+        // A charge that was refunded in full counts as undone.
         const refunded = wholeOf(fieldsOf(intent.latest_charge).amount_refunded) ?? 0;
         return refunded > 0 && refunded === wholeOf(intent.amount) ? 'voided' : 'approved';
       }

@@ -16,7 +16,7 @@ export interface GatewayOptions {
   readonly timeouts?: { readonly connectMs?: number; readonly silenceMs?: number };
   /** Default: one for each slot, and 16 for batches and look-ups. */
   readonly maxConnections?: number;
-  /** The least time between two lists of the background. Default: five lists a second. */
+  /** The least time between two lists that are read in the background. Default: five lists a second. */
   readonly listGapMs?: number;
   /** Called with what a person should know. `fields` hold no card data and no secret. Default: nothing. */
   readonly log?: (message: string, fields: object) => void;

@@ -1,4 +1,4 @@
-/** The pace of lists. Recovery and settlement read them in the background, and a payment must not wait because they used up the processor's limit. */
+/** The pace of lists that are read in the background. They must not use up the processor's limit while a payment needs it. */
 import type { Clock } from '#kernel';
 
 /** Five lists a second of each merchant account. */

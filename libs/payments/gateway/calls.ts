@@ -37,7 +37,7 @@ export class GatewayCalls {
     count(this.refused, account, more);
   }
 
-  /** Counts a charge that the processor held for review. `more`: as of {@link countRefused}. */
+  /** Counts a charge that the processor held for review. `more`: as in {@link countRefused}. */
   countHeld(account: CountedAccount, more: 0 | 1): void {
     count(this.held, account, more);
   }
