@@ -339,7 +339,9 @@ export const refuseByTerms = (
     const isOpen = (merchantAccounts[account.merchantAccount] ?? 'active') === 'active';
     const gateway = isOpen ? gateways.find(account) : null;
     // One message for all legs: a partner cannot change the accounts of a portal.
-    if (!gateway || gateway.mayCharge?.() === false) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+    if (!gateway) throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The portal has no payment gateway.');
+    if (gateway.mayCharge?.() === false)
+      throw new ServiceError('GATEWAY_NOT_CONFIGURED', 'The payment gateway of the portal takes no new charges at present.');
     return { ...part, account, gateway };
   });
 
