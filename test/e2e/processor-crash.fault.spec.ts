@@ -43,7 +43,7 @@ let firstWal: string;
 let crash: { readonly call: number; readonly moment: Moment } | null = null;
 let calls = 0;
 
-/** The address of a proxy that kills the doomed process. Only that process calls by it. */
+/** The address of a proxy that kills the doomed process. Only that process uses it. */
 const proxyTo = async (target: string): Promise<string> => {
   const judge = () => {
     calls += 1;
@@ -285,7 +285,7 @@ describe('no place that keeps data', () => {
       const lines = { name: 'log lines', bytes: Buffer.from([...running.log, ...written].join('\n')) };
       return new Set(search(SECRETS, [...(await tablesOf(running.services.pool)), ...(await writeAheadLog()), lines]));
     };
-    expect(written.join('').length).toBeGreaterThan(10_000);
+    expect(written.join('').length).toBeGreaterThan(1_000);
     expect((await tablesOf(running.services.pool)).reduce((sum, { bytes }) => sum + bytes.length, 0)).toBeGreaterThan(100_000);
     expect(await found()).toEqual(new Set());
     written.push(`{"msg":"planted","key":"${SECRETS.secretKey}"}`);
