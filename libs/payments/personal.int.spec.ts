@@ -249,6 +249,19 @@ describe('while the keys of the database are away', () => {
     away = false;
     expect((await create(key, withTexts(), services)).status).toBe(200);
   });
+  test('the refusal says when to try again, and the log says why', async () => {
+    away = true;
+    const services = broken();
+    const logged: unknown[] = [];
+    const ports = {
+      ...services.ports,
+      log: { ...services.ports.log, error: (fields: unknown) => void logged.push(fields) },
+    } as typeof services.ports;
+    const answer = await create(null, withTexts(), { ...services, ports });
+    expect(read(answer)).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE' });
+    expect(answer.retryAfterSeconds).toBe(1);
+    expect(logged).toContainEqual({ err: expect.objectContaining({ message: 'the keys are away' }) });
+  });
   test('a refused create is no attempt (C70)', async () => {
     await house.administration.setLimits(house.portalId, 'case', { attempts: 1, declines: null, windowSeconds: 3_600, blockSeconds: null });
     await house.project();

@@ -69,6 +69,32 @@ describe('a box', () => {
   });
 });
 
+describe('a key that has opened a box', () => {
+  const textOf = (characters: number) => 'x'.repeat(characters - 2);
+  const boxOf = (text: string) => key.seal(text, 'here');
+
+  test('keeps its content, and decrypts it once', () => {
+    const own = new PersonalKey(ID, Buffer.alloc(64, 7));
+    const box = boxOf('a');
+    const list = own.seal(['a'], 'here');
+    expect(own.open(list, 'here')).toBe(own.open(list, 'here'));
+    expect(own.open(box, 'here')).toBe('a');
+    expect(() => own.open(list, 'there')).toThrow();
+  });
+  test('keeps 4,096 characters, and opens longer texts each time', () => {
+    const kept = (characters: readonly number[]) => {
+      const own = new PersonalKey(ID, Buffer.alloc(64, 7));
+      const boxes = characters.map((count) => own.seal([textOf(count - 2)], 'here'));
+      const first = boxes.map((box) => own.open(box, 'here'));
+      return boxes.map((box, index) => own.open(box, 'here') === first[index]);
+    };
+    expect(kept([4_096])).toEqual([true]);
+    expect(kept([4_097])).toEqual([false]);
+    // A text that does not fit is passed over. Shorter ones after it still fit.
+    expect(kept([4_000, 97, 96, 10])).toEqual([true, false, true, false]);
+  });
+});
+
 describe('a wrapped key', () => {
   test('opens under the ring that wrapped it, under its own id', () => {
     const ring = newKeyRing();
@@ -102,10 +128,26 @@ describe('what a reader sees', () => {
   });
 });
 
+test('the newest of several erasures counts, in any order', () => {
+  const [one, other, last] = ['0', '1', '2'].map((end) => `${ID.slice(0, -1)}${end}`) as [string, string, string];
+  const erased = new Map([
+    [one, '2026-03-01T09:00:00.000Z'],
+    [other, '2026-03-02T09:00:00.000Z'],
+    [last, '2026-03-01T10:00:00.000Z'],
+  ]);
+  const boxes = [one, other, last].map((id) => ({ key: id, box: '' }));
+  const opened = new OpenedKeys(new Map(), erased);
+  expect(opened.erasedAt(boxes)).toBe('2026-03-02T09:00:00.000Z');
+  expect(opened.erasedAt([...boxes].reverse())).toBe('2026-03-02T09:00:00.000Z');
+  expect(opened.erasedAt([boxes[2]!, { key: ID.replace('0', '9'), box: '' }, boxes[0]!])).toBe('2026-03-01T10:00:00.000Z');
+});
+
 /** Rows whose writes a test holds up, or lets fail. */
 class SlowRows extends MemoryPersonalKeyRows implements PersonalKeyRows {
   writes = 0;
   finds = 0;
+  discards = 0;
+  forgets = 0;
   away = false;
   held: Promise<void> | null = null;
 
@@ -114,6 +156,17 @@ class SlowRows extends MemoryPersonalKeyRows implements PersonalKeyRows {
     if (this.held) await this.held;
     if (this.away) throw new Error('the database is away');
     await super.insert(keys);
+  }
+
+  override async discard(keyIds: readonly string[]) {
+    this.discards += 1;
+    if (this.away) throw new Error('the database is away');
+    await super.discard(keyIds);
+  }
+
+  override async forget(...given: Parameters<PersonalKeyRows['forget']>) {
+    this.forgets += 1;
+    await super.forget(...given);
   }
 
   override async find(keyIds: readonly string[]) {
@@ -127,9 +180,11 @@ const open = (options: Partial<PersonalKeysOptions> = {}) => {
   const rows = new SlowRows();
   const clock = new MovableClock();
   const said: string[] = [];
-  const log = { warn: (_: unknown, text: string) => said.push(text), error: (_: unknown, text: string) => said.push(text) } as never;
+  const fields: unknown[] = [];
+  const say = (given: unknown, text: string) => (fields.push(given), said.push(text));
+  const log = { warn: say, error: say } as never;
   const personal = createPersonalKeys(rows, { keys: newKeyRing(), ids: systemIds(() => clock.now()), clock, log, block: 8, ...options });
-  return { rows, clock, said, personal };
+  return { rows, clock, said, fields, personal };
 };
 const settled = () => new Promise((resolve) => setTimeout(resolve, 5));
 
@@ -195,6 +250,28 @@ describe('blocks of keys', () => {
     await personal.take();
     expect([rows.writes, rows.keys.size]).toEqual([2, 2]);
   });
+  test('a command that needs two keys at once writes each by itself', async () => {
+    const { rows, personal } = open({ block: 1 });
+    const taken = await Promise.all([personal.take(), personal.take()]);
+    expect([new Set(taken.map(({ id }) => id)).size, rows.writes]).toEqual([2, 2]);
+  });
+  test('a failed write ahead is logged with the keys that are left', async () => {
+    const { rows, fields, personal } = open();
+    for (let number = 0; number < 4; number++) await personal.take();
+    rows.away = true;
+    await personal.take();
+    await settled();
+    expect(fields).toEqual([{ err: expect.any(Error), left: 3 }]);
+  });
+  test('unused keys are given back at the end, also if the database does not answer', async () => {
+    const { rows, personal } = open();
+    const used = await personal.take();
+    await personal.stop();
+    expect([...rows.keys.keys()]).toEqual([used.id]);
+    await personal.take();
+    rows.away = true;
+    await expect(personal.stop()).resolves.toBeUndefined();
+  });
   test('a process that expects requests writes its first block before them', async () => {
     const { rows, personal } = open();
     personal.warm();
@@ -225,6 +302,51 @@ describe('opening', () => {
     await personal.forget([key.id], { erasureId: ID, at: '2026-03-02T09:00:00.000Z' });
     expect((await personal.open([key.id])).erasedAt([box])).toBe('2026-03-02T09:00:00.000Z');
     expect(missing).toBe(1);
+  });
+  test('of many missing keys the log names ten, and nobody needs to count them; of none it says nothing', async () => {
+    const { said, fields, personal } = open();
+    const key = await personal.take();
+    await personal.open([key.id]);
+    expect(said).toEqual([]);
+    const missing = Array.from({ length: 12 }, (_, number) => `${ID.slice(0, -2)}${String(number).padStart(2, '0')}`);
+    await personal.open(missing);
+    expect(fields).toEqual([{ keyIds: missing.slice(0, 10), missing: 12 }]);
+  });
+  test('which keys were erased is told without opening one', async () => {
+    const { rows, personal } = open();
+    const [key, erased] = [await personal.take(), await personal.take()];
+    const [box, gone] = [key.seal('x', 'here'), erased.seal('y', 'here')];
+    await personal.forget([erased.id], { erasureId: ID, at: '2026-03-02T09:00:00.000Z' });
+    const told = await personal.erasures([key.id, erased.id]);
+    expect([told.content(box, 'here'), told.erasedAt([box]), told.erasedAt([gone])]).toEqual([null, null, '2026-03-02T09:00:00.000Z']);
+    const { finds } = rows;
+    expect((await personal.erasures([])).erasedAt([gone])).toBeNull();
+    expect((await personal.open([])).key(key.id)).toBeNull();
+    await personal.forget([], { erasureId: ID, at: '2026-03-02T09:00:00.000Z' });
+    await personal.discard([]);
+    expect([rows.finds, rows.forgets, rows.discards]).toEqual([finds, 1, 0]);
+    await personal.discard([key.id]);
+    expect(rows.keys.has(key.id)).toBe(false);
+  });
+  test('a key whose erasure was seen is unwrapped anew, if a restore takes the erasure back', async () => {
+    const { rows, personal } = open();
+    const { id } = await personal.take();
+    const first = (await personal.open([id])).key(id);
+    rows.erased.set(id, { erasureId: ID, at: '2026-03-02T09:00:00.000Z' });
+    expect((await personal.open([id])).key(id)).toBeNull();
+    rows.erased.clear();
+    expect((await personal.open([id])).key(id)).not.toBe(first);
+  });
+  test('a busy process keeps the last 2,000 to 4,000 keys', async () => {
+    const { personal } = open({ block: 512 });
+    const ids: string[] = [];
+    for (let number = 0; number < 4_001; number++) ids.push((await personal.take()).id);
+    const first = (await personal.open([ids[0]!])).key(ids[0]!);
+    await personal.open(ids.slice(1, 2_000));
+    expect((await personal.open([ids[0]!])).key(ids[0]!)).toBe(first);
+    await personal.open(ids.slice(2_000, 4_001));
+    await personal.open(ids.slice(1, 2_001));
+    expect((await personal.open([ids[0]!])).key(ids[0]!)).not.toBe(first);
   });
   test('an erased key that a restore brought back stays closed', async () => {
     const { rows, personal } = open();
