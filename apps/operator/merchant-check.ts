@@ -84,7 +84,11 @@ export const termsOf = async (gateway: Vendor, runId: string, amountCents: numbe
   };
 };
 
-export const answerOf = ({ merchantAccount }: Pick<MerchantAccount, 'merchantAccount'>, runId: string, checked: readonly CheckedGuarantee[]): Answer => {
+export const answerOf = (
+  { merchantAccount }: Pick<MerchantAccount, 'merchantAccount'>,
+  runId: string,
+  checked: readonly CheckedGuarantee[],
+): Answer => {
   const broken = checked.filter(({ result }) => result === 'broken');
   const calls = broken.flatMap((one) => [`${one.guarantee}:`, ...one.calls.flatMap(({ call, answer }) => [`  ${call}`, `    ${answer}`])]);
   const isOpen = checked.some(({ result }) => result === 'later');

@@ -470,9 +470,7 @@ const GUARANTEES: readonly { readonly name: string; readonly first: Judge; reado
     again: async (run) => {
       const sales = await run.sales();
       if (sales.some(({ ref }) => ref === run.chargeRef('repeated'))) return holds('the lines of the batch carry our references');
-      return sales.length > 0
-        ? broken('the batch lists sales of this amount, and none of them carries our reference')
-        : later(AFTER_THE_BATCH);
+      return sales.length > 0 ? broken('the batch lists sales of this amount, and none of them carries our reference') : later(AFTER_THE_BATCH);
     },
   },
 ];
@@ -488,7 +486,7 @@ export const checkGuarantees = async (
   ports: CheckPorts,
   terms: CheckTerms,
   { quick = false, before = null }: { readonly quick?: boolean; readonly before?: readonly Guarantee[] | null },
-  onChecked: (checked: CheckedGuarantee) => void = () => undefined,
+  onChecked: (checked: CheckedGuarantee) => unknown = () => undefined,
 ): Promise<readonly CheckedGuarantee[]> => {
   const run = new Run(ports, terms);
   const all: CheckedGuarantee[] = [];
@@ -503,7 +501,7 @@ export const checkGuarantees = async (
         : [known!.result, known!.detail];
       const checked = { guarantee: name, result, detail, calls: run.calls };
       all.push(checked);
-      onChecked(checked);
+      await onChecked(checked);
     }
     return all;
   } finally {

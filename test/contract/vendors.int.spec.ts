@@ -2,6 +2,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { expect } from '@jest/globals';
 import { type AuthorizeNetOptions, createAuthorizeNetGateway, createStripeGateway } from '#gateways';
 import { type GatewayAccount, type PaymentInstrument, Secret } from '#payments';
 import { DEFAULT_MERCHANTS, startAuthorizeNetDouble } from '../doubles/authorize-net/server.js';
@@ -10,6 +11,7 @@ import { startStripeDouble } from '../doubles/stripe/server.js';
 import { MovableClock } from '../support/clock.js';
 import { gatewayContract } from './gateway.js';
 
+const DAY_MS = 86_400_000;
 const NOWHERE = 'http://127.0.0.1:9';
 const accountOf = (gateway: string, merchantAccount: string): GatewayAccount => ({
   gateway,
@@ -56,6 +58,12 @@ gatewayContract('authorize-net, against its double', authorizeNet(NOWHERE, SHOP,
   const clock = new MovableClock();
   const double = await startAuthorizeNetDouble({ file });
   for (const merchant of [SHOP, OTHER]) double.vendor.setMerchant(merchant);
+  // Somebody else's transactions that never come into a batch. They must not keep `finalize` from an answer.
+  for (const status of ['auth_only', 'held']) {
+    const body = JSON.stringify({ merchant: SHOP.apiLoginId, status, submitMs: clock.now() - 2 * DAY_MS });
+    expect((await fetch(`${double.url}/_double/foreign`, { method: 'POST', body })).status).toBe(200);
+  }
+  const foreign = () => double.vendor.unsettled(SHOP.apiLoginId).flatMap(({ ref, status }) => (ref === 'INV-1' ? [status] : []));
   const [gateway, another] = [authorizeNet(double.endpoint, SHOP, clock), authorizeNet(double.endpoint, OTHER, clock)];
   return {
     gateway,
@@ -77,8 +85,10 @@ gatewayContract('authorize-net, against its double', authorizeNet(NOWHERE, SHOP,
     close: async () => {
       gateway.close();
       another.close();
+      const stayed = foreign();
       await double.close();
       remove();
+      expect(stayed).toEqual(['authorizedPendingCapture', 'FDSPendingReview']);
     },
   };
 });

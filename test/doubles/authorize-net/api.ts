@@ -375,7 +375,8 @@ const refund = (vendor: Vendor, merchant: Merchant, call: Call): Fields => {
     return transactionAnswer(refId, { code: 3, reason: 54, refTransID });
   const { last4, brand } = txn;
   const isTooMuch = vendor.refundedCents(txn) + amountCents > txn.amountCents;
-  if (isTooMuch && !vendor.use(['refunds_exceed'], call.op, call.ref)) return transactionAnswer(refId, { code: 3, reason: 55, refTransID, last4, brand });
+  if (isTooMuch && !vendor.use(['refunds_exceed'], call.op, call.ref))
+    return transactionAnswer(refId, { code: 3, reason: 55, refTransID, last4, brand });
   const made = { type: 'refundTransaction', amountCents, last4, brand, refTransId: txn.id, avs: 'P', cvv: '', fingerprint } as const;
   return answerOf(refId, stored(vendor, call, { ...made, status: 'refundPendingSettlement', responseCode: 1, reason: 1, authCode: '' }, merchant));
 };

@@ -136,6 +136,13 @@ test('a fault stands for its number of times, its operation and its reference', 
   expect(reasons).toEqual(['1', '3', '3', '1']);
 });
 
+test('a fault of duplicates stands for duplicates only, of its reference and its number of times', async () => {
+  await control('/faults', { name: 'no_duplicates', ref: 'A', times: 1 });
+  const codes = [];
+  for (const ref of ['A', 'B', 'B', 'A', 'A']) codes.push((await charge(ref)).transactionResponse.responseCode);
+  expect(codes).toEqual(['1', '1', '3', '1', '3']);
+});
+
 test('a late charge is executed after its time, without an answer', async () => {
   await control('/faults', { name: 'late', op: 'charge', ms: 300 });
   const stop = AbortSignal.timeout(100);

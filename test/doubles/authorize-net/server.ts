@@ -102,7 +102,8 @@ export const startAuthorizeNetDouble = async ({ file, port = 0, delayMs = 0 }: D
 
   const send = (response: ServerResponse, status: number, type: string, body: string, headers: Record<string, string> = {}) => {
     const wrong = vendor.standing('clock_wrong');
-    const date = new Date(vendor.nowMs + (wrong?.ms ?? 0)).toUTCString();
+    // The host's clock: the time of a sandbox that was advanced is in no header of a real processor.
+    const date = new Date(Date.now() + (wrong?.ms ?? 0)).toUTCString();
     response.writeHead(status, { 'content-type': type, 'content-length': String(Buffer.byteLength(body)), date, ...headers });
     response.end(body);
   };
