@@ -7,9 +7,9 @@
  * Order of this file: movements; shares of cents; payments; settlement; decisions of staff.
  */
 import { type Cents, unreachable } from '#kernel';
-import type { Coding, Dispute, Initiator, Leg, LegReturned, PaymentEvent } from '#payments';
+import type { ApprovedCharge, Coding, Dispute, Initiator, Leg, LegReturned, PaymentEvent } from '#payments';
 import type { ExceptionEvent, RecordedLine, SettlementEvent } from '#settlement';
-import type { AdjustmentEvent } from './adjustment.js';
+import type { ManualAdjustment } from './adjustment.js';
 import { columnOf, portalIn } from './line-postings.js';
 import type { RemittanceEvent } from './remittance.js';
 
@@ -91,25 +91,25 @@ export type LineCents = readonly [principalCents: Cents, feeCents: Cents];
 const sumOf = (cents: readonly Cents[]): Cents => cents.reduce((sum, one) => sum + one, 0);
 const bothOf = ([principal, fee]: LineCents): Cents => principal + fee;
 /** Without negative zeros. */
-const signed = (sign: 1 | -1, cents: Cents): Cents => (sign < 0 ? 0 - cents : cents);
+const signed = (sign: 1 | -1, cents: Cents): Cents => (sign === 1 ? cents : 0 - cents);
 
 /**
  * Shares out cents by largest remainder over weights that are not negative. Among equal remainders the lower index is first. If all weights are 0,
  * nothing is shared.
  */
 export const shareOut = (cents: Cents, weights: readonly Cents[]): Cents[] => {
+  if (cents < 0) return shareOut(0 - cents, weights).map((share) => 0 - share);
   const all = sumOf(weights);
-  if (all === cents) return [...weights];
   if (all === 0) return weights.map(() => 0);
-  const sign = cents < 0 ? -1 : 1;
-  const parts = weights.map((weight, index) => {
-    const exact = BigInt(sign * cents) * BigInt(weight);
-    return { index, cents: Number(exact / BigInt(all)), rest: exact % BigInt(all) };
+  const parts = weights.map((weight) => {
+    const exact = BigInt(cents) * BigInt(weight);
+    return { cents: Number(exact / BigInt(all)), rest: Number(exact % BigInt(all)) };
   });
-  const missing = sign * cents - sumOf(parts.map((part) => part.cents));
-  const byRest = [...parts].sort((one, other) => (one.rest === other.rest ? one.index - other.index : one.rest > other.rest ? -1 : 1));
+  const missing = cents - sumOf(parts.map((part) => part.cents));
+  // The sort is stable, so equal remainders stay in the order of their index.
+  const byRest = [...parts].sort((one, other) => other.rest - one.rest);
   for (const part of byRest.slice(0, missing)) part.cents += 1;
-  return parts.map((part) => signed(sign, part.cents));
+  return parts.map((part) => part.cents);
 };
 
 /** A share of settled cents. `line` null: the part that no line explains. */
@@ -200,9 +200,7 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
     case 'PaymentCreated':
       return charge(paymentId, known(before, event), event.data, event.at);
     case 'PaymentResolved':
-      return event.data.as === 'succeeded' && event.data.charge !== null
-        ? charge(paymentId, known(before, event), event.data.charge, event.at)
-        : { payment: before, movements: [] };
+      return event.data.charge ? charge(paymentId, known(before, event), event.data.charge, event.at) : { payment: before, movements: [] };
     case 'VoidRequested':
     case 'RefundRequested': {
       const payment = known(before, event);
@@ -238,9 +236,10 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
     }
     case 'SettlementWithdrawn': {
       const payment = known(before, event);
-      const { leg: name, batchId, closedAt, grossCents, feeCents } = event.data;
+      const { leg: name, batchId, closedAt } = event.data;
       const leg = chargedLeg(payment, name, event);
-      const shares = negated(leg.settled ?? spread(grossCents, 0 - feeCents, leg.left, 1));
+      if (!leg.settled) throw new Error('impossible history: a withdrawn settlement that was not recorded');
+      const shares = negated(leg.settled);
       const as = { movement: 'settlement_withdrawn', rule: 'R4', batchId, effectiveAt: closedAt, actor } as const;
       return { payment: withLeg(payment, { ...leg, settled: null }), movements: legMovements(paymentId, payment, leg, shares, as) };
     }
@@ -313,28 +312,22 @@ const begin = (terms: Extract<PaymentEvent, { type: 'PaymentInitiated' }>['data'
   disputes: {},
 });
 
-const charge = (
-  paymentId: string,
-  before: PaymentLines,
-  { confirmationNumber, legs }: Extract<PaymentEvent, { type: 'PaymentCreated' }>['data'] | Charge,
-  at: string,
-): Moved => {
+const charge = (paymentId: string, before: PaymentLines, { confirmationNumber, legs }: ApprovedCharge, at: string): Moved => {
   if (before.confirmationNumber !== null) throw new Error('impossible history: charged twice');
-  const card = legs.map((leg) => ('card' in leg ? leg.card : undefined)).find((one) => one !== undefined);
+  const card = legs.find((leg) => leg.card)?.card;
   const payment = {
     ...before,
     ...(card && { brand: card.brand, last4: card.last4 }),
     confirmationNumber,
     legs: before.legs.map((leg) => {
-      const made = legs.find((one) => one.leg === leg.leg);
-      return { ...leg, transactionId: made?.transactionId ?? null, authCode: made?.authCode || null };
+      const { transactionId, authCode } = legs.find((one) => one.leg === leg.leg)!;
+      return { ...leg, transactionId, authCode: authCode || null };
     }),
   };
   const as = { movement: 'charge', rule: 'R1', batchId: null, effectiveAt: at, actor: payment.initiatedBy } as const;
   const sharesOf = ({ left }: LegLines) => left.map(([principal, fee], line): Share => [line, principal, fee, 0]);
   return { payment, movements: payment.legs.flatMap((leg) => legMovements(paymentId, payment, leg, sharesOf(leg), as)) };
 };
-type Charge = NonNullable<Extract<PaymentEvent, { type: 'PaymentResolved' }>['data']['charge']>;
 
 /** Money of a leg came back: the lines of the request, as far as this leg carries their principal and their fee. */
 const giveBack = (paymentId: string, before: PaymentLines, event: LegReturned, movement: 'void' | 'refund', at: string): Moved => {
@@ -415,7 +408,7 @@ const dispute = (paymentId: string, before: PaymentLines, data: Dispute, at: str
     payment: { ...before, disputes: { ...before.disputes, [data.disputeId]: { status: data.status, legs } } },
     movements: steps.flatMap(([movement, rule, sign]) =>
       legs.flatMap(({ leg, shares }) =>
-        legMovements(paymentId, before, chargedLeg(before, leg, { type: 'PaymentDisputed' }), sign > 0 ? shares : negated(shares), {
+        legMovements(paymentId, before, chargedLeg(before, leg, { type: 'PaymentDisputed' }), sign === 1 ? shares : negated(shares), {
           movement,
           rule,
           batchId: null,
@@ -442,14 +435,13 @@ const disputedLegs = ({ legs: all, disputes, lines }: PaymentLines, { leg: named
     );
   const free = legs.map(({ leg, principalCents, feeCents }) => Math.max(0, principalCents + feeCents - takenOf(leg)));
   const excess = Math.max(0, disputedAmountCents - sumOf(free));
-  let left = disputedAmountCents - excess;
-  return legs.flatMap(({ leg, principalCents, feeCents }, index) => {
+  let left = disputedAmountCents;
+  return legs.map(({ leg, principalCents, feeCents }, index) => {
     const taken = Math.min(left, free[index]!);
     left -= taken;
     const cents = taken + (index === 0 ? excess : 0);
-    if (cents === 0) return [];
     const [principal, fee] = shareOut(cents, [principalCents, feeCents]) as [Cents, Cents];
-    return [{ leg, cents, shares: byLine(lines, principal, fee) }];
+    return { leg, cents, shares: byLine(lines, principal, fee) };
   });
 };
 
@@ -549,12 +541,17 @@ const moveLine = ({ gateway, merchantAccount, batchId, closedAt }: Batch, line: 
     effectiveAt: closedAt,
   });
   const moved = (): Movement[] => {
+    const unexplained = one('unexplained', 'R15', [null, grossCents, 0, 0 - feeCents]);
+    if (!isMatched(line)) return [unexplained];
     // Of a charge that was undone. Nothing of the payment's lines was charged, so no line explains it.
-    if (isMatched(line) && line.undone && (type === 'sale' || type === 'refund'))
-      return [one('undone_settled', 'R21', [null, grossCents, 0, 0 - feeCents])];
-    if (!isMatched(line) || type === 'sale' || type === 'refund_failure') return [one('unexplained', 'R15', [null, grossCents, 0, 0 - feeCents])];
+    const undone = one('undone_settled', 'R21', [null, grossCents, 0, 0 - feeCents]);
     switch (type) {
+      case 'sale': // Any other matched sale does not move by itself.
+        return [undone];
+      case 'refund_failure':
+        return [unexplained];
       case 'refund':
+        if (line.undone) return [undone];
         // The lines of this refund. A refund that was sent for an exception has none.
         return spread(grossCents, 0 - feeCents, payment?.refunds[transactionId] ?? [], -1).map((share) => one('refund_settled', "R4'", share));
       case 'chargeback':
@@ -582,14 +579,13 @@ const movesByItself = (line: RecordedLine): boolean => line.accepted && !(isMatc
 
 /** The payments that {@link moveSettlement} looks up. */
 export const paymentsOfBatch = (event: SettlementEvent): string[] => {
-  const lines =
-    event.type === 'SettlementLinesRecorded'
-      ? event.data.lines
-      : event.type === 'SettlementLinesCorrected'
-        ? event.data.corrections.flatMap(({ before, after }) => [before, after])
-        : [];
-  return lines.flatMap((line) => (line && movesByItself(line) ? (line.paymentId ?? []) : []));
+  if (event.type === 'SettlementLinesRecorded') return paymentsOfLines(event.data.lines);
+  if (event.type === 'SettlementLinesCorrected') return paymentsOfLines(event.data.corrections.flatMap(({ before, after }) => [before, after]));
+  return [];
 };
+
+const paymentsOfLines = (lines: readonly (RecordedLine | null)[]): string[] =>
+  lines.flatMap((line) => (line && movesByItself(line) ? (line.paymentId ?? []) : []));
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Decisions of staff. No line explains them.
@@ -618,9 +614,8 @@ export const moveException = (event: ExceptionEvent, find: FindPayment, actor: s
 };
 
 /** The postings of an adjustment, each a movement of its own. */
-export const moveAdjustment = (event: AdjustmentEvent, actor: string): Movement[] => {
-  if (event.type !== 'ManualAdjustment') return [];
-  return event.data.postings.map(({ account, cents }): Movement => {
+export const moveAdjustment = (event: ManualAdjustment, actor: string): Movement[] =>
+  event.data.postings.map(({ account, cents }): Movement => {
     const { family, column, sign } = columnOf(account);
     return {
       ...NOTHING,
@@ -634,7 +629,6 @@ export const moveAdjustment = (event: AdjustmentEvent, actor: string): Movement[
       effectiveAt: event.data.effectiveAt,
     };
   });
-};
 
 /** A payment to an agency, or its reversal. */
 export const moveRemittance = ({ type, data }: RemittanceEvent, actor: string): Movement[] => [

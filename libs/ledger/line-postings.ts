@@ -75,8 +75,6 @@ export const postingsOf = ({ movement, rule, merchantAccount, portalId, ledgerAc
       post(inTransit, both);
       post(unsettled, -both);
       break;
-    case 'R5':
-      break;
     case 'R6':
       post(inTransit, principal);
       post(BANK, -principal);
@@ -126,6 +124,8 @@ export const postingsOf = ({ movement, rule, merchantAccount, portalId, ledgerAc
     case 'R20':
       post(payable, -principal);
       post(BANK, principal);
+      break;
+    case 'R5': // posted above
       break;
     default:
       return unreachable(rule);

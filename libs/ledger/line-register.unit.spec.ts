@@ -17,9 +17,10 @@ import {
   type PaymentTerms,
   remaining,
 } from '#payments';
-import type { RecordedLine } from '#settlement';
+import { uuidV5 } from '#platform';
+import type { RecordedLine, SettlementEvent } from '#settlement';
 import { type JournalEntry, journalise } from './journal.js';
-import { shareOut } from './line-movements.js';
+import { movePayment, moveSettlement, shareOut } from './line-movements.js';
 import { type LineSums, postingsOf } from './line-postings.js';
 import { type Added, addEvent, COLUMNS, nothingAdded, paymentsOf } from './line-rows.js';
 import { type Books, firstRules } from './postings.js';
@@ -251,7 +252,8 @@ const eventsOf = (terms: PaymentTerms, ending: Ending, steps: readonly Step[]): 
         openedOn: '2026-03-05',
         dueDate: '2026-03-20',
       };
-      if (isKnown) run({ type: 'UpdateDispute', at: AT, disputeId, status: step.status, stage: null });
+      // Each update has a new stage, so an update to the same status is an event, too.
+      if (isKnown) run({ type: 'UpdateDispute', at: AT, disputeId, status: step.status, stage: `stage ${events.length}` });
       else run({ type: 'OpenDispute', at: AT, dispute });
     }
   }
@@ -405,6 +407,14 @@ describe('over random histories', () => {
         },
       ),
     ));
+
+  test('equal remainders: the lower index is first; no cents and no weights give no shares', () => {
+    expect(shareOut(2, [1, 1, 1])).toEqual([1, 1, 0]);
+    expect(shareOut(-2, [1, 1, 1])).toEqual([-1, -1, 0]);
+    expect(shareOut(5, [1, 2, 1, 2])).toEqual([1, 2, 1, 1]);
+    expect(shareOut(0, [3, 4])).toEqual([0, 0]);
+    expect(shareOut(7, [0, 0])).toEqual([0, 0]);
+  });
 });
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -488,6 +498,35 @@ describe('one movement after the other', () => {
     const ids = paid('separate', settle(0), settle(1), dispute('lost', 1), dispute('debited', 1)).map((row) => row.movement_id);
     expect(new Set(ids).size).toBe(ids.length);
     expect(paid('separate', settle(0), settle(1), dispute('lost', 1), dispute('debited', 1)).map((row) => row.movement_id)).toEqual(ids);
+  });
+
+  test('the id of a row names its event, its movement and its line; a second leg of the line is number 2', () => {
+    const rows = paid('separate', settle(0, 40));
+    const idOf = (index: number, name: string) => uuidV5(`01890000-0000-7000-8000-1${String(index).padStart(11, '0')}`, name);
+    expect(rows.map((row) => row.movement_id)).toEqual([
+      ...LINES.map((id) => idOf(1, `charge/${id}`)),
+      ...LINES.map((id) => idOf(1, `charge/${id}/2`)),
+      ...LINES.map((id) => idOf(2, `settled/${id}`)),
+      idOf(2, 'settled/'),
+    ]);
+  });
+
+  test('each leg shows its own merchant account and its own transaction', () => {
+    const legs = paid('separate').map((row) => [row.leg, row.merchant_account, row.transaction_id]);
+    expect(legs.slice(2, 4)).toEqual([
+      ['principal', AGENCY_MID, 'ch-principal'],
+      ['fee', FEES_MID, 'ch-fee'],
+    ]);
+  });
+
+  test('a card token: the rows show the card that the gateway named with the charge, also if it named it with the second leg only', () => {
+    const [initiated, created] = factsOf(PAYMENT, eventsOf(termsOf([100], [3], 'separate'), 'charged', []));
+    const { legs, ...data } = created!.data as Extract<PaymentEvent, { type: 'PaymentCreated' }>['data'];
+    const named = { ...created!, data: { ...data, legs: [legs[0]!, { ...legs[1]!, card: { brand: 'amex', last4: '0005' } }] } };
+    expect(post([initiated!, named])[1]!.rows.map(({ brand, last4 }) => [brand, last4])).toEqual([
+      ['amex', '0005'],
+      ['amex', '0005'],
+    ]);
   });
 
   test('a charge that staff resolved has no authorization code; a payment without a charge has no rows', () => {
@@ -628,6 +667,16 @@ describe('one movement after the other', () => {
       ['opened-', 'recovered+', 'opened-'],
     ],
     [['recovered'], []],
+    // Only the stage changes.
+    [['debited', 'debited'], ['opened-']],
+    [
+      ['lost', 'lost'],
+      ['opened-', 'lost-'],
+    ],
+    [
+      ['debited', 'recovered', 'recovered'],
+      ['opened-', 'recovered+'],
+    ],
   ] as const)('a dispute that goes %j moves %j', (statuses, moved) => {
     const rows = post(factsOf(PAYMENT, eventsOf(termsOf([900], [0], 'combined'), 'charged', statuses.map((status) => dispute(status, 1))))); // prettier-ignore
     const found = rows.flatMap((one) => one.rows).slice(1);
@@ -771,6 +820,27 @@ describe('lines of batches', () => {
       ['unexplained', null, null, -500, 0, 9],
     ]);
   });
+  test('a corrected refund: the service fee of its lines goes back, too', () => {
+    const whole = factsOf(
+      PAYMENT,
+      eventsOf(termsOf(AMOUNTS, FEES, 'combined'), 'charged', [settle(0), { do: 'refund', cents: null, fee: true, upTo: 1, staff: false }]),
+    );
+    const before = { ...refund, grossCents: -10_325, feeCents: 0 };
+    const corrections = [{ before, after: null }];
+    const posted = post([
+      ...whole,
+      ofBatch('SettlementLinesRecorded', { lines: [before] }),
+      ofBatch('SettlementLinesCorrected', { fundedOn: null, fileId: null, reference: null, corrections }),
+    ]);
+    expect(shown(posted.slice(-2).flatMap(({ rows }) => rows))).toEqual([
+      ['refund_settled', 'combined', 1, -3_333, -108, 0],
+      ['refund_settled', 'combined', 2, -3_333, -108, 0],
+      ['refund_settled', 'combined', 3, -3_334, -109, 0],
+      ['settlement_withdrawn', 'combined', 1, 3_333, 108, 0],
+      ['settlement_withdrawn', 'combined', 2, 3_333, 108, 0],
+      ['settlement_withdrawn', 'combined', 3, 3_334, 109, 0],
+    ]);
+  });
   test('a funded batch: its money leaves the transit, to the operator or to an agency', () => {
     const funded = (change: object) => post([ofBatch('BatchFunded', { fundedOn: '2026-03-04', netCents: 900, ...change })])[0]!.rows;
     expect(funded({})).toMatchObject([
@@ -800,6 +870,7 @@ describe('decisions of staff', () => {
       { portal_id: OTHER_PORTAL, payment_id: PAYMENT },
     ]);
     expect(resolved({ resolution: 'no_posting' })).toEqual([]);
+    expect(resolved({ resolution: 'settles', suspenseCents: 0 })).toEqual([]);
     expect(of('exception-1', 'ExceptionAssigned', { to: 'me', by: 'me' })).toEqual([]);
   });
   test.each([
@@ -835,25 +906,39 @@ describe('decisions of staff', () => {
   test('a period, a change of a rule and an imported file move nothing; after a closing, earlier facts are booked at its end', () => {
     const closed = { stream: 'adjustment-periods', type: 'PeriodClosed', data: { from: null, to: '2026-03-03T00:00:00.000Z', by: 'me' } };
     const rule = { stream: 'adjustment-rules', type: 'PostingRuleChanged', data: { rule: 'R1', version: 1 } };
+    const balance = { stream: 'adjustment-periods', type: 'TrialBalanceRecorded', data: { to: '2026-03-04T00:00:00.000Z', position: '1', opening: [], closing: [], entries: 0, digest: '' } }; // prettier-ignore
     const remitted = (on: string) => ({ stream: `remittance-${PORTAL}`, type: 'AgencyRemitted', data: { remittanceId: on, portalId: PORTAL, cents: 1, on, by: 'me' } }); // prettier-ignore
     const added = nothingAdded(null);
     const event = ({ stream, type, data }: Fact, index: number) =>
       ({ stream, type, data, v: 1, id: PAYMENT, revision: 0n, position: String(index), meta: { recordedAt: AT, actor: { type: 'staff' } } }) as unknown as Recorded; // prettier-ignore
     const file = { stream: 'settlement-file-1', type: 'SettlementFileImported', data: {} };
-    [remitted('2026-03-02'), closed, rule, file, remitted('2026-03-02'), remitted('2026-03-03'), remitted('2026-03-04')].forEach((one, index) =>
-      addEvent(added, event(one, index)),
+    [remitted('2026-03-02'), closed, rule, balance, file, remitted('2026-03-02'), remitted('2026-03-03'), remitted('2026-03-04')].forEach(
+      (one, index) => addEvent(added, event(one, index)),
     );
     expect(added.rows.map(rowOf).map((row) => [row.position, row.booked_at])).toEqual([
       ['0', '2026-03-02T00:00:00.000Z'],
-      ['4', '2026-03-03T00:00:00.000Z'],
       ['5', '2026-03-03T00:00:00.000Z'],
-      ['6', '2026-03-04T00:00:00.000Z'],
+      ['6', '2026-03-03T00:00:00.000Z'],
+      ['7', '2026-03-04T00:00:00.000Z'],
     ]);
     expect(added.periods).toEqual([{ position: '1', closedTo: '2026-03-03T00:00:00.000Z' }]);
     expect([...added.days.values()]).toEqual([
       { bookedOn: '2026-03-02', recordedOn: '2026-03-01', first: '0', last: '0' },
-      { bookedOn: '2026-03-03', recordedOn: '2026-03-01', first: '4', last: '5' },
-      { bookedOn: '2026-03-04', recordedOn: '2026-03-01', first: '6', last: '6' },
+      { bookedOn: '2026-03-03', recordedOn: '2026-03-01', first: '5', last: '6' },
+      { bookedOn: '2026-03-04', recordedOn: '2026-03-01', first: '7', last: '7' },
+    ]);
+    expect(added.deposits).toEqual([]);
+  });
+  test('only a funded batch is a deposit, on its day of funding', () => {
+    const added = nothingAdded(null);
+    const data = { ...BATCH, fundedOn: '2026-03-04', netCents: 900 };
+    ['SettlementBatchRecorded', 'BatchFunded'].forEach(
+      (type, index) =>
+      addEvent(added, { stream: SETTLED, type, data, v: 1, id: PAYMENT, revision: BigInt(index), position: String(index), meta: { recordedAt: AT, actor: { type: 'system' } } } as unknown as Recorded), // prettier-ignore
+    );
+    const { gateway, merchantAccount, batchId } = BATCH;
+    expect(added.deposits).toEqual([
+      { position: '1', depositId: PAYMENT, gateway, merchantAccount, batchId, depositedOn: '2026-03-04', recordedAt: AT },
     ]);
   });
 });
@@ -877,21 +962,47 @@ describe('what must stop the register', () => {
     return added;
   };
   const of = (type: string, data: object): Fact => ({ stream: `payment-${PAYMENT}`, type, data });
+  const SALE = { leg: 'combined', batchId: 'b', closedAt: CLOSED, grossCents: 1, feeCents: 0 };
   test.each([
     ['a missing revision', [[initiated!, 0], [created!, 2]], 'revision 2 does not follow 0'],
     ['a payment that did not begin', [[created!, 0]], 'of a payment that did not begin'],
     ['a second charge', [[initiated!, 0], [created!, 1], [created!, 2]], 'charged twice'],
-    ['a leg that was not charged', [[initiated!, 0], [of('PaymentSettled', { leg: 'combined', batchId: 'b', closedAt: CLOSED, grossCents: 1, feeCents: 0 }), 1]], 'of a leg that was not charged'],
+    ['a leg that was not charged', [[initiated!, 0], [of('PaymentSettled', SALE), 1]], 'of a leg that was not charged'],
     ['another leg', [[initiated!, 0], [created!, 1], [of('SettlementRejected', { leg: 'fee', batchId: 'b', closedAt: CLOSED }), 2]], 'SettlementRejected of a leg'],
+    ['a void of another leg', [[initiated!, 0], [created!, 1], [of('PaymentVoided', { attemptId: 'a9', leg: 'fee', principalCents: 1, feeCents: 0, transactionId: 't' }), 2]], 'void of a leg'],
+    ['a dispute of a payment that was not charged', [[initiated!, 0], [of('PaymentDisputed', { disputeId: 'd', status: 'debited', disputedAmountCents: 1, openedOn: '2026-03-05' }), 1]], 'PaymentDisputed of a leg'],
+    ['a withdrawn settlement that was not recorded', [[initiated!, 0], [created!, 1], [of('SettlementWithdrawn', SALE), 2]], 'that was not recorded'],
+    ['a settlement that is withdrawn twice', [[initiated!, 0], [created!, 1], [of('PaymentSettled', SALE), 2], [of('SettlementWithdrawn', SALE), 3], [of('SettlementWithdrawn', SALE), 4]], 'that was not recorded'],
     ['a void that nobody requested', [[initiated!, 0], [created!, 1], [of('PaymentVoided', { attemptId: 'a9', leg: 'combined', principalCents: 1, feeCents: 0, transactionId: 't' }), 2]], 'that nobody requested'],
     ['an unknown event', [[of('PaymentForgotten', {}), 0]], 'PaymentForgotten'],
   ] as const)('%s', (_name, facts, message) => expect(() => apply(...facts)).toThrow(message)); // prettier-ignore
+  test('a new type of event, of settlement line or of rule, for which the register has no movement yet', () => {
+    const unknown = (data: object) => ({ type: 'Unknown', at: AT, data });
+    expect(() => movePayment(PAYMENT, null, unknown({}) as never, 'partner')).toThrow('Unknown');
+    const settlement = (event: object) => moveSettlement(event as SettlementEvent, () => null, 'system');
+    expect(() => settlement(unknown({}))).toThrow('Unknown');
+    const lines = [{ type: 'gift', accepted: true, result: 'MATCHED', grossCents: 1, feeCents: 0, netCents: 1 }];
+    expect(() => settlement({ type: 'SettlementLinesRecorded', data: { ...BATCH, lines } })).toThrow('gift');
+    expect(() => postingsOf({ rule: 'R99', principalCents: 1, feeCents: 0, processorFeeCents: 0 } as unknown as LineSums)).toThrow('R99');
+  });
   test('a missing first event', () => expect(() => apply([created!, 1])).toThrow('revision 1 does not follow an absent row'));
   test('an attempt that has ended is forgotten', () => {
     const attempt = { attemptId: 'a1', initiatedBy: 'partner', reason: null, legs: [], lines: [], completes: null, idempotency: null };
     const added = apply([initiated!, 0], [created!, 1], [{ ...of('VoidRequested', attempt) }, 2], [of('ReversalEnded', { attemptId: 'a1' }), 3]);
     expect(added.payments.get(PAYMENT)).toMatchObject({ revision: 3n, payment: { attempts: {} } });
   });
+});
+
+test('postings: an account without cents is left out, and a row of the processor’s fee posts only that fee', () => {
+  const zeros = { movement: 'charge', rule: 'R1', merchantAccount: 'm', portalId: 'p', ledgerAccount: null, principalCents: 0, feeCents: 0, processorFeeCents: 0 } as const; // prettier-ignore
+  expect(postingsOf({ ...zeros, principalCents: 500 })).toEqual([
+    { account: 'assets:processor:m:unsettled', rule: 'R1', cents: 500 },
+    { account: 'liabilities:agency:p:payable', rule: 'R1', cents: -500 },
+  ]);
+  expect(postingsOf({ ...zeros, movement: 'processor_fee', rule: 'R5', processorFeeCents: -40 })).toEqual([
+    { account: 'assets:processor:m:in_transit', rule: 'R5', cents: -40 },
+    { account: 'expense:processing:m', rule: 'R5', cents: 40 },
+  ]);
 });
 
 describe('the payments that an event needs', () => {
@@ -913,6 +1024,7 @@ describe('the payments that an event needs', () => {
     expect(of(SETTLED, 'BatchFunded', {})).toEqual([]);
     expect(of('exception-1', 'ExceptionResolved', { paymentId: PAYMENT })).toEqual([PAYMENT]);
     expect(of('exception-1', 'ExceptionResolved', { paymentId: null })).toEqual([]);
+    expect(of('exception-1', 'ExceptionOpened', { paymentId: PAYMENT })).toEqual([]);
     expect(of('exception-1', 'ExceptionAssigned', {})).toEqual([]);
     expect(of(`remittance-${PORTAL}`, 'AgencyRemitted', {})).toEqual([]);
   });

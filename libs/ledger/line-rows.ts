@@ -14,6 +14,7 @@ import {
   movePayment,
   moveRemittance,
   moveSettlement,
+  type PaymentLine,
   type PaymentLines,
   paymentsOfBatch,
 } from './line-movements.js';
@@ -68,8 +69,7 @@ export const paymentsOf = (recorded: Recorded): string | readonly string[] => {
 export const addEvent = (added: Added, recorded: Recorded): void => {
   const made = new Map<string, number>();
   for (const [number, movement] of movementsOf(added, recorded).entries()) {
-    const { line, of } = movement;
-    const name = `${movement.movement}/${(line === null ? null : of?.lines[line]?.id) ?? ''}`;
+    const name = `${movement.movement}/${lineOf(movement)?.id ?? ''}`;
     const times = (made.get(name) ?? 0) + 1;
     made.set(name, times);
     addRow(added, recorded, number, movement, times === 1 ? name : `${name}/${times}`);
@@ -79,7 +79,7 @@ export const addEvent = (added: Added, recorded: Recorded): void => {
 const movementsOf = (added: Added, recorded: Recorded): readonly Movement[] => {
   const { stream, position, revision, id, meta } = recorded;
   const actor = meta.actor.type;
-  const find: FindPayment = (paymentId) => (paymentId === null ? null : (added.payments.get(paymentId)?.payment ?? null));
+  const find: FindPayment = (paymentId) => added.payments.get(paymentId ?? '')?.payment ?? null;
   if (stream.startsWith('payment-')) {
     const paymentId = paymentIdOf(stream);
     const before = added.payments.get(paymentId);
@@ -113,6 +113,9 @@ const movementsOf = (added: Added, recorded: Recorded): readonly Movement[] => {
   return []; // an imported file
 };
 
+/** The payment's line. Without a payment, a movement has no line. */
+const lineOf = ({ of, line }: Movement): PaymentLine | null => (line === null ? null : of!.lines[line]!);
+
 /** A time as we record times: UTC with milliseconds. */
 const utc = (time: string): string => new Date(Date.parse(time)).toISOString();
 
@@ -128,7 +131,7 @@ export const COLUMNS = [
 
 const addRow = (added: Added, { position, id, meta: { recordedAt } }: Recorded, number: number, one: Movement, name: string): void => {
   const { of, line: index } = one;
-  const line = of && index !== null ? of.lines[index]! : null;
+  const line = lineOf(one);
   const effectiveAt = utc(one.effectiveAt);
   const bookedAt = added.closedTo !== null && effectiveAt < added.closedTo ? added.closedTo : effectiveAt;
   added.rows.push([
