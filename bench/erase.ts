@@ -30,7 +30,7 @@ const judge = (line: string, isGood: boolean) => {
 };
 const done = (what: string, { exitCode, stdout, stderr, seconds }: Operated) => {
   if (exitCode !== 0) throw new Error(`${what}: ${stderr}${stdout}`);
-  return { answer: JSON.parse(stdout) as { erased?: number; wouldErase?: number; skipped: readonly unknown[] }, seconds };
+  return { answer: JSON.parse(stdout) as { readonly erased?: number; readonly wouldErase?: number; readonly skipped: readonly unknown[] }, seconds };
 };
 
 const service = await startService();
@@ -72,6 +72,9 @@ try {
   await pool.query(`delete from personal_use where mail_mac is not null and stream not in (select 'payment-' || payment_id from payment_list)`);
   for (let run = 0; (await count('select count(*) from personal_use')) < aged; run++)
     await closedLoop({ ...host, connections: CONNECTIONS, request: createRequest(service, `aged-${run}`) }, 10);
+  await caughtUp(service);
+  // Retention counts from a payment's newest event. So all batches are settled before the time moves.
+  done('the settlement', await operate(service, 'settlement', 'close'));
   await caughtUp(service);
   const { rows } = await pool.query<{ account_id: string }>('select account_id from payment_list limit 1');
   const overdue = await count('select count(*) from personal_use');
