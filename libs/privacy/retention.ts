@@ -114,12 +114,14 @@ const eraseOverdue = async (ports: RetentionPorts, day: string, stop: AbortSigna
   const erasureId = hashedUuid('erasure', 'retention', day);
   let loaded = await load(store, ERASURE_STREAM, erasureId);
   let erased = 0;
-  for await (const page of overduePayments(ports, await cutoffs(ports))) {
-    const begun = clock.monotonic();
+  const before = await cutoffs(ports);
+  // The time to find a page counts, too.
+  let begun = clock.monotonic();
+  for await (const page of overduePayments(ports, before)) {
     // What is recorded so far, by any worker, is destroyed before the next page is judged. So nothing is recorded twice.
     if (loaded.position !== null) await destroyed(ports, loaded.position);
-    const due = (await judge(ports, page, clock.now())).filter(({ subjects }) => subjects.length > 0);
-    for (const subjects of subjectGroups(due)) {
+    const judged = (await judge(ports, page, clock.now())).filter(({ subjects }) => subjects.length > 0);
+    for (const subjects of subjectGroups(judged)) {
       if (stop.aborted) return { erased, isWhole: false };
       try {
         const command = { type: 'Erase', erasureId, cause: 'retention', reasonCode: 'retention', subjects } as const;
@@ -129,8 +131,9 @@ const eraseOverdue = async (ports: RetentionPorts, day: string, stop: AbortSigna
         throw error;
       }
     }
-    erased += due.length;
+    erased += judged.length;
     await clock.sleep(Math.max(0, (page.length / PAYMENTS_A_SECOND) * 1_000 - (clock.monotonic() - begun)), stop);
+    begun = clock.monotonic();
   }
   return { erased, isWhole: !stop.aborted };
 };
