@@ -18,6 +18,7 @@ import {
   type Payment,
   paymentStream,
   paymentEvents,
+  undoneCharges,
 } from '#payments';
 import { paymentRegisterModel } from '#settlement';
 import { ALL_AS_TEXT, collect, everyRow, type Migration, type Pool, type Queryable } from '#platform';
@@ -259,7 +260,7 @@ const checkPayment = (id: string, events: readonly Recorded[], at: Checkpoints, 
     else differs('settlement', last, `its ${leg} leg settled in ${settledBatchId ?? 'no batch'}, the processor's lines say ${line ?? 'none'}`);
   }
   // A charge that was undone by a refund settles, too.
-  const undone = payment.phase === 'voided' || payment.phase === 'failed' ? (payment.undone ?? []) : [];
+  const undone = undoneCharges(payment);
   const strange = payment.phase === 'charged' ? [] : [...(evidence ?? [])].filter(([leg]) => !undone.some((one) => one.leg === leg));
   if (strange.length > 0)
     differs('settlement', last, `it was not charged, and lines of ${strange.map(([, batchId]) => batchId).join(', ')} settled it`);

@@ -99,7 +99,7 @@ class Run {
 
   constructor(
     readonly ports: CheckPorts,
-    private readonly terms: CheckTerms,
+    readonly terms: CheckTerms,
   ) {
     this.gateway = ports.open();
     this.other = ports.open();
@@ -197,12 +197,7 @@ class Run {
     return this.noted(`void ${call.ref} of ${chargeTransactionId}`, this.gateway.void(call, AbortSignal.timeout(CALL_MS)));
   }
 
-  /** The last four digits of the card are the same for all charges of a run. */
-  get last4(): string {
-    return this.terms.last4;
-  }
-
-  refund(name: string, chargeTransactionId: string, amountCents: Cents, by = this.gateway, last4 = this.last4) {
+  refund(name: string, chargeTransactionId: string, amountCents: Cents, by = this.gateway, last4 = this.terms.last4) {
     const { account } = this.ports;
     const call = { ref: this.refOf(name, 'refund'), account, leg: 'combined', begunAt: this.now, chargeTransactionId, amountCents, last4 } as const;
     return this.noted(`refund ${call.ref} ${amountCents} of ${chargeTransactionId}`, by.refund(call, AbortSignal.timeout(CALL_MS)));
@@ -231,14 +226,6 @@ class Run {
       return found;
     };
     return this.noted(`sales of ${this.amountCents} in batches since ${from}`, read());
-  }
-
-  get declined(): CheckTerms['declined'] {
-    return this.terms.declined;
-  }
-
-  get unknown(): PaymentInstrument | undefined {
-    return this.terms.unknown;
   }
 
   /** The reference of a charge, for a line of a batch. */
@@ -437,10 +424,10 @@ const GUARANTEES: readonly { readonly name: string; readonly first: Judge; reado
     again: async (run) => {
       const charge = await run.settled(SETTLING.part);
       if (charge === null) return later(AFTER_THE_BATCH);
-      // A part of it went back for g8.
+      // g8 has refunded a part of this charge.
       const [result, detail] = await partAndTooMuch(run, charge, 0);
-      // Payfold names the digits of the card of the charge. So nothing rests on this answer, and it is only told.
-      const other = await run.refund('other-card', charge, 1, run.gateway, run.last4 === '0000' ? '0001' : '0000');
+      // Payfold always names the digits of the charge's own card. So it does not rely on this answer, and the detail only reports it.
+      const other = await run.refund('other-card', charge, 1, run.gateway, run.terms.last4 === '0000' ? '0001' : '0000');
       return [result, `${detail}; a refund to other last four digits is ${other.kind}${'raw' in other && other.raw ? ` (${other.raw})` : ''}`];
     },
   },
@@ -451,14 +438,14 @@ const GUARANTEES: readonly { readonly name: string; readonly first: Judge; reado
       const { capabilities } = run.gateway;
       if (!capabilities.rawCard && (!card || card.brand === 'unknown' || !/^\d{4}$/.test(card.last4)))
         return broken('the card behind a token is not named');
-      const declined = await run.charge('declined', run.gateway, run.declined);
+      const declined = await run.charge('declined', run.gateway, run.terms.declined);
       if (declined.kind !== 'declined') return broken(`a charge that is always declined was answered with ${declined.kind}`);
       await run.visibleAfter('declined');
       const ended = await run.finalize('declined');
       if (ended.kind !== 'executed' || ended.result.kind !== 'declined')
         return broken(`a declined charge was finalised as ${ended.kind === 'executed' ? ended.result.kind : ended.kind}`);
-      if (run.unknown) {
-        const unknown = await run.charge('unknown', run.gateway, { instrument: run.unknown });
+      if (run.terms.unknown) {
+        const unknown = await run.charge('unknown', run.gateway, { instrument: run.terms.unknown });
         if (unknown.kind !== 'not_processed') return broken(`a charge with a token that does not exist was answered with ${unknown.kind}`);
       }
       return holds(`declined as ${declined.decline.code}${card ? `; the card is ${card.brand} ${card.last4}` : ''}`);

@@ -9,9 +9,8 @@ import { addEvent, type Added, COLUMNS, nothingAdded, paymentsOf, type Remembere
 
 const REGISTER_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-', 'remittance-'] as const;
 
-// line_deposit: a funded batch, by the position of its BatchFunded. line_deposit_portal: for each deposit, the sums by portal of the rows that
-// were there when it was funded. line_day:
-// between which positions the rows of a day lie.
+// line_deposit: a funded batch, by the position of its BatchFunded. line_deposit_portal: for each deposit, the sums by portal of the rows that were there
+// when it was funded. line_day: between which positions the rows of a day lie.
 const TABLES = `
   create table line_movement (
     position text collate "C" not null, number int not null, line_number int, movement_id uuid not null, account_id uuid, portal_id uuid, payment_id uuid,

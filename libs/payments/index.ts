@@ -166,6 +166,7 @@ export {
   undoneBy,
   undoneByRequest,
   type UndoneCharge,
+  undoneCharges,
 } from './payment.js';
 export { type LineItemView, type PaymentView, paymentView, reasonOf, type RefundView, type VoidView } from './payment.view.js';
 export { keyForPayment, openPayment } from './personal.js';

@@ -338,6 +338,9 @@ export interface UndoneCharge {
   readonly amountCents: Cents;
 }
 
+/** The charges of a payment that were undone by a refund. Only a failed or voided payment has any. */
+export const undoneCharges = (payment: Payment): readonly UndoneCharge[] => ('undone' in payment && payment.undone) || [];
+
 export interface ChargedLeg {
   readonly leg: Leg;
   readonly account: GatewayAccount;

@@ -228,6 +228,8 @@ const resolveCharge = async (
 const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId: string, origin: Origin, deadline: Deadline): Promise<Tried> => {
   const { clock, streams } = ports;
   const at = () => timestamp(clock.now());
+  // If this process stands still and goes on later, it sends nothing. Staff may have decided meanwhile that the charge stays.
+  const notAfter = endOf(ports, deadline);
   let loaded = await streams.load(paymentId);
   if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown') return RESOLVED;
   try {
@@ -235,9 +237,6 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
     const kept: KeptLeg[] = [];
-    const refused = await refusedBefore(store, paymentId);
-    // If this process stands still and goes on later, it sends nothing. Staff may have decided meanwhile that the charge stays.
-    const notAfter = endOf(ports, deadline);
     let waits: StillOpen | null = null;
     for (const leg of payment.terms.legs) {
       const gateway = ports.gateways.find(leg.account);
@@ -264,7 +263,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
       } else if (found.result.kind === 'approved' || found.result.kind === 'held') {
         const { transactionId } = found.result.kind === 'held' ? found.result : found.result.txn;
         // The gateway's answer for this reference is final, so the call is not repeated: staff decide about this money, and may have returned it already.
-        const before = refused.find((one) => one.leg === leg.leg && one.transactionId === transactionId);
+        const before = (await refusedBefore(store, paymentId)).find((one) => one.leg === leg.leg && one.transactionId === transactionId);
         if (before) {
           kept.push(before);
           continue;

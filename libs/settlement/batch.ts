@@ -15,6 +15,7 @@ import {
   type Payment,
   type SettlementRecord,
   type UndoneCharge,
+  undoneCharges,
 } from '#payments';
 import type { SettlementCase } from './exception.js';
 
@@ -256,7 +257,7 @@ export const judgeLine = (line: SettlementRecord, batch: Omit<BatchName, 'gatewa
   if (payment.phase === 'pending') return 'wait';
   // The money of the refund is back at the merchant. A person sends it again, under a new reference.
   if (line.type === 'refund_failure') return judged('REFUND_FAILED', 0);
-  if (payment.phase === 'failed' || payment.phase === 'voided') return judgeUndone(line, batch, found, payment.undone ?? []);
+  if (payment.phase === 'failed' || payment.phase === 'voided') return judgeUndone(line, batch, found, undoneCharges(payment));
   // A settlement line never resolves a payment whose outcome is unknown. A person resolves it (C29).
   if (payment.phase !== 'charged') return judged('STATUS_MISMATCH', 0);
   const leg = payment.legs.find((candidate) => candidate.leg === found.leg);

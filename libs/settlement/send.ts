@@ -37,6 +37,7 @@ import {
   retryingConflicts,
   type ReversalTxn,
   transactionOf,
+  undoneCharges,
 } from '#payments';
 import type { Queryable } from '#platform';
 import { linesOf, type RecordedLine } from './batch.js';
@@ -222,8 +223,7 @@ const madeOn = (payment: Payment, leg: Leg, transactionId: string): Made | null 
       .find((one) => one.leg === leg && one.means === 'refund' && one.transactionId === transactionId);
     return charge && refund ? { chargeTransactionId: charge.transactionId, last4: charge.card?.last4 ?? '', amountCents: cents(refund) } : null;
   }
-  if (payment.phase !== 'voided' && payment.phase !== 'failed') return null;
-  const undone = payment.undone?.find((one) => one.leg === leg && one.refundTransactionId === transactionId);
+  const undone = undoneCharges(payment).find((one) => one.leg === leg && one.refundTransactionId === transactionId);
   return undone ? { ...undone, last4: '' } : null;
 };
 

@@ -10,15 +10,16 @@ import { EVERYTHING, NO_FEE } from '#accounts';
 import { askVendor, readCredentials } from '#gateways';
 import type { ServiceError } from '#kernel';
 import { systemClock } from '#kernel';
-import { balances, bookSumCents, journalModel, lineRegisterModel } from '#ledger';
+import { lineRegisterModel } from '#ledger';
 import { createRecovery, type PaymentGateway, postgresRecoveryWork, staff } from '#payments';
 import { collect } from '#platform';
-import { changeException, createRefundRecovery, type ExceptionRow, exceptionModel, exceptionRows, recordSettlements, sendRefund, type SettlementPorts } from '#settlement'; // prettier-ignore
+import { changeException, createRefundRecovery, type ExceptionRow, exceptionModel, exceptionRows, sendRefund, type SettlementPorts } from '#settlement'; // prettier-ignore
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
 import type { Thing } from '../doubles/stripe/vendor.js';
+import { booksOf } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
-import { payfoldOn, type Running, startIn } from '../support/merchants.js';
+import { payfoldOn, recordBatch, type Running, startIn } from '../support/merchants.js';
 import { paymentOf } from '../support/service.js';
 
 const SECRET = 'sk_test_double_one_0001';
@@ -80,12 +81,8 @@ const paidBack = async (paymentId: string) =>
 /** Pays out what is open at the processor, and records it. */
 const payOut = async (): Promise<string> => {
   const { id } = (await stripe.payOut())!;
-  await eventually(async () => {
-    await recordSettlements(ports(), AbortSignal.timeout(10_000));
-    await ports().register.caughtUp();
-    const { rows } = await running.services.pool.query('select from settlement_batch where batch_id = $1', [id]);
-    return rows.length === 1;
-  });
+  await recordBatch(running.services, id);
+  await ports().register.caughtUp();
   return id;
 };
 const exceptions = async (paymentId: string, asked: string | null = null): Promise<ExceptionRow[]> => {
@@ -95,15 +92,9 @@ const exceptions = async (paymentId: string, asked: string | null = null): Promi
   const rows = await collect(exceptionRows(running.services.pool, EVERYTHING, { status: asked, now: running.clock.now() }));
   return rows.filter((row) => row.paymentId === paymentId);
 };
-const booked = async () => {
-  await running.services.readModels.of(journalModel).runUntil((await running.services.store.head())!, { timeoutMs: 20_000 });
-  const rows = await balances(running.services.pool, { asOf: null, effectiveTo: null });
-  expect(bookSumCents(rows)).toBe(0);
-  return (account: RegExp) => rows.filter((row) => account.test(row.account)).reduce((sum, row) => sum + row.balanceCents, 0);
-};
 /** All money is where it belongs: suspense and unsettled are 0, and no drift, also not between the line-item register and the journal. */
 const expectClean = async () => {
-  const cents = await booked();
+  const cents = await booksOf(running.services);
   expect([cents(/suspense/), cents(/:unsettled$/)]).toEqual([0, 0]);
   const drift = await payfold('audit', 'drift');
   expect([drift.code, JSON.parse(drift.stdout)]).toEqual([0, expect.objectContaining({ ok: true })]);
@@ -142,7 +133,7 @@ const failed = async (): Promise<{ id: string; exceptionId: string; refund: stri
 describe('the whole way, by the command line', () => {
   test('accepted, failed, listed, sent again under a new reference, listed; the new one fails too, and is sent again', async () => {
     const { id, exceptionId, refund } = await failed();
-    expect((await booked())(/suspense/)).toBe(-4_000);
+    expect((await booksOf(running.services))(/suspense/)).toBe(-4_000);
     const tasks = async () => (JSON.parse((await payfold('payments', 'tasks')).stdout) as { paymentId: string; reason: string; evidence: object }[]).filter(({ paymentId }) => paymentId === id); // prettier-ignore
     expect(await tasks()).toMatchObject([{ reason: 'refund_failed', evidence: { transactionId: refund, cents: 4_000, wasVoided: false } }]);
     const again = ['settlement', 'exceptions', 'resolve', exceptionId, '--as', 'refund', '--send', '--reason', 'card closed', '--by', 'Dana'];
@@ -182,7 +173,7 @@ describe('the whole way, by the command line', () => {
   }, 180_000);
 
   test('a charge that was undone: sale and refund are matched (R21), the fee is booked; then its refund fails and is sent again', async () => {
-    const feesBefore = (await booked())(/^expense:processing/);
+    const feesBefore = (await booksOf(running.services))(/^expense:processing/);
     await stripe.fault('cut_after', { op: 'confirm' });
     const answer = await create();
     expect(answer.status).toBe(504);
@@ -208,7 +199,7 @@ describe('the whole way, by the command line', () => {
       `select rule, movement, sum(principal_cents)::int as cents, sum(processor_fee_cents)::int as fee from line_movement where payment_id = $1 group by 1, 2`,
       [id],
     );
-    const fee = (await booked())(/^expense:processing/) - feesBefore;
+    const fee = (await booksOf(running.services))(/^expense:processing/) - feesBefore;
     expect(fee).toBeGreaterThan(0);
     expect(movements.rows).toEqual([{ rule: 'R21', movement: 'undone_settled', cents: 0, fee: -fee }]);
     await expectClean();

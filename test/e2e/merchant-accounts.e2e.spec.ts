@@ -5,7 +5,6 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import { directoryModel, NO_FEE } from '#accounts';
 import { askVendor, readCredentials } from '#gateways';
-import { balances, bookSumCents, journalModel } from '#ledger';
 import { load } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
 import { recordDisputes, recordSettlements } from '#settlement';
@@ -13,8 +12,9 @@ import { createMetrics } from '../../apps/metrics.js';
 import { type AuthorizeNetDouble, startAuthorizeNetDouble } from '../doubles/authorize-net/server.js';
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
+import { booksOf } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
-import { payfoldOn, type Running, startIn } from '../support/merchants.js';
+import { addMerchantAccount, payfoldOn, type Running, startIn } from '../support/merchants.js';
 import { paymentOf } from '../support/service.js';
 import { formText, INTAKE, intakeOf, Payer, SHOP } from '../support/checkout.js';
 import { PORTAL_STREAM, portalEvents } from '../../libs/accounts/events.js';
@@ -195,7 +195,7 @@ describe('the command line', () => {
     const refused = await running.client.create(paymentOf(portalId, { number: CARD }), { key });
     expect([refused.status, refused.code, refused.details]).toEqual([503, 'GATEWAY_NOT_CONFIGURED', { code: 'GATEWAY_NOT_CONFIGURED' }]);
     expect([await counted(), await store.head(), net.calls.charge]).toEqual([1, head, charges]);
-    // What was charged before can still be given back.
+    // Earlier charges can still be given back.
     expect((await running.client.void(paid.id)).status).toBe(200);
     const stopped = createMetrics(running.services).shared.getSingleMetric('payfold_gateway_charges_stopped')!;
     expect((await stopped.get()).values).toEqual([{ labels: { gateway: 'authorize-net', account: 'water' }, value: 1 }]);
@@ -389,20 +389,14 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
     const funded = await payfold('settlement', 'fund', '--merchant-account', 'water', '--batch', batchId, '--on', closedOn, '--reference', 'statement 7', '--by', 'Dana'); // prettier-ignore
     expect(funded).toMatchObject({ code: 0 });
   }
-  const books = async () => {
-    await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });
-    const rows = await balances(services.pool, { asOf: null, effectiveTo: null });
-    expect(bookSumCents(rows)).toBe(0);
-    return (account: RegExp) => rows.filter((row) => account.test(row.account)).reduce((sum, row) => sum + row.balanceCents, 0);
-  };
-  const funded = await books();
+  const funded = await booksOf(services);
   expect([funded(/^assets:bank/), funded(/:in_transit$/), funded(/suspense/)]).toEqual([paid.totalChargedCents - 4_000, 0, 0]);
 
   const day = ['--opened-on', '2026-01-03', '--due-date', '2026-01-20'];
   const what = ['--amount-cents', '1000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud'];
   const disputed = await payfold('disputes', 'open', '--payment', paid.id, ...what, ...day, '--by', 'Dana');
   expect([disputed.code, JSON.parse(disputed.stdout)]).toMatchObject([0, { status: 'debited' }]);
-  expect((await books())(/:in_transit$/)).toBe(-1_000);
+  expect((await booksOf(services))(/:in_transit$/)).toBe(-1_000);
   for (const check of ['verify', 'drift']) expect(await payfold('audit', check)).toMatchObject({ code: 0 });
   expect(log.join('')).not.toMatch(/key-of-two|4111/);
 });
@@ -559,12 +553,8 @@ describe('the check of guarantees', () => {
   const all = (result: string, others: Record<string, string> = {}) => Object.fromEntries(NAMES.map((name) => [name, others[name] ?? result]));
   beforeAll(async () => {
     running = await startIn({ folder, stops }, 'sandbox', { 'authorize-net': net.endpoint, stripe: stripe.url });
-    const add = async (id: string, gateway: string, endpoint: string, credentials: string) => {
-      const done = await payfold(['merchant-accounts', 'add', id, '--gateway', gateway, '--environment', 'sandbox', '--credentials-file', '-', '--endpoint', endpoint], credentials); // prettier-ignore
-      expect([done.code, done.stderr]).toEqual([0, '']);
-    };
-    await add('net', 'authorize-net', net.endpoint, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
-    await add('cards', 'stripe', stripe.url, '{"secretKey":"sk_test_double_two_0001"}');
+    await addMerchantAccount(running, 'net', 'authorize-net', net.endpoint, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
+    await addMerchantAccount(running, 'cards', 'stripe', stripe.url, '{"secretKey":"sk_test_double_two_0001"}');
   });
 
   test('stripe: all but the lines of the batch at once, and these after it', async () => {

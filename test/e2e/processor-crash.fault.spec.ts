@@ -15,7 +15,7 @@ import { type AuthorizeNetDouble, startAuthorizeNetDouble } from '../doubles/aut
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
 import { eventually } from '../support/eventually.js';
-import { payfoldOn, type Running, startIn } from '../support/merchants.js';
+import { addMerchantAccount, type Running, startIn } from '../support/merchants.js';
 import { DataDir, kill, newKey, type RunningProcess, start } from '../support/processes.js';
 import { heldByAuthorizeNet, heldByStripe, type Moment, startProcessorProxy } from '../support/processor-proxy.js';
 import { PARTNER, paymentOf } from '../support/service.js';
@@ -70,14 +70,9 @@ beforeAll(async () => {
   partner = new Partner(running.url + PARTNER, running.apiKey);
   const { rows } = await running.services.pool.query<{ name: string }>('select pg_walfile_name(pg_current_wal_lsn()) as name');
   firstWal = rows[0]!.name;
-  const add = async (id: string, gateway: string, endpoint: string, credentials: string) => {
-    const args = ['merchant-accounts', 'add', id, '--gateway', gateway, '--environment', 'sandbox', '--endpoint', endpoint];
-    const done = await payfoldOn(running, [...args, '--credentials-file', '-', '--yes'], credentials);
-    expect([done.code, done.stderr]).toEqual([0, '']);
-  };
-  const { pathname } = new URL(net.endpoint);
-  await add('net', 'authorize-net', (await proxyTo(net.endpoint)) + pathname, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
-  await add('cards', 'stripe', await proxyTo(stripe.url), '{"secretKey":"sk_test_double_one_0001"}');
+  const netProxy = (await proxyTo(net.endpoint)) + new URL(net.endpoint).pathname;
+  await addMerchantAccount(running, 'net', 'authorize-net', netProxy, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}');
+  await addMerchantAccount(running, 'cards', 'stripe', await proxyTo(stripe.url), '{"secretKey":"sk_test_double_one_0001"}');
 });
 afterAll(async () => {
   for (const stop of stops.reverse()) await stop();

@@ -8,14 +8,14 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import { NO_FEE } from '#accounts';
 import { findDrift } from '#audit';
-import { balances, bookSumCents, journalModel } from '#ledger';
-import { recordSettlements } from '#settlement';
 import type { Fault as NetFault } from '../doubles/authorize-net/faults.js';
 import { type AuthorizeNetDouble, startAuthorizeNetDouble } from '../doubles/authorize-net/server.js';
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
+import { booksOf } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
-import { payfoldOn, type Running, startIn } from '../support/merchants.js';
+import { addMerchantAccount, payfoldOn, recordBatch, type Running, startIn } from '../support/merchants.js';
+import { heldByAuthorizeNet } from '../support/processor-proxy.js';
 import { everySubscriber, paymentOf } from '../support/service.js';
 
 const CARD = '4111 1111 1111 1111';
@@ -45,14 +45,10 @@ beforeAll(async () => {
   );
   cards = controlOf(stripe.url);
   running = await startIn({ folder, stops }, 'sandbox');
-  const add = async (id: string, gateway: string, endpoint: string, credentials: string, ...more: string[]) => {
-    const args = ['merchant-accounts', 'add', id, '--gateway', gateway, '--environment', 'sandbox', '--endpoint', endpoint, ...more];
-    const done = await payfoldOn(running, [...args, '--credentials-file', '-', '--yes'], credentials);
-    expect([done.code, done.stderr]).toEqual([0, '']);
-  };
   const cutOff = ['--cut-off', '16:00', '--time-zone', 'America/Los_Angeles'];
-  await add('net', 'authorize-net', net.endpoint, '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}', ...cutOff);
-  await add('cards', 'stripe', stripe.url, '{"secretKey":"sk_test_double_one_0001"}');
+  const login = '{"apiLoginId":"login-one","transactionKey":"key-of-one-0001"}';
+  await addMerchantAccount(running, 'net', 'authorize-net', net.endpoint, login, ...cutOff);
+  await addMerchantAccount(running, 'cards', 'stripe', stripe.url, '{"secretKey":"sk_test_double_one_0001"}');
   const { admin, inForce, accountId } = running;
   const portal = async (gateway: 'authorize-net' | 'stripe', merchantAccount: string, chargeMode: 'separate' | 'combined') => {
     const fee = { ...NO_FEE, flatCents: 50, chargeMode };
@@ -103,12 +99,7 @@ const outcomeOf = async (id: string, atMostMs: number): Promise<{ status: string
     await advance(STEP);
   }
 };
-/** Cents that Authorize.Net holds of the charges that were made since the spec began. */
-const heldByNet = () =>
-  net.vendor
-    .all(MERCHANT)
-    .filter(({ type, status }) => type === 'authCaptureTransaction' && status !== 'voided' && status !== 'declined')
-    .reduce((sum, { amountCents }) => sum + amountCents, 0);
+const heldByNet = () => heldByAuthorizeNet(net, MERCHANT, null);
 const command = async <T>(...args: string[]): Promise<T> => {
   const { code, stdout, stderr } = await payfoldOn(running, args);
   expect([args, code, stderr]).toEqual([args, 0, '']);
@@ -213,22 +204,8 @@ describe('Authorize.Net: an answer is lost', () => {
 });
 
 describe('Stripe: an answer is lost', () => {
-  const books = async () => {
-    const { services } = running;
-    await services.readModels.of(journalModel).runUntil((await services.store.head())!, { timeoutMs: 20_000 });
-    const rows = await balances(services.pool, { asOf: null, effectiveTo: null });
-    expect(bookSumCents(rows)).toBe(0);
-    return (account: RegExp) => rows.filter((row) => account.test(row.account)).reduce((sum, row) => sum + row.balanceCents, 0);
-  };
-  const recorded = async (batchId: string) =>
-    eventually(async () => {
-      await recordSettlements(running.services.settlement, AbortSignal.timeout(10_000));
-      const { rows } = await running.services.pool.query('select 1 from settlement_batch where batch_id = $1', [batchId]);
-      return rows.length === 1;
-    });
-
   test('the charge is undone by a refund; its payout matches sale and refund, books the fee, and leaves nothing in suspense', async () => {
-    const before = await books();
+    const before = await booksOf(running.services);
     await cards.fault('cut_after', { op: 'confirm' });
     const id = await lost(byToken());
     expect((await outcomeOf(id, 3 * MINUTE)).status).toBe('voided');
@@ -237,8 +214,8 @@ describe('Stripe: an answer is lost', () => {
 
     await advance(DAY);
     const payout = (await cards.payOut())!;
-    await recorded(payout.id);
-    const after = await books();
+    await recordBatch(running.services, payout.id);
+    const after = await booksOf(running.services);
     const { services } = running;
     for (const subscriber of everySubscriber(services)) await subscriber.runUntil((await services.store.head())!, { timeoutMs: 30_000 });
     expect(await command('settlement', 'exceptions')).toEqual([]);

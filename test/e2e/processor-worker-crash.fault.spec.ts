@@ -15,7 +15,6 @@ import { EVERYTHING, type FeeConfig, NO_FEE } from '#accounts';
 import { findDrift } from '#audit';
 import { askVendor, readCredentials } from '#gateways';
 import { CLOSED, systemClock } from '#kernel';
-import { balances, bookSumCents } from '#ledger';
 import { isVisible, paymentView, staff } from '#payments';
 import { advanceSandboxTime, collect } from '#platform';
 import { exceptionRows, recordDisputes, recordSettlements, sendRefund, type SettlementEvent, settlementEvents } from '#settlement';
@@ -24,6 +23,7 @@ import { type AuthorizeNetDouble, DEFAULT_MERCHANTS, startAuthorizeNetDouble } f
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
 import type { Thing } from '../doubles/stripe/vendor.js';
+import { booksOf } from '../support/books.js';
 import { eventually } from '../support/eventually.js';
 import { type Running, startIn } from '../support/merchants.js';
 import { DataDir, kill, type RunningProcess, start } from '../support/processes.js';
@@ -454,7 +454,7 @@ describe('then one worker goes on to the end', () => {
       sums.set(merchantAccount, (sums.get(merchantAccount) ?? 0) + cents);
     }
     expect(seen).toBeGreaterThan(MANY);
-    // What became of the payments of the flows. All others have succeeded.
+    // The statuses of the payments of the flows. All others have succeeded.
     expect(Object.fromEntries(statuses)).toEqual({
       'net-lost': 'voided',
       'net-held': 'failed',
@@ -527,9 +527,7 @@ describe('then one worker goes on to the end', () => {
 
   test('suspense is 0, the books balance, and nothing differs from the log', async () => {
     const { pool, seal, clock, store } = running.services;
-    const rows = await balances(pool, { asOf: null, effectiveTo: null });
-    expect(bookSumCents(rows)).toBe(0);
-    const cents = (account: RegExp) => rows.filter((row) => account.test(row.account)).reduce((sum, row) => sum + row.balanceCents, 0);
+    const cents = await booksOf(running.services);
     const exceptions = await collect(exceptionRows(pool, EVERYTHING, { status: null, now: clock.now() }));
     expect([cents(/suspense/), cents(/:unsettled$/), exceptions.map(({ kind, status }) => [kind, status])]).toEqual([0, 0, []]);
     const drift = await findDrift(seal, { streams: null });

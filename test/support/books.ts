@@ -2,6 +2,7 @@
  * A busy day for specs of the books: payments with every outcome, later settled, refunded and disputed. Also a reader of hledger's format that shares
  * no code with the product.
  */
+import { balances, bookSumCents, journalModel } from '#ledger';
 import { type DisputeStatus, type PaymentView, reverseByStaff, staff } from '#payments';
 import { openDispute, recordSettlements, updateDispute } from '#settlement';
 import { CARD, paymentOf, type Service, type TestAccount } from './service.js';
@@ -15,6 +16,15 @@ export interface BusyDay {
 }
 
 const signal = () => AbortSignal.timeout(20_000);
+
+/** Reads the books up to the end of the log. The result sums the balances of the accounts whose names match, in cents. Throws if the books are not balanced. */
+export const booksOf = async ({ readModels, store, pool }: Pick<Service['services'], 'readModels' | 'store' | 'pool'>) => {
+  await readModels.of(journalModel).runUntil((await store.head())!, { timeoutMs: 20_000 });
+  const rows = await balances(pool, { asOf: null, effectiveTo: null });
+  const sum = bookSumCents(rows);
+  if (sum !== 0) throw new Error(`the books sum to ${sum} cents`);
+  return (account: RegExp): number => rows.filter((row) => account.test(row.account)).reduce((cents, row) => cents + row.balanceCents, 0);
+};
 
 export const settle = async (service: Service) => {
   await service.simulator.closeBatches();

@@ -4,10 +4,12 @@ import { mkdtemp, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Administration, directoryModel } from '#accounts';
 import { createLogger, readConfig, readKeyRing } from '#platform';
+import { recordSettlements } from '#settlement';
 import { createApi } from '../../apps/api/api.js';
 import { Health } from '../../apps/health.js';
 import { openServices, type Services } from '../../apps/services.js';
 import { startWorker } from '../../apps/worker/worker.js';
+import { eventually } from './eventually.js';
 import { createOpenApiJudge } from './openapi.js';
 import { freshDatabase } from './postgres.js';
 import { Client, MovableClock } from './service.js';
@@ -101,3 +103,26 @@ export const payfoldOn = ({ databaseUrl, dataDir, services }: Running, args: rea
     );
     child.stdin!.end(input);
   });
+
+/** Adds a merchant account of a sandbox by the command line. Throws if the command fails or warns. */
+export const addMerchantAccount = async (
+  running: Running,
+  id: string,
+  gateway: string,
+  endpoint: string,
+  credentials: string,
+  ...more: readonly string[]
+): Promise<void> => {
+  const args = ['merchant-accounts', 'add', id, '--gateway', gateway, '--environment', 'sandbox', '--endpoint', endpoint, ...more];
+  const { code, stdout, stderr } = await payfoldOn(running, [...args, '--credentials-file', '-', '--yes'], credentials);
+  if (code !== 0 || stderr !== '') throw new Error(`merchant-accounts add ${id} ended with ${code}: ${stderr}${stdout}`);
+};
+
+/** Records the batches of all processors until this one is recorded. */
+export const recordBatch = async (services: Services, batchId: string): Promise<void> => {
+  await eventually(async () => {
+    await recordSettlements(services.settlement, AbortSignal.timeout(10_000));
+    const { rows } = await services.pool.query('select from settlement_batch where batch_id = $1', [batchId]);
+    return rows.length === 1;
+  });
+};

@@ -196,15 +196,19 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
     yield* fresh.reverse();
   }
 
+  /** True: it is in another currency, so it belongs to another program of the merchant. */
+  const isForeign = (what: 'payout' | 'dispute', thing: Fields): boolean => {
+    const foreign = textOf(thing.currency) !== 'usd';
+    if (foreign) log(`a ${what} in another currency is passed over`, { merchantAccount, [what]: idOf(thing.id) });
+    return foreign;
+  };
+
   // ---- Payouts ------------------------------------------------------------------------------------------------------------------
 
   const judgePayout = (payout: Fields): Item['what'] => {
     // Stripe does not know what a manual payout pays out.
     if (!isOurPayout(payout)) return 'never';
-    if (textOf(payout.currency) !== 'usd') {
-      log('a payout in another currency is passed over', { merchantAccount, payout: idOf(payout.id) });
-      return 'never';
-    }
+    if (isForeign('payout', payout)) return 'never';
     return textOf(payout.reconciliation_status) === 'completed' ? 'ready' : 'later';
   };
 
@@ -294,10 +298,7 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
   // ---- Disputes -----------------------------------------------------------------------------------------------------------------
 
   const judgeDispute = (dispute: Fields): Item['what'] => {
-    if (textOf(dispute.currency) !== 'usd') {
-      log('a dispute in another currency is passed over', { merchantAccount, dispute: idOf(dispute.id) });
-      return 'never';
-    }
+    if (isForeign('dispute', dispute)) return 'never';
     const status = textOf(dispute.status);
     if (Object.hasOwn(DISPUTES, status)) return 'ready';
     const what = NO_DISPUTE.includes(status) ? 'never' : 'later';

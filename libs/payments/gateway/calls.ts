@@ -14,7 +14,7 @@ export interface GatewayCall {
   readonly seconds: number;
 }
 
-/** What happened at a merchant account since the start. */
+/** How often something happened at a merchant account since the start. */
 export interface AccountCount {
   readonly gateway: string;
   readonly account: string;
