@@ -101,8 +101,8 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
         if (charged.length > 0) throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(inDoubt).join(', ')})`);
         const forgotten = unheldMarks(checked.places);
-        // A forgotten event may have been that of a batch or a dispute, so all of them are read again.
-        if (forgotten.length > 0) await forgetFeeds(services.pool);
+        // A batch or a dispute may have been recorded in the wrong log only, or its event is forgotten now. So all of them are read again.
+        await forgetFeeds(services.pool);
         await closeIncident(services.pool, forgotten, { by, reason });
         await ownLog.begin();
         ownLog.refuse();

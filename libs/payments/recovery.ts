@@ -10,7 +10,7 @@ import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import { aboutLeg, type PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
 import { type Awaiting, cents, type ChargeFinding, checksOf, openOf } from './payment.js';
-import { endOf, finalizeReference, resolveReversal, stillOpen, type StillOpen } from './reverse.js';
+import { endOf, finalizeReference, resolveReversal, stillOpen, type StillOpen, UNREACHABLE } from './reverse.js';
 import { raiseStaffTask, staffTaskEvidence } from './staff.js';
 
 /** Recovery does not touch a younger attempt, since its request may still be running (C42). */
@@ -237,15 +237,16 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
     const kept: KeptLeg[] = [];
+    // A leg that cannot be decided now may last until the batch has closed. A charge of another leg must be undone before, so the loop goes on.
     let waits: StillOpen | null = null;
+    let unanswered: StillOpen | null = null;
     for (const leg of payment.terms.legs) {
       const gateway = ports.gateways.find(leg.account);
       if (!gateway) return OPEN;
       const found = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'charge'), deadline);
       if (found.kind === 'cannot_tell') {
-        if (found.why !== 'not_visible') return openBecause(stillOpen(found));
-        // This may last until the batch has closed. A charge of another leg must be undone before.
-        waits = bothOf(waits, stillOpen(found), clock.now());
+        if (found.why === 'not_visible') waits = bothOf(waits, stillOpen(found), clock.now());
+        else unanswered ??= stillOpen(found);
         continue;
       }
       if (found.kind === 'undone') {
@@ -292,13 +293,14 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
           // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.
           if (undone.why === 'finalised' && !payment.returns) break;
         } else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
-        else return openBecause({ why: 'unreachable' });
+        else unanswered ??= UNREACHABLE;
       } else if (found.result.kind === 'declined') {
         const { decline, transactionId = null } = found.result;
         findings.push({ leg: leg.leg, found: 'declined', code: decline.code, transactionId, ...checksOf(decline) });
-      } else if (found.result.kind === 'unknown') return openBecause({ why: 'unreachable' });
+      } else if (found.result.kind === 'unknown') unanswered ??= UNREACHABLE;
       else findings.push({ leg: leg.leg, found: 'never' });
     }
+    if (unanswered) return openBecause(unanswered);
     if (kept.length > 0) {
       // A leg has settled, or cannot be voided. Only a person may decide about this money (C29). The payment stays unknown.
       await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);

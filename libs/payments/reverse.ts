@@ -565,7 +565,7 @@ export const resolveReversal = async (
   return (await ports.slots.inHouse(payment.legs[0]!.account.gateway, payment.terms.accountId, deadline, work, ports.during)) ?? UNREACHABLE;
 };
 
-const UNREACHABLE: StillOpen = { why: 'unreachable' };
+export const UNREACHABLE: StillOpen = { why: 'unreachable' };
 
 const resolveWithSlot = async (
   ports: PaymentPorts,

@@ -6,7 +6,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } fr
 import { createVendorGateway } from '#gateways';
 import { Deadline } from '#kernel';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../test/simulation/bank.js';
-import { COMBINED, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
+import { COMBINED, FEE, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
 import type { GatewayAccount, PaymentGateway } from './gateway/gateway.js';
 import { emptyCreates } from './incident.js';
@@ -45,13 +45,13 @@ const pay = async (card: string, paymentId = house.ids.uuid()) => {
   const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
   return charge(ports, house.request({ card }), attempt, origin(), new Deadline(house.clock, 28_000));
 };
-/** The payment whose charge the bank took, and whose answer was lost. */
+/** The payment whose last charge the bank took, and whose answer was lost. */
 const lost = async (card: string = CARDS.approved): Promise<string> => {
   const paymentId = house.ids.uuid();
   change = (inner) => ({
     charge: async (call, signal) => {
-      await inner.charge(call, signal);
-      return { kind: 'unknown', cause: 'disconnected' };
+      const answer = await inner.charge(call, signal);
+      return call.leg === 'principal' ? answer : { kind: 'unknown', cause: 'disconnected' };
     },
   });
   expect((await refused(pay(card, paymentId))).code).toBe('PAYMENT_TIMEOUT');
@@ -251,6 +251,33 @@ describe('staff resolve a charge that is held for review', () => {
     change = () => ({ lookup: async () => ({ found: false }) });
     expect((await refused(resolve(paymentId, 'failed'))).message).toMatch('for review');
     expect((await house.view(paymentId)).status).toBe('unknown');
+  });
+});
+
+describe('one leg without an answer does not keep the other leg charged', () => {
+  beforeEach(() => begin('bank-after-batch', FEE));
+  const legOf = (leg: string) => [...bank.charges.values()].find((charge) => charge.leg === leg)!;
+  test.each([
+    ['principal', 'fee'],
+    ['fee', 'principal'],
+  ] as const)('no answer about the void of the %s leg', async (silent, other) => {
+    const paymentId = await lost();
+    change = (inner) => ({
+      void: async (call, signal) => (call.leg === silent ? { kind: 'unknown', cause: 'timeout' } : inner.void(call, signal)),
+    });
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'open', why: 'unreachable' });
+    expect([legOf(silent).voidedCents, legOf(other).voidedCents]).toEqual([0, legOf(other).amountCents]);
+    change = () => ({});
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
+    expect([(await house.view(paymentId)).status, legOf(silent).voidedCents]).toEqual(['voided', legOf(silent).amountCents]);
+  });
+  test('no answer about the charge of the principal leg', async () => {
+    const paymentId = await lost();
+    change = (inner) => ({
+      finalize: async (call, signal) => (call.leg === 'principal' ? { kind: 'cannot_tell', why: 'unreachable' } : inner.finalize(call, signal)),
+    });
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'open', why: 'unreachable' });
+    expect([legOf('principal').voidedCents, legOf('fee').voidedCents]).toEqual([0, legOf('fee').amountCents]);
   });
 });
 

@@ -115,7 +115,7 @@ export const postgresFeedRows = (db: Queryable): FeedRows => {
   };
 };
 
-/** Lets every feed begin anew. For a log that may have lost events which the rows count as recorded. */
+/** Lets every feed begin anew. For a log that may lack events which the rows count as recorded. */
 export const forgetFeeds = async (db: Queryable): Promise<void> => {
   await db.query('delete from gateway_feed');
 };

@@ -190,8 +190,10 @@ export class Bank {
         if (!charge) return rejected('not_found');
         const cents = this.remaining(charge);
         if (cents === 0) return rejected('already_reversed');
-        charge.refundedCents += cents;
-        return this.reversed(ref, 'refund', 'reversal', charge, cents);
+        // A held charge takes no money, so there is nothing to refund, and no batch lists it.
+        const means = charge.card === 'held' ? 'void' : 'refund';
+        charge[means === 'void' ? 'voidedCents' : 'refundedCents'] += cents;
+        return this.reversed(ref, means, 'reversal', charge, cents);
       });
     }
     return this.once(ref, askedBy === 'reversal' ? 'reversal' : 'void', asked, {}, () => {

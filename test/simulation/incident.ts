@@ -76,6 +76,7 @@ const resume = async (world: World): Promise<'resumed' | 'cannot tell' | 'refuse
   }
   if (empty.some(({ wasNeverCharged }) => !wasNeverCharged))
     return empty.every(({ wasNeverCharged, until }) => wasNeverCharged || until !== null) ? 'cannot tell' : 'refused';
+  world.feeds.forget();
   marks.close(unheldMarks(places));
   sim.note('staff', 'the incident is closed');
   await ownLog.begin();

@@ -58,6 +58,8 @@ export interface Return {
 
 /** How often a client that waits looks whether the service is up. Recovery's first round comes later. */
 const LOOKS_UP_MS = 5_000;
+/** An hour. A log that is lost for good never shows the payment. */
+const LOOKS_AT_MOST = 720;
 
 export class Outside {
   private requests = 0;
@@ -241,7 +243,7 @@ export class Outside {
       if (wanted.waits && !this.isUp()) {
         if (done) return intention;
         // The key of a return that ended more than a day ago is forgotten. So the client, which has asked for no other return, reads the payment first.
-        if (await this.cameBack(accountId, paymentId)) return intention;
+        if ((await this.cameBack(accountId, paymentId)) !== false) return intention;
       }
       const { reply } = await this.send(intention, ask);
       const answer = reply && told(reply);
@@ -256,14 +258,15 @@ export class Outside {
     return intention;
   }
 
-  /** Waits until the service is up, and reads whether money of a payment came back. */
-  private async cameBack(accountId: string, paymentId: string): Promise<boolean> {
-    for (;;) {
+  /** Waits until the service is up, and reads whether money of a payment came back. null: the log is lost, and the client has given up. */
+  private async cameBack(accountId: string, paymentId: string): Promise<boolean | null> {
+    for (let looks = 1; looks <= LOOKS_AT_MOST; looks++) {
       await this.untilUp();
       const answer = await this.readPayment(accountId, paymentId);
       if (answer?.status === 200) return (answer.data.refundedAmountCents as number) > 0;
       await this.wait(LOOKS_UP_MS);
     }
+    return null;
   }
 
   private async afterReturn(answer: Told | null, keyed: boolean): Promise<'done' | 'stop' | 'again'> {

@@ -667,19 +667,27 @@ export class FeedNotes {
     const nameOf = (account: GatewayAccount, feed: string) => `${accountName(account)} ${feed}`;
     const openOf = (account: GatewayAccount) => getOrMake(this.open, accountName(account), () => new Set<string>());
     return {
-      claim: (account, feed) => statement('feed.claim', () => ({ cursor: this.cursors.get(nameOf(account, feed)) ?? null, failures: 0 })),
-      passed: (account, feed, cursor) => statement('feed.passed', () => void this.cursors.set(nameOf(account, feed), cursor)),
+      claim: (account, feed) =>
+        statement('feed.claim', () => ({ cursor: getOrMake(this.cursors, nameOf(account, feed), () => null), failures: 0 })),
+      passed: (account, feed, cursor) =>
+        statement('feed.passed', () => {
+          const name = nameOf(account, feed);
+          if (this.cursors.has(name)) this.cursors.set(name, cursor);
+        }),
       ended: (account, feed) => statement('feed.ended', () => void nameOf(account, feed)),
       openDisputes: (account) => statement('feed.openDisputes', () => [...openOf(account)]),
       disputeSeen: (account, id, isOpen) => statement('feed.disputeSeen', () => void (isOpen ? openOf(account).add(id) : openOf(account).delete(id))),
     };
   }
+
+  forget(): void {
+    this.cursors.clear();
+  }
 }
 
 const getOrMake = <K, V>(map: Map<K, V>, key: K, make: () => V): V => {
-  const found = map.get(key) ?? make();
-  map.set(key, found);
-  return found;
+  if (!map.has(key)) map.set(key, make());
+  return map.get(key)!;
 };
 
 /** Changes that an operator makes to the fixed directory during a run. */
