@@ -424,7 +424,9 @@ describe('payfold log (C76)', () => {
     expect((await refused(1, 'projections', 'rebuild', 'directory')).message).toContain('run payfold log status');
     expect((await refused(1, 'upgrade', 'prepare')).message).toContain('run payfold log status');
     expect(await json('log', 'status')).toMatchObject({ incident: { kind: 'lost_events' } });
-    await pool.query(`insert into gateway_feed (gateway, merchant_account, feed, next_at, cursor) values ('stripe', 'm', 'settlement', now(), 'po_1')`);
+    await pool.query(
+      `insert into gateway_feed (gateway, merchant_account, feed, next_at, cursor) values ('stripe', 'm', 'settlement', now(), 'po_1')`,
+    );
     expect(await json('log', 'resume', '--by', 'Dana', '--reason', 'a wrong address')).toMatchObject({ forgotten: [], abandoned: [] });
     // A batch before this place may have been recorded in the wrong event store only.
     expect((await pool.query(`select from gateway_feed where cursor is not null`)).rows).toEqual([]);

@@ -667,8 +667,7 @@ export class FeedNotes {
     const nameOf = (account: GatewayAccount, feed: string) => `${accountName(account)} ${feed}`;
     const openOf = (account: GatewayAccount) => getOrMake(this.open, accountName(account), () => new Set<string>());
     return {
-      claim: (account, feed) =>
-        statement('feed.claim', () => ({ cursor: getOrMake(this.cursors, nameOf(account, feed), () => null), failures: 0 })),
+      claim: (account, feed) => statement('feed.claim', () => ({ cursor: getOrMake(this.cursors, nameOf(account, feed), () => null), failures: 0 })),
       passed: (account, feed, cursor) =>
         statement('feed.passed', () => {
           const name = nameOf(account, feed);
