@@ -45,7 +45,7 @@ const share = async (
       }),
     );
   } finally {
-    for (const child of children) child.disconnect();
+    for (const child of children) if (child.connected) child.disconnect();
   }
   return all;
 };

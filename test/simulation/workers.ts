@@ -26,7 +26,7 @@ export const doPiece = (child: ChildProcess, piece: Piece, onRuns: (runs: number
       child.off('exit', onExit);
       resolve(message.done);
     };
-    const onExit = (code: number | null) => reject(new Error(`a worker ended with ${code}`));
+    const onExit = (code: number | null) => reject(new Error(`a worker ended with ${code} while it did ${JSON.stringify(piece)}`));
     child.on('message', onMessage);
     child.once('exit', onExit);
     child.send(piece);
