@@ -222,7 +222,8 @@ describe('two clocks', () => {
   const MEASURES = 'durations and lag';
   /** The files that take the host's time, and for what. */
   const REAL: Readonly<Record<string, string>> = {
-    'libs/kernel/clock.ts': 'defines it',
+    'libs/kernel/clock.ts': 'defines it, and the end of a deadline',
+    'libs/eventstore/streams.ts': 'end of the appends of a request',
     'libs/platform/postgres/sandbox-time.ts': 'adds to it',
     'libs/gateways/transport/clocks.ts': 'difference from the clock of the processor',
     'libs/payments/keys/from-log.ts': 'age of an idempotency key',

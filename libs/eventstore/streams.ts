@@ -45,6 +45,8 @@ export interface Origin {
 export interface AppendOptions {
   /** Milliseconds for which an append may be repeated. Default: {@link MAX_APPEND_TRIES} tries. */
   readonly forMs?: number;
+  /** Nothing is sent later than this by the host's time, in ms since the epoch. Default: no such time. */
+  readonly notAfter?: number;
   /** Id of the first event. With a fixed id, the store recognises the event of a repeated command. Default: a new id. */
   readonly eventId?: string;
 }
@@ -68,7 +70,7 @@ export const append = async <State, Event extends DomainEvent>(
   { id, state, revision }: Loaded<State>,
   events: readonly Event[],
   { actor, correlationId }: Origin,
-  { forMs, eventId }: AppendOptions = {},
+  { forMs, notAfter, eventId }: AppendOptions = {},
 ): Promise<Loaded<State>> => {
   // The fold comes before the append: an event that cannot be folded must never reach the log.
   const after = events.reduce((before, event) => decider.evolve(before, event), state);
@@ -82,7 +84,7 @@ export const append = async <State, Event extends DomainEvent>(
     };
     return types.write(event, index === 0 && eventId !== undefined ? eventId : ids.uuid(), meta);
   });
-  const appended = await appendRepeatedly(store, clock, prefix + id, revision ?? 'no_stream', written, forMs);
+  const appended = await appendRepeatedly(store, clock, prefix + id, revision ?? 'no_stream', written, forMs, notAfter);
   return { id, state: after, revision: appended.revision, position: appended.position };
 };
 
@@ -167,7 +169,7 @@ const MAX_APPEND_TRIES = 5;
 
 /**
  * Appends the events, and repeats the append while its outcome is unknown. With `forMs`, also repeats while the store cannot be reached. Throws a
- * Conflict at once. After a lost answer, any other error becomes {@link OutcomeUnknown}.
+ * Conflict at once. After a lost answer, any other error becomes {@link OutcomeUnknown}. After `notAfter`, throws {@link Unavailable}.
  */
 export const appendRepeatedly = async (
   store: Pick<EventStore, 'append'>,
@@ -176,18 +178,20 @@ export const appendRepeatedly = async (
   expected: Exclude<Expected, 'any'>,
   events: readonly NewEvent[],
   forMs?: number,
+  notAfter = Number.POSITIVE_INFINITY,
 ): ReturnType<EventStore['append']> => {
   if (forMs !== undefined && forMs <= 0) throw new Unavailable('no time left to append');
   const until = forMs === undefined ? Number.POSITIVE_INFINITY : clock.monotonic() + forMs;
   let maybeAppended = false;
   for (let tries = 1; ; tries++) {
     try {
+      if (clock.realNow() > notAfter) throw new Unavailable('it is too late to append: this process stood still');
       return await store.append(stream, expected, events);
     } catch (error) {
       if (error instanceof Conflict) throw error;
       maybeAppended ||= error instanceof OutcomeUnknown;
       const again = error instanceof OutcomeUnknown || (error instanceof Unavailable && (maybeAppended || forMs !== undefined));
-      const over = forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until;
+      const over = clock.realNow() > notAfter || (forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until);
       if (!again || over) throw maybeAppended ? asUnknown(error as Error) : error;
       await clock.sleep(RETRY_APPEND_MS);
     }

@@ -212,8 +212,6 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
       return { payment: { ...payment, attempts: { ...payment.attempts, [attemptId]: { initiatedBy, lines } } }, movements: [] };
     }
     case 'PaymentVoided': {
-      // After an abandonment (C76).
-      if (before === null && event.data.leg === null) return { payment: before, movements: [] };
       const payment = known(before, event);
       // A charge that was never made moved nothing.
       return payment.confirmationNumber === null ? { payment, movements: [] } : giveBack(paymentId, payment, event.data, 'void', event.at);

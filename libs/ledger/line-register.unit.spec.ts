@@ -976,10 +976,6 @@ describe('what must stop the register', () => {
     ['a void that nobody requested', [[initiated!, 0], [created!, 1], [of('PaymentVoided', { attemptId: 'a9', leg: 'combined', principalCents: 1, feeCents: 0, transactionId: 't' }), 2]], 'that nobody requested'],
     ['an unknown event', [[of('PaymentForgotten', {}), 0]], 'PaymentForgotten'],
   ] as const)('%s', (_name, facts, message) => expect(() => apply(...facts)).toThrow(message)); // prettier-ignore
-  test('the late end of a charge that was never made, after its payment was abandoned, moves nothing (C76)', () => {
-    const never: PaymentEvent = { type: 'PaymentVoided', at: AT, data: { attemptId: 'a', leg: null, principalCents: 0, feeCents: 0, transactionId: null } }; // prettier-ignore
-    expect(movePayment(PAYMENT, null, never, 'partner')).toEqual({ payment: null, movements: [] });
-  });
   test('a new type of event, of settlement line or of rule, for which the register has no movement yet', () => {
     const unknown = (data: object) => ({ type: 'Unknown', at: AT, data });
     expect(() => movePayment(PAYMENT, null, unknown({}) as never, 'partner')).toThrow('Unknown');

@@ -293,8 +293,6 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
     case 'PaymentResolved':
       return event.data.as === 'succeeded' ? charged(rules, begun(books, event), now) : same;
     case 'PaymentVoided': {
-      // After an abandonment (C76).
-      if (books === null && event.data.leg === null) return same;
       const before = begun(books, event);
       // If the charge was pending or unknown, no charge was posted. So nothing is taken back.
       return before.charged ? voided(rules, before, event.data.leg, event.data, now) : same;

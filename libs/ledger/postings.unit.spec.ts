@@ -676,10 +676,6 @@ describe('facts that post nothing', () => {
       books: null,
       entries: [],
     }));
-  test('the late end of a charge that was never made, after the fence (C76)', () => {
-    const data = { attemptId: 'a', leg: null, principalCents: 0, feeCents: 0, transactionId: null };
-    expect(postPayment(RULES, PAYMENT, null, { type: 'PaymentVoided', at: AT, data })).toEqual({ books: null, entries: [] });
-  });
   test('the closing of a period', () =>
     expect(postAdjustment(RULES, { type: 'PeriodClosed', at: AT, data: { from: null, to: AT, by: 'me' } })).toEqual([]));
   test('the end of a batch, and its listing', () => {

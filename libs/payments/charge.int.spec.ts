@@ -313,6 +313,28 @@ describe('the event store fails', () => {
   });
 });
 
+describe('a process that stood still for minutes', () => {
+  const STOOD_STILL_MS = REQUEST_DEADLINE_MS + 61_000;
+  test('before the outcome: it appends nothing, even if the revision fits; recovery resolves the payment', async () => {
+    const paymentId = house.ids.uuid();
+    house.calls.after('charge.fee', () => house.clock.advance(STOOD_STILL_MS));
+    expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test('between two tries of an append: it does not try again', async () => {
+    const paymentId = house.ids.uuid();
+    const standStill = () => {
+      house.clock.advance(STOOD_STILL_MS);
+      return unheard();
+    };
+    house.appends.failBefore('PaymentCreated', standStill, 1);
+    expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+    expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);
+  });
+});
+
 describe('fenced while in flight', () => {
   const fenced: [string, (paymentId: string) => void][] = [
     ['before the principal is sent', (id) => house.calls.before('charge.principal', () => resolve(id))],

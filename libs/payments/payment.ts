@@ -391,7 +391,6 @@ const initial: Payment = { phase: 'none' };
 
 export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
   const { at } = event;
-  if (payment.phase === 'abandoned' && saysThatNothingWasCharged(event)) return payment;
   switch (event.type) {
     case 'PaymentInitiated': {
       if (payment.phase !== 'none') throw impossible(payment, event);
@@ -637,16 +636,6 @@ const withLeg = (payment: Charged, event: PaymentEvent & { data: { leg: Leg } },
 };
 
 /** Throws unless the payment is pending. Only then may its request record an outcome. An unknown payment waits for recovery (C29). */
-/**
- * Such an event may follow PaymentAbandoned: a process sent the intent to a log that was not ours, stood still until staff had abandoned the payment
- * (C76), and then recorded the end of its attempt at the revision that it expected.
- */
-const saysThatNothingWasCharged = ({ type, data }: PaymentEvent): boolean =>
-  type === 'PaymentOutcomeUnknown' ||
-  type === 'ReconciliationStarted' ||
-  (type === 'PaymentFailed' && data.takenBack === undefined) ||
-  (type === 'PaymentVoided' && data.leg === null);
-
 const pending = (payment: Payment, event: PaymentEvent): Awaiting => {
   if (payment.phase !== 'pending') throw impossible(payment, event);
   return payment;

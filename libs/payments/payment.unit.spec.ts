@@ -104,17 +104,6 @@ describe('creating a payment', () => {
     expect(isVisible(stateOf())).toBe(false);
   });
 
-  const neverMade: PaymentEvent = { type: 'PaymentVoided', at: AT, data: { attemptId: ATTEMPT, leg: null, principalCents: 0, feeCents: 0, transactionId: null } }; // prettier-ignore
-  test('what a process records late, after staff abandoned its payment, changes nothing (C76)', () => {
-    for (const late of [[failed], [unknown, fenced(), neverMade]]) expect(stateOf(abandoned, ...late)).toEqual(stateOf(abandoned));
-  });
-  test.each<[string, PaymentEvent]>([
-    ['a charge', created()],
-    ['a decline', declined],
-    ['money that was taken back', returned(ATTEMPT, 'principal', 10_000, 0)],
-    ['a failure after a charge', { ...failed, data: { ...failed.data, takenBack: [] } } as PaymentEvent],
-  ])('but %s is refused there', (_, event) => expect(() => stateOf(abandoned, event)).toThrow('impossible history'));
-
   const outcome = (what: Extract<PaymentCommand, { type: 'RecordChargeOutcome' }>['outcome'], attemptId = ATTEMPT) =>
     ({ type: 'RecordChargeOutcome', at: LATER, attemptId, outcome: what }) as const;
   const approved = outcome({ kind: 'charged', ...chargeOf(separate) });

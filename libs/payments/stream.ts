@@ -154,6 +154,12 @@ export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
 /** The append of an intent leaves 3 s for the gateway call. With less than 2 s left, the call is not sent (C42). */
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
+/**
+ * Nothing is appended this long after the end of a request, by the host's time. Recovery owns the payment by then. And a process that stood still for
+ * so long may have loaded the stream from a log that was not ours: the revision can fit by accident (C76).
+ */
+const APPENDS_END_MS = 60_000;
+
 export interface LoadedPayment {
   readonly paymentId: string;
   readonly payment: Payment;
@@ -208,7 +214,8 @@ export class PaymentStreams {
   ): Promise<LoadedPayment> {
     const ports = { store: this.store, clock: this.clock, ids: this.ids };
     const loaded = { id: paymentId, state: payment, revision, position: null };
-    const done = await execute(ports, PAYMENT_STREAM, loaded, commands, origin, { forMs: budget(deadline.leftMs) });
+    const limits = { forMs: budget(deadline.leftMs), notAfter: deadline.endsAt + APPENDS_END_MS };
+    const done = await execute(ports, PAYMENT_STREAM, loaded, commands, origin, limits);
     return { paymentId, payment: done.state, revision: done.revision, appendedAt: done.position };
   }
 }

@@ -123,8 +123,6 @@ const ALLOWED: Readonly<Record<'refund' | 'void' | Exclude<Ask['kind'], 'reverse
   ...WEBHOOK_ANSWERS,
 };
 
-/** A process that stood still during an incident may record these after staff have abandoned its payment. They say that nothing was charged. */
-const AFTER_ABANDONMENT: readonly string[] = ['PaymentFailed', 'PaymentOutcomeUnknown', 'ReconciliationStarted', 'PaymentVoided'];
 const READS: readonly Ask['kind'][] = ['get', 'list', 'look', 'endpoints'];
 
 /**
@@ -651,7 +649,6 @@ export class Oracle {
     for (const event of events) {
       const data = event.data as Record<string, unknown>;
       const phase = book.phase;
-      if (phase === 'abandoned' && AFTER_ABANDONMENT.includes(event.type) && this.world.marks.incidents > 0) continue;
       switch (event.type) {
         case 'PaymentInitiated': {
           must(phase === 'none', event.type);

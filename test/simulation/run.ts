@@ -86,7 +86,8 @@ const play = async (
     }
   };
 
-  if (fault) void attend(world).catch((error: unknown) => world.check(false, `staff threw: ${error instanceof Error ? error.message : String(error)}`));
+  if (fault)
+    void attend(world).catch((error: unknown) => world.check(false, `staff threw: ${error instanceof Error ? error.message : String(error)}`));
   await finish(Promise.all([clients(outside), fault && playLogFault(world, fault), keyFault && playKeyFault(outside, keyFault)]), 'the clients');
   const isLost = () => watch !== null && (watch.isLost || watch.isGivenUp);
   if (!isLost()) {
