@@ -43,11 +43,11 @@ export const addMerchantCheck = (verb: (name: string, description: string) => Co
         if (quick && (amountCents ?? cardFile ?? method ?? resume) !== undefined) throw new UsageError('--quick makes no charge, and stands alone');
         if (cardFile !== undefined && method !== undefined) throw new UsageError('name a --card-file or a --token');
         const account = await administration.merchantAccount(id);
-        const { gateway, merchantAccount, environment, lastCheck } = account;
+        const { gateway, merchantAccount, environment, openCheck } = account;
         if (environment === 'production' && !quick)
           throw new UsageError('the check makes charges; an account of production is checked with --quick only');
-        if (resume !== undefined && lastCheck?.runId !== resume)
-          throw new ServiceError('VALIDATION_ERROR', `The newest check of the account is ${lastCheck?.runId ?? 'none'}, not ${resume}.`);
+        if (resume !== undefined && openCheck?.runId !== resume)
+          throw new ServiceError('VALIDATION_ERROR', `The check that waits for its batch is ${openCheck?.runId ?? 'none'}, not ${resume}.`);
         const { checkGuarantees, createVendorGateway, LEAST_CHECK_CENTS } = await import('#gateways');
         if (amountCents !== undefined && amountCents < LEAST_CHECK_CENTS)
           throw new UsageError(`--amount-cents must be at least ${LEAST_CHECK_CENTS}`);
@@ -60,7 +60,7 @@ export const addMerchantCheck = (verb: (name: string, description: string) => Co
           cutOffZone: account.settings.cutOff?.timeZone ?? null,
           clock,
         };
-        const checked = await checkGuarantees(ports, terms, { quick, before: resume === undefined ? null : lastCheck!.guarantees }, (one) =>
+        const checked = await checkGuarantees(ports, terms, { quick, before: resume === undefined ? null : openCheck!.guarantees }, (one) =>
           process.stderr.write(`${one.guarantee} ${one.result}\n`),
         );
         const { position } = await administration.recordMerchantCheck(id, runId, checked.map(withoutCalls));

@@ -85,6 +85,11 @@ export type MerchantAccountEvent =
 /** `charges_disabled`: refunds, voids, look-ups and settlement go on. `disabled`: the account is not called at all. */
 export type MerchantAccountStatus = 'active' | 'charges_disabled' | 'disabled';
 
+interface Check {
+  readonly runId: string;
+  readonly guarantees: readonly Guarantee[];
+}
+
 export interface MerchantAccount {
   /** The operator's own name of the account: 2 to 40 characters. */
   readonly merchantAccount: string;
@@ -95,7 +100,9 @@ export interface MerchantAccount {
   readonly settings: MerchantAccountSettings;
   readonly credentials: SealedSecret;
   readonly status: MerchantAccountStatus;
-  readonly lastCheck: { readonly runId: string; readonly guarantees: readonly Guarantee[] } | null;
+  readonly lastCheck: Check | null;
+  /** The newest check that waits for its batch. null: none. A quick check, which waits for nothing, leaves it as it is. */
+  readonly openCheck: Check | null;
   /** What the newest full check found about repeated voids and refunds (guarantee g8). null: there was no full check. */
   readonly repeats: GuaranteeResult | null;
 }
@@ -103,7 +110,7 @@ export interface MerchantAccount {
 const evolve = (state: MerchantAccount | null, event: MerchantAccountEvent): MerchantAccount => {
   if (event.type === 'MerchantAccountAdded') {
     if (state) throw new Error(`merchant account ${state.merchantAccount} was added twice`);
-    return { ...event.data, status: 'active', lastCheck: null, repeats: null };
+    return { ...event.data, status: 'active', lastCheck: null, openCheck: null, repeats: null };
   }
   if (!state) throw new Error('merchant account stream begins without MerchantAccountAdded');
   switch (event.type) {
@@ -119,7 +126,10 @@ const evolve = (state: MerchantAccount | null, event: MerchantAccountEvent): Mer
       const { runId, guarantees } = event.data;
       // A quick check says nothing about g8.
       const g8 = guarantees.find(({ guarantee }) => guarantee === 'g8');
-      return { ...state, lastCheck: { runId, guarantees }, repeats: g8?.result ?? state.repeats };
+      const lastCheck = { runId, guarantees };
+      const ended = state.openCheck?.runId === runId ? null : state.openCheck;
+      const openCheck = guarantees.some(({ result }) => result === 'later') ? lastCheck : ended;
+      return { ...state, lastCheck, openCheck, repeats: g8?.result ?? state.repeats };
     }
     default:
       return unreachable(event);

@@ -44,7 +44,7 @@ const stateAfter = (...facts: MerchantAccountEvent[]) => fold(merchantAccount, f
 describe('a merchant account', () => {
   test('is added, active, with sealed credentials', () => {
     given().when(add).then(added);
-    expect(stateAfter(added)).toEqual({ ...account, status: 'active', lastCheck: null, repeats: null });
+    expect(stateAfter(added)).toEqual({ ...account, status: 'active', lastCheck: null, openCheck: null, repeats: null });
   });
   test('is added once', () =>
     given(added)
@@ -149,6 +149,19 @@ describe('a check', () => {
     expect(stateAfter(added, checked(found('g1', 'holds'), found('g8', 'holds')))).toMatchObject({ repeats: 'holds' });
     for (const result of ['broken', 'later', 'not_applicable'] as const)
       expect(stateAfter(added, checked(found('g8', 'holds')), checked(found('g8', result)))).toMatchObject({ repeats: result });
+  });
+  test('a check that waits for its batch can be resumed, also after a quick check', () => {
+    const check = (runId: string, ...guarantees: readonly Guarantee[]): MerchantAccountEvent => ({
+      type: 'MerchantAccountChecked',
+      data: { ...id, runId, guarantees },
+    });
+    const [waits, quick] = [check('r1', found('g7', 'later')), check('r2', found('g1', 'holds'))];
+    const openAfter = (...events: readonly MerchantAccountEvent[]) => stateAfter(added, ...events).openCheck?.runId ?? null;
+    expect(openAfter(waits)).toBe('r1');
+    expect(openAfter(waits, quick)).toBe('r1');
+    expect(openAfter(waits, quick, check('r1', found('g7', 'holds')))).toBeNull();
+    expect(openAfter(waits, check('r3', found('g7', 'later')))).toBe('r3');
+    expect(openAfter(quick)).toBeNull();
   });
   test('a quick check does not change that', () =>
     expect(stateAfter(added, checked(found('g8', 'holds')), checked(found('g1', 'holds')))).toMatchObject({

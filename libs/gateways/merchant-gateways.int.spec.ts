@@ -294,6 +294,7 @@ describe('the processor is asked about an account', () => {
     credentials: { kid: '', ciphertext: '' },
     status: 'active',
     lastCheck: null,
+    openCheck: null,
     repeats: null,
   });
   const ask = (gateway: Vendor, credentials: string) =>
