@@ -220,10 +220,14 @@ describe('two clocks', () => {
   const filesWith = (pattern: RegExp): string[] => all.filter((file) => pattern.test(codeOf(file)));
   const DRAWS_IDS = 'ids';
   const MEASURES = 'durations and lag';
+  const AGE_OF_A_LOADED_STREAM = 'age of a loaded stream';
   /** The files that take the host's time, and for what. */
   const REAL: Readonly<Record<string, string>> = {
-    'libs/kernel/clock.ts': 'defines it, and the end of a deadline',
-    'libs/eventstore/streams.ts': 'end of the appends of a request',
+    'libs/kernel/clock.ts': 'defines it',
+    'libs/eventstore/streams.ts': AGE_OF_A_LOADED_STREAM,
+    'libs/payments/stream.ts': AGE_OF_A_LOADED_STREAM,
+    'libs/payments/charge.ts': AGE_OF_A_LOADED_STREAM,
+    'libs/payments/commands.ts': AGE_OF_A_LOADED_STREAM,
     'libs/platform/postgres/sandbox-time.ts': 'adds to it',
     'libs/gateways/transport/clocks.ts': 'difference from the clock of the processor',
     'libs/payments/keys/from-log.ts': 'age of an idempotency key',
@@ -258,7 +262,10 @@ describe('two clocks', () => {
     'apps/worker/worker.ts',
     'libs/checkout/intake.ts',
     'libs/checkout/sessions.ts',
+    'libs/eventstore/streams.ts',
     'libs/kernel/clock.ts',
+    'libs/payments/charge.ts',
+    'libs/payments/commands.ts',
     'libs/payments/reverse.ts',
     'libs/platform/postgres/sandbox-time.ts',
   ];

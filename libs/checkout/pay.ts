@@ -190,7 +190,8 @@ export const follow = async (
   const { checkout } = session;
   if (checkout.phase !== 'processing' && checkout.phase !== 'unknown') return session;
   const { attempt } = checkout;
-  const { payment, revision } = await payments.streams.load(attempt.paymentId);
+  const loaded = await payments.streams.load(attempt.paymentId);
+  const { payment } = loaded;
   const declined = (refusal: Refusal) => sessions.execute(session, { type: 'RecordDeclined', attemptId: attempt.attemptId, ...refusal }, origin);
   switch (payment.phase) {
     case 'charged':
@@ -214,7 +215,7 @@ export const follow = async (
       // Fence the stream, so that a late request cannot begin this payment. If the payment begins at this moment, this append conflicts, and the
       // payment is read again.
       await payments.streams.execute(
-        { paymentId: attempt.paymentId, payment, revision },
+        loaded,
         [
           {
             type: 'Abandon',

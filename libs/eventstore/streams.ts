@@ -45,7 +45,7 @@ export interface Origin {
 export interface AppendOptions {
   /** Milliseconds for which an append may be repeated. Default: {@link MAX_APPEND_TRIES} tries. */
   readonly forMs?: number;
-  /** Nothing is sent later than this by the host's time, in ms since the epoch. Default: no such time. */
+  /** Nothing is sent later than this, by the host's time in ms since the epoch: what was read counts as outdated. Default: no limit. */
   readonly notAfter?: number;
   /** Id of the first event. With a fixed id, the store recognises the event of a repeated command. Default: a new id. */
   readonly eventId?: string;
@@ -169,7 +169,8 @@ const MAX_APPEND_TRIES = 5;
 
 /**
  * Appends the events, and repeats the append while its outcome is unknown. With `forMs`, also repeats while the store cannot be reached. Throws a
- * Conflict at once. After a lost answer, any other error becomes {@link OutcomeUnknown}. After `notAfter`, throws {@link Unavailable}.
+ * Conflict at once. After `notAfter`, sends nothing and throws a Conflict, as if another writer had been first. After a lost answer, any other error
+ * becomes {@link OutcomeUnknown}.
  */
 export const appendRepeatedly = async (
   store: Pick<EventStore, 'append'>,
@@ -184,14 +185,15 @@ export const appendRepeatedly = async (
   const until = forMs === undefined ? Number.POSITIVE_INFINITY : clock.monotonic() + forMs;
   let maybeAppended = false;
   for (let tries = 1; ; tries++) {
+    if (clock.realNow() > notAfter)
+      throw maybeAppended ? new OutcomeUnknown(`${stream}: the answer was lost`) : new Conflict(stream, expected, undefined);
     try {
-      if (clock.realNow() > notAfter) throw new Unavailable('it is too late to append: this process stood still');
       return await store.append(stream, expected, events);
     } catch (error) {
       if (error instanceof Conflict) throw error;
       maybeAppended ||= error instanceof OutcomeUnknown;
       const again = error instanceof OutcomeUnknown || (error instanceof Unavailable && (maybeAppended || forMs !== undefined));
-      const over = clock.realNow() > notAfter || (forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until);
+      const over = forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until;
       if (!again || over) throw maybeAppended ? asUnknown(error as Error) : error;
       await clock.sleep(RETRY_APPEND_MS);
     }

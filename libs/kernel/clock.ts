@@ -101,15 +101,12 @@ export const orStopped = async <T>(promise: Promise<T>, stop: AbortSignal | unde
 
 /** The time that a request has left, measured by {@link Clock.monotonic}. */
 export class Deadline {
-  /** The end by the host's time, in ms since the epoch. The monotonic clock stops while a machine is suspended. */
-  readonly endsAt: number;
   private readonly end: number;
   constructor(
     private readonly clock: Clock,
     ms: number,
   ) {
     this.end = clock.monotonic() + ms;
-    this.endsAt = clock.realNow() + ms;
   }
   get leftMs(): number {
     return this.end - this.clock.monotonic();

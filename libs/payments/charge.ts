@@ -183,7 +183,7 @@ export const charge = async (
     key = texts && (attempt.personalKey ?? (await ports.personal.take().catch((error: unknown) => notBegun(noPersonalKey(ports.log, error)))));
     const plan: PaymentTerms = { ...unsealed, personal: key && key.seal(texts, termsContext(attempt.paymentId)) };
     try {
-      const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null };
+      const none: LoadedPayment = { paymentId: attempt.paymentId, payment: { phase: 'none' }, revision: null, readAt: clock.realNow() };
       loaded = await streams.execute(none, [{ type: 'Initiate', at: begunAt, attemptId, idempotency, terms: plan }], origin, deadline, INTENT);
     } catch (error) {
       // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).

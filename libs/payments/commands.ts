@@ -77,13 +77,14 @@ export const finishCreate = async (
   origin: Origin,
   deadline: Deadline,
 ): Promise<Result<PaymentView> | 'reserved'> => {
+  const readAt = ports.clock.realNow();
   const recorded = await ports.streams.events(paymentId);
   const events = recorded.map(paymentEvents.read);
   const payment = fold(decider, events);
   const opened = await openPayment(ports, payment);
   const found = createResult(paymentId, events, opened);
   if (found) return 'error' in found ? found : { ...found, key: isVisible(payment) ? keyOfText(opened, payment.terms.personal) : null };
-  const loaded = { paymentId, payment, revision: recorded.at(-1)?.revision ?? null };
+  const loaded = { paymentId, payment, revision: recorded.at(-1)?.revision ?? null, readAt };
   const at = new Date(ports.clock.now()).toISOString();
   if (loaded.revision === null) {
     // A missing stream may be a lost one, so the log is checked first.

@@ -529,6 +529,14 @@ describe('when a payment is tried next', () => {
     // The time has passed, and the gateway still cannot tell.
     expect(minutesTo(9, { why: 'not_visible', until: at(-1) })).toBe(1_440);
   });
+  test('one leg waits for its batch, and there was no answer about the other: the earlier of the two times', () => {
+    const still = (untilMinutes: number) => ({ why: 'unreachable', until: at(untilMinutes * MINUTE) }) as const;
+    expect(minutesTo(2, still(600))).toBe(5);
+    expect(minutesTo(9, still(600))).toBe(60);
+    expect(minutesTo(9, still(20))).toBe(21);
+    expect(minutesTo(9, { ...still(600), voidableUntil: at(40 * MINUTE) })).toBe(30);
+    expect(minutesTo(9, still(-1))).toBe(1_440);
+  });
   test('once more ten minutes before a charge that still appears can no longer be voided', () => {
     const waiting = { why: 'not_visible', until: at(10 * hour) } as const;
     expect(minutesTo(9, { ...waiting, voidableUntil: at(40 * MINUTE) })).toBe(30);

@@ -9,6 +9,7 @@ import { ageMs, Deadline, HOST_CLOCKS_DIFFER_MS, timestamp } from '#kernel';
 import { type Migration, type Pool, purge, type Queryable } from '#platform';
 import { aboutLeg, type PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
+import type { PaymentGateway } from './gateway/gateway.js';
 import { type Awaiting, cents, type ChargeFinding, checksOf, openOf } from './payment.js';
 import { endOf, finalizeReference, resolveReversal, stillOpen, type StillOpen, UNREACHABLE } from './reverse.js';
 import { raiseStaffTask, staffTaskEvidence } from './staff.js';
@@ -86,14 +87,15 @@ const openBecause = (still: StillOpen): Tried => ({ outcome: 'open', still });
  * attempt began.
  */
 export const nextTryAt = (now: number, tries: number, still: StillOpen | null, begun: number): number => {
-  const until = still?.until === undefined ? Number.NaN : Date.parse(still.until);
-  if (still?.why === 'not_visible' && now < until) {
-    const lastLook = lastLookAt(still);
-    return Math.min(nextWaitingTry(now, begun), until + AFTER_UNTIL_MS, lastLook > now ? lastLook : Number.POSITIVE_INFINITY);
-  }
   const planned = now + RECOVERY_SCHEDULE_MS[Math.min(tries, RECOVERY_SCHEDULE_MS.length - 1)]!;
+  if (still?.until === undefined || now >= Date.parse(still.until)) return planned;
+  const until = Date.parse(still.until);
   // The end of a scan at the gateway.
-  return still?.why === 'in_flight' && now < until ? Math.min(planned, until + 1_000) : planned;
+  if (still.why === 'in_flight') return Math.min(planned, until + 1_000);
+  const lastLook = lastLookAt(still);
+  const waiting = Math.min(nextWaitingTry(now, begun), until + AFTER_UNTIL_MS, lastLook > now ? lastLook : Number.POSITIVE_INFINITY);
+  // One leg waits for its batch, and there was no answer about the other.
+  return still.why === 'unreachable' ? Math.min(planned, waiting) : waiting;
 };
 
 /** A wrong clock may have dated the attempt in the future. */
@@ -237,7 +239,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
     const kept: KeptLeg[] = [];
-    // A leg that cannot be decided now may last until the batch has closed. A charge of another leg must be undone before, so the loop goes on.
+    // The gateway may be able to tell about a leg only when its batch has closed. A charge of another leg must be undone before that, so the loop goes on.
     let waits: StillOpen | null = null;
     let unanswered: StillOpen | null = null;
     for (const leg of payment.terms.legs) {
@@ -246,7 +248,10 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
       const found = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'charge'), deadline);
       if (found.kind === 'cannot_tell') {
         if (found.why === 'not_visible') waits = bothOf(waits, stillOpen(found), clock.now());
-        else unanswered ??= stillOpen(found);
+        else {
+          unanswered ??= stillOpen(found);
+          if (mayHavePromised(gateway)) break;
+        }
         continue;
       }
       if (found.kind === 'undone') {
@@ -293,14 +298,17 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
           // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.
           if (undone.why === 'finalised' && !payment.returns) break;
         } else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
-        else unanswered ??= UNREACHABLE;
+        else {
+          unanswered ??= UNREACHABLE;
+          if (mayHavePromised(gateway)) break;
+        }
       } else if (found.result.kind === 'declined') {
         const { decline, transactionId = null } = found.result;
         findings.push({ leg: leg.leg, found: 'declined', code: decline.code, transactionId, ...checksOf(decline) });
       } else if (found.result.kind === 'unknown') unanswered ??= UNREACHABLE;
       else findings.push({ leg: leg.leg, found: 'never' });
     }
-    if (unanswered) return openBecause(unanswered);
+    if (unanswered) return openBecause(unanswered.why === 'in_flight' ? unanswered : { ...waits, why: 'unreachable' });
     if (kept.length > 0) {
       // A leg has settled, or cannot be voided. Only a person may decide about this money (C29). The payment stays unknown.
       await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);
@@ -314,6 +322,12 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     throw error;
   }
 };
+
+/**
+ * True if the gateway may have promised staff that a leg stays charged, because they are about to resolve the payment as succeeded. Its next answer
+ * about the leg says so. Until then, recovery leaves the other legs alone.
+ */
+const mayHavePromised = ({ capabilities }: PaymentGateway): boolean => capabilities.finalize === 'at_once';
 
 /** A leg whose charge the gateway did not undo. */
 type KeptLeg = Readonly<Record<'leg' | 'transactionId' | 'why', string>>;

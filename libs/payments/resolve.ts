@@ -37,8 +37,8 @@ export interface ResolveRequest {
   readonly transactions: Readonly<Partial<Record<Leg, string>>>;
 }
 
-/** Time limit for several gateway calls, one after the other. */
-const RESOLVE_MS = 60_000;
+/** Time limit for several gateway calls, one after the other. The decision must be appended soon after the stream was read. */
+const RESOLVE_MS = 50_000;
 
 /** The evidence about one leg, from the gateway or from a batch that settled the leg. */
 type LegEvidence =

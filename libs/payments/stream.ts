@@ -155,16 +155,19 @@ export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
 /**
- * Nothing is appended this long after the end of a request, by the host's time. Recovery owns the payment by then. And a process that stood still for
- * so long may have loaded the stream from a log that was not ours: the revision can fit by accident (C76).
+ * An append to a stream that was read longer ago counts as a conflict, by the host's time. A process that stood still for so long may have read it from a log that
+ * was not ours, and the revision can fit by accident (C76). Every request, every try of recovery and every command of staff ends sooner. The monotonic
+ * clock would not do: it stops while a machine is suspended.
  */
-const APPENDS_END_MS = 60_000;
+const READ_TOO_LONG_AGO_MS = 60_000;
 
 export interface LoadedPayment {
   readonly paymentId: string;
   readonly payment: Payment;
   /** null: the stream does not exist. */
   readonly revision: bigint | null;
+  /** When it was read or last appended to, by the host's time, in ms since the epoch. */
+  readonly readAt: number;
   /** The position of the newest event that this process has just appended. null: it has appended none. */
   readonly appendedAt?: Position | null;
 }
@@ -178,18 +181,20 @@ export class PaymentStreams {
 
   /** Folds the stream. Throws Unavailable. */
   async load(paymentId: string): Promise<LoadedPayment> {
+    const readAt = this.clock.realNow();
     const { state, revision } = await load(this.store, PAYMENT_STREAM, paymentId);
-    return { paymentId, payment: state, revision };
+    return { paymentId, payment: state, revision, readAt };
   }
 
   /** Folds several streams, which are read in one statement. Throws Unavailable. */
   async loadAll(paymentIds: readonly string[]): Promise<ReadonlyMap<string, LoadedPayment>> {
+    const readAt = this.clock.realNow();
     const streams = await readStreams(this.store, paymentIds.map(paymentStream));
     return new Map(
       paymentIds.map((paymentId, index) => {
         const events = streams[index]!;
         const payment = fold(decider, events.map(paymentEvents.read));
-        return [paymentId, { paymentId, payment, revision: events.at(-1)?.revision ?? null }];
+        return [paymentId, { paymentId, payment, revision: events.at(-1)?.revision ?? null, readAt }];
       }),
     );
   }
@@ -206,7 +211,7 @@ export class PaymentStreams {
    * within `budget`. Throws the errors of `decide`, and Conflict, OutcomeUnknown, Unavailable.
    */
   async execute(
-    { paymentId, payment, revision }: LoadedPayment,
+    { paymentId, payment, revision, readAt }: LoadedPayment,
     commands: readonly PaymentCommand[],
     origin: Origin,
     deadline: Deadline,
@@ -214,9 +219,10 @@ export class PaymentStreams {
   ): Promise<LoadedPayment> {
     const ports = { store: this.store, clock: this.clock, ids: this.ids };
     const loaded = { id: paymentId, state: payment, revision, position: null };
-    const limits = { forMs: budget(deadline.leftMs), notAfter: deadline.endsAt + APPENDS_END_MS };
+    const begunAt = this.clock.realNow();
+    const limits = { forMs: budget(deadline.leftMs), notAfter: readAt + READ_TOO_LONG_AGO_MS };
     const done = await execute(ports, PAYMENT_STREAM, loaded, commands, origin, limits);
-    return { paymentId, payment: done.state, revision: done.revision, appendedAt: done.position };
+    return { paymentId, payment: done.state, revision: done.revision, readAt: done === loaded ? readAt : begunAt, appendedAt: done.position };
   }
 }
 

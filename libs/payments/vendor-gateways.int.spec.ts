@@ -281,6 +281,19 @@ describe('one leg without an answer does not keep the other leg charged', () => 
   });
 });
 
+test('a gateway that may have promised staff that a leg stays charged: without its answer, the other leg is left alone', async () => {
+  await begin('bank-plain', FEE);
+  const paymentId = await lost();
+  change = (inner) => ({
+    void: async (call, signal) => (call.leg === 'principal' ? { kind: 'unknown', cause: 'timeout' } : inner.void(call, signal)),
+  });
+  expect(await recover(paymentId)).toMatchObject({ outcome: 'open', why: 'unreachable' });
+  expect(returned()).toEqual([]);
+  change = () => ({});
+  expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
+  expect(returned()).toHaveLength(2);
+});
+
 describe('a gateway without voids', () => {
   beforeEach(() => begin('bank-refund-only'));
   test('an unknown charge is undone by a refund, and the stream names both transactions', async () => {

@@ -36,9 +36,9 @@ const minutesToNext = async (): Promise<number> => {
 
 test('of many workers that come at once, one gets a feed; a person gets it always', async () => {
   const claims = await Promise.all(Array.from({ length: 8 }, () => feeds.claim(WATER, 'settlement', false)));
-  expect(claims.filter((claim) => claim !== null)).toEqual([{ cursor: null, failures: 0 }]);
+  expect(claims.filter((claim) => claim !== null)).toEqual([{ cursor: null, failures: 0, row: expect.any(String) }]);
   expect(await feeds.claim(WATER, 'settlement', false)).toBeNull();
-  expect(await feeds.claim(WATER, 'settlement', true)).toEqual({ cursor: null, failures: 0 });
+  expect(await feeds.claim(WATER, 'settlement', true)).toEqual({ cursor: null, failures: 0, row: expect.any(String) });
   // Another feed and another account have turns of their own.
   expect(await feeds.claim(WATER, 'disputes', false)).not.toBeNull();
   expect(await feeds.claim(account('stripe', 'parks'), 'settlement', false)).not.toBeNull();
@@ -51,8 +51,8 @@ test('a claim of a worker that died ends by itself', async () => {
 });
 
 test('the place is kept; failures lengthen the pause, and a reading to the end shortens it again', async () => {
-  await feeds.passed(WATER, 'settlement', 'place-1');
-  let claimed = { cursor: 'place-1' as string | null, failures: 0 };
+  let claimed = (await feeds.claim(WATER, 'settlement', true))!;
+  await feeds.passed(WATER, 'settlement', claimed, 'place-1');
   const pauses: number[] = [];
   for (let failure = 0; failure < 7; failure++) {
     await feeds.ended(WATER, 'settlement', claimed, { kind: 'failed', why: 'it is down' });
@@ -60,7 +60,7 @@ test('the place is kept; failures lengthen the pause, and a reading to the end s
     claimed = (await feeds.claim(WATER, 'settlement', true))!;
   }
   expect(pauses).toEqual([15, 30, 60, 120, 240, 360, 360]);
-  expect(claimed).toEqual({ cursor: 'place-1', failures: 7 });
+  expect(claimed).toMatchObject({ cursor: 'place-1', failures: 7 });
   expect((await feedsOf(pool, 'water'))[0]).toMatchObject({ feed: 'settlement', lastOkAt: null, error: 'it is down' });
   await feeds.ended(WATER, 'settlement', claimed, { kind: 'read' });
   expect(await minutesToNext()).toBe(15);
@@ -70,8 +70,8 @@ test('the place is kept; failures lengthen the pause, and a reading to the end s
 
 describe('the pause', () => {
   const simulator = account('simulator', 'fake');
-  const none = { cursor: null, failures: 0 };
-  const often = { cursor: null, failures: 9 };
+  const none = { cursor: null, failures: 0, row: '' };
+  const often = { cursor: null, failures: 9, row: '' };
   test.each<[string, GatewayAccount, 'settlement' | 'disputes', FeedEnd, number]>([
     ['batches of a processor', WATER, 'settlement', { kind: 'read' }, 15 * MINUTE_MS],
     ['disputes', WATER, 'disputes', { kind: 'read' }, 60 * MINUTE_MS],
@@ -92,6 +92,10 @@ test('disputes that are open are remembered until they are decided', async () =>
 });
 
 test('after all feeds are forgotten, each begins anew', async () => {
+  const before = (await feeds.claim(WATER, 'settlement', true))!;
   await forgetFeeds(pool);
-  expect(await feeds.claim(WATER, 'settlement', false)).toEqual({ cursor: null, failures: 0 });
+  expect(await feeds.claim(WATER, 'settlement', false)).toMatchObject({ cursor: null, failures: 0 });
+  // A worker that claimed the feed before cannot move the new place.
+  await feeds.passed(WATER, 'settlement', before, 'place-9');
+  expect((await feeds.claim(WATER, 'settlement', true))!.cursor).toBeNull();
 });

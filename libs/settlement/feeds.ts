@@ -40,14 +40,16 @@ export interface ClaimedFeed {
   readonly cursor: string | null;
   /** Failures since the feed was last read to its end. */
   readonly failures: number;
+  /** Names the row. A row that was deleted and made anew has another name. */
+  readonly row: string;
 }
 
 /** A port with two implementations: Postgres and the simulation. */
 export interface FeedRows {
   /** Claims a feed, so that no other worker begins with it. `always`: also if it is not due, or is claimed. null: it is not due. */
   claim(account: GatewayAccount, feed: FeedName, always: boolean): Promise<ClaimedFeed | null>;
-  /** Everything up to `cursor` is recorded. null: the feed begins again. */
-  passed(account: GatewayAccount, feed: FeedName, cursor: string | null): Promise<void>;
+  /** Everything up to `cursor` is recorded. null: the feed begins again. No effect if the claimed row was deleted ({@link forgetFeeds}). */
+  passed(account: GatewayAccount, feed: FeedName, claimed: ClaimedFeed, cursor: string | null): Promise<void>;
   ended(account: GatewayAccount, feed: FeedName, claimed: ClaimedFeed, end: FeedEnd): Promise<void>;
   /** Ids of the processor's disputes that are not decided. */
   openDisputes(account: GatewayAccount): Promise<readonly string[]>;
@@ -73,16 +75,16 @@ export const postgresFeedRows = (db: Queryable): FeedRows => {
         `insert into gateway_feed (gateway, merchant_account, feed, next_at) values ($1, $2, $3, clock_timestamp() + $4 * interval '1 ms')
          on conflict (gateway, merchant_account, feed) do update set next_at = excluded.next_at
            where $5 or gateway_feed.next_at <= clock_timestamp()
-         returning cursor, failures`,
+         returning cursor, failures, begun_at::text as row`,
         [...nameOf(account, feed), everyMs(account, feed), always],
       );
       return rows[0] ?? null;
     },
-    passed: async (account, feed, cursor) => {
-      await db.query('update gateway_feed set cursor = $4 where gateway = $1 and merchant_account = $2 and feed = $3', [
-        ...nameOf(account, feed),
-        cursor,
-      ]);
+    passed: async (account, feed, { row }, cursor) => {
+      await db.query(
+        'update gateway_feed set cursor = $4 where gateway = $1 and merchant_account = $2 and feed = $3 and begun_at = $5::timestamptz',
+        [...nameOf(account, feed), cursor, row],
+      );
     },
     ended: async (account, feed, claimed, end) => {
       await db.query(

@@ -117,14 +117,14 @@ const readFeed = async (
   const claimed = await feeds.claim(account, feed, !onlyDue);
   if (!claimed) return;
   const ended = (end: FeedEnd) => feeds.ended(account, feed, claimed, end);
-  const readFrom = (cursor: string | null) => read(account, gateway, cursor, (next) => feeds.passed(account, feed, next));
+  const readFrom = (cursor: string | null) => read(account, gateway, cursor, (next) => feeds.passed(account, feed, claimed, next));
   try {
     try {
       await readFrom(claimed.cursor);
     } catch (error) {
       if (!(error instanceof UnknownCursor) || claimed.cursor === null) throw error;
       log.error({ merchantAccount, feed }, 'the processor does not know the place in its list any more; all of the list is read');
-      await feeds.passed(account, feed, null);
+      await feeds.passed(account, feed, claimed, null);
       await readFrom(null);
     }
     await ended({ kind: 'read' });

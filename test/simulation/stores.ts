@@ -660,18 +660,23 @@ export class VelocityCounts {
 
 /** The rows of the processors' feeds. Every feed is due at once. */
 export class FeedNotes {
-  private readonly cursors = new Map<string, string | null>();
+  private readonly rows = new Map<string, { readonly row: string; cursor: string | null }>();
+  private forgotten = 0;
   private readonly open = new Map<string, Set<string>>();
 
   port(statement: Statement): FeedRows {
     const nameOf = (account: GatewayAccount, feed: string) => `${accountName(account)} ${feed}`;
     const openOf = (account: GatewayAccount) => getOrMake(this.open, accountName(account), () => new Set<string>());
     return {
-      claim: (account, feed) => statement('feed.claim', () => ({ cursor: getOrMake(this.cursors, nameOf(account, feed), () => null), failures: 0 })),
-      passed: (account, feed, cursor) =>
+      claim: (account, feed) =>
+        statement('feed.claim', () => {
+          const row = getOrMake(this.rows, nameOf(account, feed), () => ({ row: String(this.forgotten), cursor: null }));
+          return { ...row, failures: 0 };
+        }),
+      passed: (account, feed, { row }, cursor) =>
         statement('feed.passed', () => {
-          const name = nameOf(account, feed);
-          if (this.cursors.has(name)) this.cursors.set(name, cursor);
+          const present = this.rows.get(nameOf(account, feed));
+          if (present?.row === row) present.cursor = cursor;
         }),
       ended: (account, feed) => statement('feed.ended', () => void nameOf(account, feed)),
       openDisputes: (account) => statement('feed.openDisputes', () => [...openOf(account)]),
@@ -680,13 +685,15 @@ export class FeedNotes {
   }
 
   forget(): void {
-    this.cursors.clear();
+    this.rows.clear();
+    this.forgotten += 1;
   }
 }
 
 const getOrMake = <K, V>(map: Map<K, V>, key: K, make: () => V): V => {
-  if (!map.has(key)) map.set(key, make());
-  return map.get(key)!;
+  const found = map.get(key) ?? make();
+  map.set(key, found);
+  return found;
 };
 
 /** Changes that an operator makes to the fixed directory during a run. */
