@@ -10,6 +10,7 @@ import type { ChargeRequest } from './charge.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import { sweepKeys } from './keys/sweep.js';
 import type { Charged, Payment } from './payment.js';
+import { openedAnswer } from './personal.js';
 import type { PaymentView } from './payment.view.js';
 import { resolveReversal, type ReverseRequest } from './reverse.js';
 
@@ -74,6 +75,12 @@ test('texts of a create lie in one box; partners see them; the log, the row of t
   for (const text of PLANTED) expect(kept).not.toContain(text);
   // The coding of a line stays in clear, since the general ledger needs it. This portal names no key.
   expect((await create(key)).body).toBe(answer.body);
+});
+
+test('a stored answer in clear is read as it is, without a look for keys', async () => {
+  const open = () => Promise.reject(new Error('the keys were asked for'));
+  const answer = { status: 200, body: '{"success":true}' };
+  expect(await openedAnswer({ personal: { open } }, answer, { paymentId: house.ids.uuid(), operation: 'create' })).toEqual(answer);
 });
 
 test('a create without texts takes no key, and its answer is stored as it was sent', async () => {
