@@ -56,7 +56,7 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
   if (UNSEEN.test(path)) return refused('has a control character or an invisible character in its path');
   const segments = path.split(/[/\\]/);
   if (segments.length !== url.pathname.split('/').length) return refused('has an encoded slash, backslash or dot in its path');
-  if (segments.some((segment) => /^\.{1,2}(?:;|$)/.test(segment.replace(/\s/g, '')))) return refused('has dots that may leave its path');
+  if (segments.some((segment) => /^\.{1,2}(?:[;?#]|$)/.test(segment.replace(/\s/g, '')))) return refused('has dots that may leave its path');
   // Some servers end a pair at `;` too.
   const pairs = queryPairs(url.search.replaceAll(';', '&'));
   if (!pairs) return refused('has a query that cannot be decoded');

@@ -164,6 +164,7 @@ describe('an address', () => {
     ),
     ...['%c0%ae%c0%ae', '%ff', '100%'].map((segment) => [`https://agency.example/pay/${segment}`, /path that cannot be decoded/] as const),
     ...['..;', '.;', '..;a=b', '..%3b', '..%253B'].map((segment) => [`https://agency.example/pay/${segment}/evil`, /dots with parameters/] as const),
+    ...['..%23', '..%3f', '.%2523', '..%253Fa'].map((segment) => [`https://agency.example/pay/${segment}/evil`, /dots that may leave/] as const),
     ...['%252e%252e', '%25252E.', '..%252fevil', '%255c'].map((path) => [`https://agency.example/pay/${path}/evil`, /encoded/] as const),
   ])('%p is refused', (address, why) => expect(vetAddress(address, allow)).toEqual({ accepted: false, why: expect.stringMatching(why) }));
   test('nothing is taken by an empty list', () => expect(vetAddress('https://agency.example/pay', [])).toMatchObject({ accepted: false }));

@@ -219,6 +219,10 @@ describe('limits', () => {
       'HTTP/1.0 with chunks',
       `POST ${PAYMENTS} HTTP/1.0\r\nhost: test\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
     ],
+    ...['gzip, chunked', 'chunked, gzip', 'identity'].map((coding) => [
+      `Transfer-Encoding: ${coding}`,
+      `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ntransfer-encoding: ${coding}\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
+    ]),
     ['two lengths', `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}  `],
     ['a bare line feed in a header', `GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx: a\nauthorization: x\r\n\r\n`],
   ])('%s → 400 and the connection is closed', async (_, text) => {
