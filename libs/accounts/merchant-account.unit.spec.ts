@@ -23,10 +23,11 @@ const disabled = (scope: 'charges' | 'everything'): MerchantAccountEvent => ({
 const disable = (scope: 'charges' | 'everything') => ({ type: 'Disable', scope, reason: ' key leaked ' }) as const;
 const enabled: MerchantAccountEvent = { type: 'MerchantAccountEnabled', data: id };
 const found = (guarantee: string, result: Guarantee['result']): Guarantee => ({ guarantee, result, detail: '' });
-const checked = (...guarantees: Guarantee[]): MerchantAccountEvent => ({
+const checkedIn = (runId: string, ...guarantees: Guarantee[]): MerchantAccountEvent => ({
   type: 'MerchantAccountChecked',
-  data: { ...id, runId: 'r1', guarantees },
+  data: { ...id, runId, guarantees },
 });
+const checked = (...guarantees: Guarantee[]) => checkedIn('r1', ...guarantees);
 
 const given = (...facts: MerchantAccountEvent[]) => ({
   when: (command: MerchantAccountCommand) => ({
@@ -151,16 +152,12 @@ describe('a check', () => {
       expect(stateAfter(added, checked(found('g8', 'holds')), checked(found('g8', result)))).toMatchObject({ repeats: result });
   });
   test('a check that waits for its batch can be resumed, also after a quick check', () => {
-    const check = (runId: string, ...guarantees: readonly Guarantee[]): MerchantAccountEvent => ({
-      type: 'MerchantAccountChecked',
-      data: { ...id, runId, guarantees },
-    });
-    const [waits, quick] = [check('r1', found('g7', 'later')), check('r2', found('g1', 'holds'))];
+    const [waits, quick] = [checkedIn('r1', found('g7', 'later')), checkedIn('r2', found('g1', 'holds'))];
     const openAfter = (...events: readonly MerchantAccountEvent[]) => stateAfter(added, ...events).openCheck?.runId ?? null;
     expect(openAfter(waits)).toBe('r1');
     expect(openAfter(waits, quick)).toBe('r1');
-    expect(openAfter(waits, quick, check('r1', found('g7', 'holds')))).toBeNull();
-    expect(openAfter(waits, check('r3', found('g7', 'later')))).toBe('r3');
+    expect(openAfter(waits, quick, checkedIn('r1', found('g7', 'holds')))).toBeNull();
+    expect(openAfter(waits, checkedIn('r3', found('g7', 'later')))).toBe('r3');
     expect(openAfter(quick)).toBeNull();
   });
   test('a quick check does not change that', () =>

@@ -313,15 +313,20 @@ describe('the event store fails', () => {
   });
 });
 
+/** The charge is answered with 504, its stream holds only the intent, and recovery undoes it. */
+const isLeftToRecovery = async (paymentId: string): Promise<void> => {
+  expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
+  expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);
+  expect(await resolve(paymentId)).toBe('resolved');
+  expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+};
+
 describe('a process that stood still for minutes', () => {
   const STOOD_STILL_MS = REQUEST_DEADLINE_MS + 61_000;
   test('before the outcome: it appends nothing, even if the revision fits; recovery resolves the payment', async () => {
     const paymentId = house.ids.uuid();
     house.calls.after('charge.fee', () => house.clock.advance(STOOD_STILL_MS));
-    expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
-    expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);
-    expect(await resolve(paymentId)).toBe('resolved');
-    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+    await isLeftToRecovery(paymentId);
   });
   test('between two tries of an append: it does not try again', async () => {
     const paymentId = house.ids.uuid();
@@ -369,10 +374,7 @@ describe('fenced while in flight', () => {
         const terms = state.terms.legs.find((one) => one.leg === leg)!;
         await house.ports.gateways.find(terms.account)!.finalize(aboutLeg(state, terms, 'charge'), AbortSignal.timeout(5_000));
       });
-      expect((await refused(house.charge({}, paymentId))).code).toBe('PAYMENT_TIMEOUT');
-      expect(await house.history(paymentId)).toEqual(['PaymentInitiated']);
-      expect(await resolve(paymentId)).toBe('resolved');
-      expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+      await isLeftToRecovery(paymentId);
     },
   );
   test('the reversal between the legs wakes late: recovery undid the principal once, under the same reference', async () => {

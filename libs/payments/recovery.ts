@@ -88,8 +88,8 @@ const openBecause = (still: StillOpen): Tried => ({ outcome: 'open', still });
  */
 export const nextTryAt = (now: number, tries: number, still: StillOpen | null, begun: number): number => {
   const planned = now + RECOVERY_SCHEDULE_MS[Math.min(tries, RECOVERY_SCHEDULE_MS.length - 1)]!;
-  if (still?.until === undefined || now >= Date.parse(still.until)) return planned;
-  const until = Date.parse(still.until);
+  const until = still?.until === undefined ? Number.NaN : Date.parse(still.until);
+  if (!still || !(now < until)) return planned;
   // The end of a scan at the gateway.
   if (still.why === 'in_flight') return Math.min(planned, until + 1_000);
   const lastLook = lastLookAt(still);
@@ -241,17 +241,15 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     const kept: KeptLeg[] = [];
     // The gateway may be able to tell about a leg only when its batch has closed. A charge of another leg must be undone before that, so the loop goes on.
     let waits: StillOpen | null = null;
-    let unanswered: StillOpen | null = null;
+    const unanswered: { readonly still: StillOpen; readonly gateway: PaymentGateway }[] = [];
     for (const leg of payment.terms.legs) {
+      if (unanswered.some((one) => mayHavePromised(one.gateway))) break;
       const gateway = ports.gateways.find(leg.account);
       if (!gateway) return OPEN;
       const found = await finalizeReference(ports, gateway, aboutLeg(payment, leg, 'charge'), deadline);
       if (found.kind === 'cannot_tell') {
         if (found.why === 'not_visible') waits = bothOf(waits, stillOpen(found), clock.now());
-        else {
-          unanswered ??= stillOpen(found);
-          if (mayHavePromised(gateway)) break;
-        }
+        else unanswered.push({ still: stillOpen(found), gateway });
         continue;
       }
       if (found.kind === 'undone') {
@@ -298,17 +296,15 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
           // leaves the other legs to them. If staff send the leg back instead, the payment cannot succeed, and the other legs are undone.
           if (undone.why === 'finalised' && !payment.returns) break;
         } else if (undone.kind === 'not_processed' && undone.answered) kept.push({ leg: leg.leg, transactionId, why: 'not_processed' });
-        else {
-          unanswered ??= UNREACHABLE;
-          if (mayHavePromised(gateway)) break;
-        }
+        else unanswered.push({ still: UNREACHABLE, gateway });
       } else if (found.result.kind === 'declined') {
         const { decline, transactionId = null } = found.result;
         findings.push({ leg: leg.leg, found: 'declined', code: decline.code, transactionId, ...checksOf(decline) });
-      } else if (found.result.kind === 'unknown') unanswered ??= UNREACHABLE;
+      } else if (found.result.kind === 'unknown') unanswered.push({ still: UNREACHABLE, gateway });
       else findings.push({ leg: leg.leg, found: 'never' });
     }
-    if (unanswered) return openBecause(unanswered.why === 'in_flight' ? unanswered : { ...waits, why: 'unreachable' });
+    const [first] = unanswered;
+    if (first) return openBecause(first.still.why === 'in_flight' ? first.still : { ...waits, ...UNREACHABLE });
     if (kept.length > 0) {
       // A leg has settled, or cannot be voided. Only a person may decide about this money (C29). The payment stays unknown.
       await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: kept }, origin);

@@ -155,9 +155,9 @@ export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
 export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
 
 /**
- * An append to a stream that was read longer ago counts as a conflict, by the host's time. A process that stood still for so long may have read it from a log that
- * was not ours, and the revision can fit by accident (C76). Every request, every try of recovery and every command of staff ends sooner. The monotonic
- * clock would not do: it stops while a machine is suspended.
+ * An append to a stream that was read longer ago counts as a conflict. A process that stood still for so long may have read it from a log that was not
+ * ours, and the revision can fit by accident (C76). Every request, every try of recovery and every command of staff ends sooner. The host's time
+ * counts, since the monotonic clock stops while a machine is suspended.
  */
 const READ_TOO_LONG_AGO_MS = 60_000;
 

@@ -58,6 +58,10 @@ const lost = async (card: string = CARDS.approved): Promise<string> => {
   change = () => ({});
   return paymentId;
 };
+/** The bank does not answer a void of this leg. */
+const voidUnanswered =
+  (silent: string): typeof change =>
+  (inner) => ({ void: async (call, signal) => (call.leg === silent ? { kind: 'unknown', cause: 'timeout' } : inner.void(call, signal)) });
 const recorded: Parameters<RecoveryWork['record']>[0][] = [];
 const recovery = () => {
   const due = async () =>
@@ -262,9 +266,7 @@ describe('one leg without an answer does not keep the other leg charged', () => 
     ['fee', 'principal'],
   ] as const)('no answer about the void of the %s leg', async (silent, other) => {
     const paymentId = await lost();
-    change = (inner) => ({
-      void: async (call, signal) => (call.leg === silent ? { kind: 'unknown', cause: 'timeout' } : inner.void(call, signal)),
-    });
+    change = voidUnanswered(silent);
     expect(await recover(paymentId)).toMatchObject({ outcome: 'open', why: 'unreachable' });
     expect([legOf(silent).voidedCents, legOf(other).voidedCents]).toEqual([0, legOf(other).amountCents]);
     change = () => ({});
@@ -284,9 +286,7 @@ describe('one leg without an answer does not keep the other leg charged', () => 
 test('a gateway that may have promised staff that a leg stays charged: without its answer, the other leg is left alone', async () => {
   await begin('bank-plain', FEE);
   const paymentId = await lost();
-  change = (inner) => ({
-    void: async (call, signal) => (call.leg === 'principal' ? { kind: 'unknown', cause: 'timeout' } : inner.void(call, signal)),
-  });
+  change = voidUnanswered('principal');
   expect(await recover(paymentId)).toMatchObject({ outcome: 'open', why: 'unreachable' });
   expect(returned()).toEqual([]);
   change = () => ({});
