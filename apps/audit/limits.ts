@@ -27,8 +27,13 @@ export const LEAST_BYTES_PER_SECOND = 16_384;
 export const PAUSE_MS = 10_000;
 /** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
 export const MAX_EXPORT_MS = 3_600_000;
-/** Length of a step and its rest together, as a multiple of the time for which the event loop was busy meanwhile. */
+/**
+ * Length of a step and its rest together, as a multiple of the time for which the event loop was busy meanwhile. It holds while the process serves
+ * partners and payers. Otherwise a rest has its least length.
+ */
 const SHARE = 4;
+/** If partners and payers have sent no request for this long, the process does not count as serving them. In ms. */
+const IDLE_MS = 1_000;
 /** Least and longest rest after a step, in ms. The starts of two steps are at least as far apart. A page of an export takes the event loop for 5 ms. */
 const REST_MS = { least: 10, most: 300 } as const;
 
@@ -54,19 +59,22 @@ export const AUDITED = Symbol('audited services');
 export const ON_LIMIT = Symbol('on limit');
 
 /**
- * Lets all audit requests of a process take turns, and rests after each step until it and its rest have taken four times as long as the event loop was
- * busy during the step. So about three quarters of the event loop stay for payments. A step is a query, or a page of an export.
+ * Lets all audit requests of a process take turns. While the process serves partners and payers, it rests after each step until the step and its rest
+ * have taken four times as long as the event loop was busy during the step. So about three quarters of the event loop stay for payments. A step is a
+ * query, or a page of an export or of the feed.
  */
 @Injectable()
 export class Pace {
   private nextMs = 0;
   private readonly clock: Clock;
+  private readonly slots: Pick<Services['slots'], 'idleMs'>;
 
   /** Milliseconds for which the event loop has been busy since the process began. */
   busyMs = (): number => performance.eventLoopUtilization().active;
 
-  constructor(@Inject(AUDITED) { clock }: Pick<Services, 'clock'>) {
+  constructor(@Inject(AUDITED) { clock, slots }: Pick<Services, 'clock'> & { readonly slots: Pick<Services['slots'], 'idleMs'> }) {
     this.clock = clock;
+    this.slots = slots;
   }
 
   async step<T>(work: () => Promise<T>): Promise<T> {
@@ -80,7 +88,7 @@ export class Pace {
     } finally {
       // A step may wait long for Postgres. Such a wait takes no time of the event loop.
       const endMs = this.clock.monotonic();
-      const restMs = begunMs + SHARE * (this.busyMs() - busyBefore) - endMs;
+      const restMs = this.slots.idleMs > IDLE_MS ? 0 : begunMs + SHARE * (this.busyMs() - busyBefore) - endMs;
       this.nextMs = Math.max(this.nextMs, endMs) + Math.min(REST_MS.most, Math.max(REST_MS.least, restMs));
     }
   }

@@ -77,16 +77,21 @@ test('a reader that pauses before each piece gets all of them, up to the time fo
 });
 
 test.each([
-  [0, 0, 20],
-  [60, 60, 180],
+  [0, 0, 0, 20],
+  [60, 60, 0, 180],
   // A step that mostly waits for Postgres has rested meanwhile.
-  [60, 15, 10],
-  [10_000, 10_000, 300],
-])('after a step of %d ms, in which the event loop was busy for %d ms, the next one begins %d ms later', async (tookMs, busyMs, laterMs) => {
+  [60, 15, 0, 10],
+  [10_000, 10_000, 0, 300],
+  [60, 60, 1_000, 180],
+  // No partner and no payer has asked for anything meanwhile.
+  [60, 60, 1_001, 10],
+  [60, 60, Number.POSITIVE_INFINITY, 10],
+])('after a step of %d ms, with the event loop busy for %d ms and payments idle for %d ms, the next one begins %d ms later', async (...row) => {
+  const [tookMs, busyMs, idleMs, laterMs] = row;
   let nowMs = 0;
   let loopMs = 0;
   const sleep = (ms: number) => Promise.resolve(void (nowMs += ms));
-  const pace = new Pace({ clock: { now: () => nowMs, realNow: () => nowMs, monotonic: () => nowMs, sleep } });
+  const pace = new Pace({ clock: { now: () => nowMs, realNow: () => nowMs, monotonic: () => nowMs, sleep }, slots: { idleMs } });
   pace.busyMs = () => loopMs;
   await pace.step(() => {
     loopMs += busyMs;

@@ -1,13 +1,13 @@
 /** `payfold audit`: the sealed log, its proofs, and the comparison of books and events. */
-import { lstatSync, readFileSync, statSync } from 'node:fs';
+import { lstatSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditRole, Difference, DriftReport, KeyTerms, ReportName } from '#audit';
+import type { AuditRole, Difference, DriftReport, KeyTerms, PassState, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
 import { decimal, ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
-import { writeOwnFile } from '#platform';
+import { readOwnFile, writeOwnFile } from '#platform';
 import type { Services } from '../services.js';
 import {
   each,
@@ -33,6 +33,9 @@ const CATCH_UP_MS = 30 * 60_000;
  * verify` gives its verdict even if one of them does not reach the end.
  */
 const VERIFY_WAIT_SECONDS = 300;
+/** `--place` stores the place of a verification at most this often, in ms. */
+const KEEP_PLACE_MS = 1_000;
+const { version: RELEASE } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
 
 /**
  * Writes a file that only its owner can read, in place of one that lies there. Nothing is written through a link, and only an ordinary file is
@@ -68,9 +71,11 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       ).conflicts('full'),
     )
     .option('--full', 'verify everything (default)')
+    .option('--place <file>', 'keep the place in a file; the same command goes on there if it is cut off')
     .action(
-      action(async ({ services }, { timeoutSeconds, fromHead }: { timeoutSeconds: number; fromHead?: string }) => {
+      action(async ({ services, clock }, { timeoutSeconds, fromHead, place }: { timeoutSeconds: number; fromHead?: string; place?: string }) => {
         const note = fromHead === undefined ? null : readHead(fromHead);
+        const kept = place === undefined ? null : readPlace(place);
         const all = await services();
         const { beginPass, find, logState, passChecks, runPass, trustedHead, UntrustedHead } = await import('#audit');
         const { journalModel, journalPayments, lineRegisterModel } = await import('#ledger');
@@ -83,12 +88,16 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
             : await trustedHead(ports, note).catch((error: unknown) => {
                 throw error instanceof UntrustedHead ? new Error(`${fromHead}: ${error.message}`) : error;
               });
-        const { size, position } = await logState(all.pool);
-        const pass = await beginPass(ports, from && { size: from.size, position: from.position }, { size, position });
-        for (const { name, reason } of behind)
-          if (name === lineRegisterModel.name) find(pass.found.lines, reason);
-          else if (name !== journalModel.name) find(pass.found.models, reason);
-          else for (const findings of [pass.found.journal, pass.found.books, pass.found.lines]) find(findings, reason);
+        const { origin, ...now } = await logState(all.pool);
+        if (kept && (kept.origin !== origin || kept.pass.log.from.size !== (from?.size ?? 0)))
+          throw new UsageError(`${place} is the place of another verification; remove it to begin anew`);
+        const pass = kept?.pass ?? (await beginPass(ports, from && { size: from.size, position: from.position }, now));
+        const { size, position } = pass.log.end;
+        if (!kept)
+          for (const { name, reason } of behind)
+            if (name === lineRegisterModel.name) find(pass.found.lines, reason);
+            else if (name !== journalModel.name) find(pass.found.models, reason);
+            else for (const findings of [pass.found.journal, pass.found.books, pass.found.lines]) find(findings, reason);
         let bar: ReturnType<typeof progressBar> | null = null;
         let shown: string | null = null;
         const totals = { events: size - (from?.size ?? 0), payments: from ? null : await journalPayments(all.pool) };
@@ -103,10 +112,16 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
           bar?.update(done);
         };
         try {
-          for await (const _page of runPass(ports, pass, { ...VERIFY_AT_ONCE, onProgress }));
+          let keptMs = Number.NEGATIVE_INFINITY;
+          for await (const _page of runPass(ports, pass, { ...VERIFY_AT_ONCE, onProgress })) {
+            if (place === undefined || clock.monotonic() - keptMs < KEEP_PLACE_MS) continue;
+            writePrivately(place, { release: RELEASE, origin, pass } satisfies Place);
+            keptMs = clock.monotonic();
+          }
         } finally {
           (bar as ReturnType<typeof progressBar> | null)?.stop();
         }
+        if (place !== undefined) rmSync(place, { force: true });
         return reported({ position: position === '' ? null : position, size, root: pass.root }, [...sealing, ...passChecks(pass)]);
       }),
     );
@@ -206,10 +221,9 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const { writePack } = await import('#audit');
         const checks = await sealed(all);
         const verifier = fileURLToPath(new URL('../../../apps/operator/verify.mjs', import.meta.url));
-        const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
         const pack = await writePack(
           { ...all.seal, db: all.pool, reached: (position) => modelsReach(all, position) },
-          { from, to, out, version, verifier },
+          { from, to, out, version: RELEASE, verifier },
         );
         const { position, size, root, files, drift, tie } = pack;
         const loose = tie.filter(({ differenceCents }) => differenceCents !== 0);
@@ -467,6 +481,27 @@ const driftOf = async (all: Services, streams: number | null): Promise<DriftRepo
 
 /** How much of the log, and how many payments, `audit verify` compares in one page. */
 const VERIFY_AT_ONCE = { eventsAtOnce: 16_384, paymentsAtOnce: 100 } as const;
+
+/** The file of `--place`: how far a verification came. */
+interface Place {
+  /** Another release may keep other things. */
+  readonly release: string;
+  /** The name of the sealed log. */
+  readonly origin: string;
+  readonly pass: PassState;
+}
+/** Reads the file of `--place`, which only we may be able to write. null: there is none yet. */
+const readPlace = (file: string): Place | null => {
+  const text = readOwnFile(file, { secret: true });
+  if (text === null) return null;
+  try {
+    const place = JSON.parse(text) as Place;
+    if (place.release === RELEASE) return place;
+  } catch {
+    // No JSON.
+  }
+  throw new UsageError(`${file} is no place of a verification by this release; remove it to begin anew`);
+};
 const inWords = ({ paymentId, position, message }: Difference): string =>
   `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;
 

@@ -32,7 +32,7 @@ export { changedPayments, eventPage, feedTypes, FeedWaits, isPlaceIn, MAX_WAIT_S
 export { FIND_PARAMETERS, type FindBy, findFaults, type FindParameter, findPayments, nameHashOf, paymentFindModel } from './find.js';
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';
-export { beginPass, passChecks, type PassPorts, runPass } from './pass.js';
+export { beginPass, passChecks, type PassPorts, runPass, type PassState } from './pass.js';
 export { type ExportManifest, exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';
 export { listAsOf, type ListThenQuery, paymentAsOf, type Reader, readerOf, timeline, withoutStaffNames } from './replay.js';

@@ -655,9 +655,10 @@ const findMove = async (
     const fencedAt = await fencedSince(ports, paymentId, attempt);
     return fencedAt !== null && ageMs(ports.clock, fencedAt) >= NOTHING_IS_SENT_AFTER_MS ? { outcome: 'never' } : open;
   }
-  // A reference that the gateway has promised never to execute must not be sent either.
+  // A reference that the gateway has promised never to execute must not be sent either. After a void that came too late, this leaves the refund.
   const maySend = (means: Means) => unseen.includes(means) && isRepeatSafe(ports, attempt, gateway.capabilities, means);
-  return repeatMove(ports, payment, attempt, move, open, maySend, deadline);
+  const means = unseen.includes(move.means) ? move.means : unseen[0]!;
+  return repeatMove(ports, payment, attempt, { ...move, means }, open, maySend, deadline);
 };
 
 export const stillOpen = ({ kind: _, ...open }: Extract<Finalized<unknown>, { kind: 'cannot_tell' }>): StillOpen => open;

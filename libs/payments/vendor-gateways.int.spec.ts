@@ -92,6 +92,10 @@ const giveBack = (paymentId: string, operation: 'void' | 'refund', amountCents: 
     origin(),
     new Deadline(house.clock, 28_000),
   );
+/** Closes the batches of a payment at the bank. The stream does not know of it yet. */
+const closeBatches = (payment: unknown): void => {
+  for (const { account } of (payment as Charged).legs) bank.closeBatch(account.merchantAccount);
+};
 /** Closes the batch at the bank, and records it. */
 const settle = async (paymentId: string): Promise<void> => {
   const loaded = await house.ports.streams.load(paymentId);
@@ -433,6 +437,16 @@ describe('a gateway that can tell only after the batch', () => {
       expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
       expect(returned()).toEqual([['refund', 1_000]]);
       expect((await house.view(id)).refundedAmountCents).toBe(1_000);
+    });
+    test.each([true, false])('a refund that began as a void, which came too late; it arrived before: %s', async (arrived) => {
+      const { id } = (await pay(CARDS.approved)).view;
+      closeBatches(await house.state(id));
+      unheard('refund', arrived);
+      expect((await refused(giveBack(id, 'refund'))).code).toBe('PAYMENT_TIMEOUT');
+      expect(returned()).toEqual(arrived ? [['refund', 10_325]] : []);
+      change = () => ({});
+      expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
+      expect([(await house.view(id)).status, returned()]).toEqual(['refunded', [['refund', 10_325]]]);
     });
     test('an old one is not sent again: it waits for the batch, and then was never executed', async () => {
       const { id } = (await pay(CARDS.approved)).view;

@@ -48,6 +48,7 @@ export class Slots {
   private readonly watchers = new Set<(reason: SlotRefusal) => void>();
   private waitingNow = 0;
   private looking = false;
+  private askedMs = Number.NEGATIVE_INFINITY;
 
   constructor(
     private readonly clock: Pick<Clock, 'monotonic' | 'sleep'>,
@@ -63,6 +64,7 @@ export class Slots {
   async take(request: SlotRequest, waitMs: number, { during, gone }: { during?: Waiting; gone?: AbortSignal } = {}): Promise<Slot> {
     if (gone?.aborted) throw this.refusal();
     const begun = this.clock.monotonic();
+    this.askedMs = begun;
     const holder = holderOf(request);
     const entered = this.share.enter(holder);
     if (entered === 'refused') throw this.refused('share');
@@ -72,6 +74,11 @@ export class Slots {
       if (!(await (during ? during(wait) : wait()))) throw gone?.aborted ? this.refusal() : this.refused('time');
     }
     return this.slotOf(holder, this.clock.monotonic() - begun);
+  }
+
+  /** Milliseconds since a request last asked for a slot. Infinity: none has. */
+  get idleMs(): number {
+    return this.clock.monotonic() - this.askedMs;
   }
 
   /** How many requests of a lane wait. */

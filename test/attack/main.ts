@@ -1,8 +1,13 @@
 /**
- * `npm run attack -- [--only audit,checkout,connections,tenants] [--seconds S] [--rest S]`: starts the built service with the limits of production,
- * and plays the floods of `floods.ts` against it. Meanwhile an honest client creates and lists payments, opens the page of a checkout, and asks
- * whether the service is ready. Prints a table, and writes a line to `reports/attack.ndjson`. Exit 1 if a gate fails.
+ * `npm run attack -- [--only audit,checkout,connections,tenants] [--seconds S] [--rest S] [--control]`: starts the built service with the limits of
+ * production, and plays the floods of `floods.ts` against it. Meanwhile an honest client creates and lists payments, opens the page of a checkout, and
+ * asks whether the service is ready. Prints a table, and writes a line to `reports/attack.ndjson`. Exit 1 if a gate fails.
+ *
+ * `--control`: before each flood, plays it against a bare HTTP server on the same machine, while the honest client uses the service. So the table
+ * shows how much of the delay comes from the machine, and how much from the service.
  */
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
 import { parseArgs } from 'node:util';
 import pg from 'pg';
 import { searchPathOf } from '#eventstore';
@@ -15,13 +20,14 @@ import { descriptorsOf, forgetPeak, memoryOf, peakMemoryOf } from '../support/fl
 import { DataDir, launch, newKey, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { writeReport } from '../support/report.js';
 import { PAYMENTS, paymentOf } from '../support/service.js';
-import { begin, FLOODS, type Target } from './floods.js';
+import { type Answers, begin, FLOODS, type Target } from './floods.js';
 
 const { values } = parseArgs({
   options: {
     only: { type: 'string', default: 'audit,checkout,connections,tenants' },
     seconds: { type: 'string', default: '20' },
     rest: { type: 'string', default: '60' },
+    control: { type: 'boolean', default: false },
   },
 });
 const seconds = Number(values.seconds);
@@ -57,6 +63,7 @@ interface Measured {
 }
 
 const WIDTHS = [70, 8, 11, 9, 18, 11, 6, 12, 0];
+const said = (answers: Answers): string => [...answers].map(([answer, number]) => `${number} × ${answer}`).join(', ');
 const print = (cells: readonly string[]): void => console.log(cells.map((cell, index) => cell.padEnd(WIDTHS[index]!)).join(' '));
 
 /** Makes the account that attacks, an audit key, a portal with hosted checkout, and payments to list and export. */
@@ -117,6 +124,13 @@ const honestRequests = async ({ url, portalId }: Target, apiKey: string): Promis
   };
 };
 
+/** Starts the bare server of `--control`. */
+const startBare = async (): Promise<{ readonly url: string; stop(): void }> => {
+  const child = fork(new URL('./bare.js', import.meta.url));
+  const [port] = (await once(child, 'message')) as [number];
+  return { url: `http://127.0.0.1:${port}`, stop: () => child.kill() };
+};
+
 const attack = async (dataDir: DataDir): Promise<void> => {
   const [auditPort, metricsPort] = [await freePort(), await freePort()];
   const service = await start('standalone', dataDir, {
@@ -161,10 +175,19 @@ const attack = async (dataDir: DataDir): Promise<void> => {
   const failed: string[] = [];
   const floods = [];
   for (const { name, group } of FLOODS.filter((flood) => values.only.split(',').includes(flood.group))) {
+    let control: Measured | null = null;
+    if (values.control) {
+      const bare = await startBare();
+      const elsewhere = begin(name, { ...target, url: bare.url, auditUrl: bare.url });
+      control = await measure();
+      const answers = await elsewhere.end();
+      bare.stop();
+      row(name, 'control', control, said(answers));
+    }
     const begun = begin(name, target);
     const during = await measure();
     const answers = await begun.end();
-    row(name, 'during', during, [...answers].map(([answer, number]) => `${number} × ${answer}`).join(', '));
+    row(name, 'during', during, said(answers));
     await new Promise((wake) => setTimeout(wake, restMs));
     const after = await atRest();
     row('', 'after', after);
@@ -181,7 +204,7 @@ const attack = async (dataDir: DataDir): Promise<void> => {
       ...(after.descriptors > before.descriptors * MAX_LEFT ? [`${after.descriptors} descriptors afterwards, ${before.descriptors} before`] : []),
     ];
     failed.push(...faults.map((fault) => `${name}: ${fault}`));
-    floods.push({ name, during, after, answers: Object.fromEntries(answers) });
+    floods.push({ name, control, during, after, answers: Object.fromEntries(answers) });
   }
   await service.stop();
   for (const fault of failed) console.log(`✗ ${fault}`);

@@ -5,7 +5,7 @@
  * If a worker is killed in the middle of a verification pass or of the drift sweep, the next worker goes on there.
  */
 import { execFile, execFileSync } from 'node:child_process';
-import { linkSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { chmodSync, existsSync, linkSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -15,7 +15,7 @@ import { createPool, type Pool, systemIds } from '#platform';
 import { READ_MODELS } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, newKey, start, welcomeOf } from '../support/processes.js';
+import { DataDir, launch, newKey, start, welcomeOf } from '../support/processes.js';
 import { paymentOf, PAYMENTS } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -213,6 +213,63 @@ const killedInTheMiddle = async (table: string, value: string, ends: () => Promi
   await pool.query(`drop trigger note_progress on ${table}; drop function public.note_progress; drop table public.seen`);
   return { before: all.slice(0, all.indexOf('killed')), after: all.slice(all.indexOf('killed') + 1) };
 };
+
+describe('--place', () => {
+  const place = () => join(dataDir.path, 'place.json');
+  const change = (text: string) =>
+    pool.query(`update es.events set data = jsonb_build_object('number', $1::text) where stream_id = 'staff-filler-0' and revision = 0`, [text]);
+
+  /** Kills the command when it has stored its place. */
+  const cutOff = async (): Promise<void> => {
+    for (let tries = 0; !existsSync(place()); tries++) {
+      expect(tries).toBeLessThan(10);
+      const child = launch([LAUNCHER, 'audit', 'verify', '--place', place(), '--json'], dataDir, { DATABASE_URL: database.url, LOG_LEVEL: 'error' });
+      let isOver = false;
+      void child.exited.then(() => (isOver = true));
+      await eventually(() => existsSync(place()) || isOver, { everyMs: 1 });
+      child.signal('SIGKILL');
+      await child.exited;
+    }
+  };
+
+  test('a verification that was killed goes on at its place, and removes the file at its end', async () => {
+    await cutOff();
+    expect(statSync(place()).mode & 0o777).toBe(0o600);
+    const { rows } = await pool.query<{ data: string }>(`select data::text from es.events where stream_id = 'staff-filler-0' and revision = 0`);
+    // The events were compared before the kill, so this change is not seen until the next verification.
+    await change('changed');
+    const goneOn = await verify('--place', place());
+    expect(goneOn).toMatchObject({ code: 0, failed: {} });
+    expect(goneOn.details['read models']).toContain(` ${PAID + COPIES} payments `);
+    expect(existsSync(place())).toBe(false);
+    expect(Object.keys((await verify('--place', place())).failed)).toEqual(['events', 'heads']);
+    expect(existsSync(place())).toBe(false);
+    await pool.query(`update es.events set data = $1 where stream_id = 'staff-filler-0' and revision = 0`, [rows[0]!.data]);
+    expect(await verify()).toMatchObject({ code: 0, failed: {} });
+  });
+
+  test('a file of another verification, of another release, without sense, or open to others is refused in one line, and stays', async () => {
+    const head = headFiles(join(dataDir.data, 'heads'))[0]!;
+    await cutOff();
+    const text = readFileSync(place(), 'utf8');
+    const refused = async (message: string, ...more: string[]) => {
+      const { code, stderr } = await payfold('audit', 'verify', '--place', place(), ...more);
+      expect([code, stderr.trim().split('\n').length]).toEqual([expect.any(Number), 1]);
+      expect(stderr).toContain(message);
+      expect(code).toBeGreaterThan(0);
+      expect(existsSync(place())).toBe(true);
+    };
+    await refused('is the place of another verification', '--from-head', head);
+    writeFileSync(place(), text.replace(/"release": "[^"]+"/, '"release": "0.0.1"'));
+    await refused('by this release');
+    writeFileSync(place(), '{"release":');
+    await refused('by this release');
+    writeFileSync(place(), text);
+    chmodSync(place(), 0o644);
+    await refused('chmod 600');
+    rmSync(place());
+  });
+});
 
 test('a full pass whose worker is killed goes on after the last page; no payment and no entry counts twice', async () => {
   await pool.query(`update verify_pass set due_at = case pass when 'full' then now() else now() + interval '1 day' end`);
