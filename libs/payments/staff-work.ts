@@ -27,9 +27,13 @@ const INDEXES = `
   alter table staff_task add constraint staff_task_pkey primary key (payment_id, reason);
   create index staff_task_open on staff_task (reason, raised_at) where acknowledged_at is null`;
 
+/** How long the read model gathers events. It reads the whole log, and nearly no event concerns it. */
+const GATHER_MS = 500;
+
 export const staffWorkModel: ReadModel = {
   name: 'staff-work',
   shape: 2,
+  gatherMs: GATHER_MS,
   tables: ['staff_action', 'staff_task'],
   createTables: TABLES,
   createIndexes: INDEXES,
