@@ -80,7 +80,6 @@ try {
   const all = await Promise.all(keys.slice(0, READERS).map((key) => readAll(service, key)));
   const manySeconds = (performance.now() - many) / 1_000;
   const sum = all.reduce((total, one) => total + one.events, 0);
-  // They share half of one event loop. The other half stays for payments.
   console.log(`${READERS} readers: ${(sum / manySeconds).toFixed(0)} events/s together`);
 
   const idle = async (seconds_: number): Promise<number> => {

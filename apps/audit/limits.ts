@@ -28,11 +28,11 @@ export const PAUSE_MS = 10_000;
 /** Longest time for a whole export, in ms. At the least rate, it is enough for 59 MB. A link of 10 Mbit/s carries 4.5 GB in this time. */
 export const MAX_EXPORT_MS = 3_600_000;
 /**
- * Length of a step and its rest together, as a multiple of the time for which the event loop was busy meanwhile. It holds while the process serves
- * partners and payers. Otherwise a rest has its least length.
+ * While the process serves partners and payers: length of a step and its rest together, as a multiple of the time for which the event loop was busy
+ * meanwhile. At other times a rest has its least length.
  */
 const SHARE = 4;
-/** If partners and payers have sent no request for this long, the process does not count as serving them. In ms. */
+/** If no request of a partner or payer has been at work for this long, the process does not count as serving them. In ms. */
 const IDLE_MS = 1_000;
 /** Least and longest rest after a step, in ms. The starts of two steps are at least as far apart. A page of an export takes the event loop for 5 ms. */
 const REST_MS = { least: 10, most: 300 } as const;
@@ -59,7 +59,7 @@ export const AUDITED = Symbol('audited services');
 export const ON_LIMIT = Symbol('on limit');
 
 /**
- * Lets all audit requests of a process take turns. While the process serves partners and payers, it rests after each step until the step and its rest
+ * Lets all audit requests of a process take turns. While the process serves partners and payers, audit rests after each step until the step and its rest
  * have taken four times as long as the event loop was busy during the step. So about three quarters of the event loop stay for payments. A step is a
  * query, or a page of an export or of the feed.
  */

@@ -33,7 +33,7 @@ const CATCH_UP_MS = 30 * 60_000;
  * verify` gives its verdict even if one of them does not reach the end.
  */
 const VERIFY_WAIT_SECONDS = 300;
-/** `--place` stores the place of a verification at most this often, in ms. */
+/** `--place` stores the progress of a verification after each step, and within a step at most this often, in ms. */
 const KEEP_PLACE_MS = 1_000;
 const { version: RELEASE } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
 
@@ -71,15 +71,17 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
       ).conflicts('full'),
     )
     .option('--full', 'verify everything (default)')
-    .option('--place <file>', 'keep the place in a file; the same command goes on there if it is cut off')
+    .option('--place <file>', 'keep the progress in a file; after an interruption, the same command goes on from there')
     .action(
       action(async ({ services, clock }, { timeoutSeconds, fromHead, place }: { timeoutSeconds: number; fromHead?: string; place?: string }) => {
         const note = fromHead === undefined ? null : readHead(fromHead);
-        const kept = place === undefined ? null : readPlace(place);
+        const before = place === undefined ? null : readPlace(place);
         const all = await services();
         const { beginPass, find, logState, passChecks, runPass, trustedHead, UntrustedHead } = await import('#audit');
         const { journalModel, journalPayments, lineRegisterModel } = await import('#ledger');
         const ports = { ...all.seal, headFolder: all.seal.folder };
+        const { origin } = await logState(all.pool);
+        if (before && before.origin !== origin) throw anotherPlace(place!);
         const waitMs = timeoutSeconds * 1_000;
         const [sealing, behind] = await Promise.all([sealed(all, waitMs), notLevel(all, await reportModels(), waitMs)]);
         const from =
@@ -88,16 +90,26 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
             : await trustedHead(ports, note).catch((error: unknown) => {
                 throw error instanceof UntrustedHead ? new Error(`${fromHead}: ${error.message}`) : error;
               });
-        const { origin, ...now } = await logState(all.pool);
-        if (kept && (kept.origin !== origin || kept.pass.log.from.size !== (from?.size ?? 0)))
-          throw new UsageError(`${place} is the place of another verification; remove it to begin anew`);
-        const pass = kept?.pass ?? (await beginPass(ports, from && { size: from.size, position: from.position }, now));
+        const { size: sizeNow, position: positionNow } = await logState(all.pool);
+        if (before && before.pass.log.from.size !== (from?.size ?? 0)) throw anotherPlace(place!);
+        if (before && before.pass.log.end.size > sizeNow)
+          throw new Error(
+            `${place} was written when ${before.pass.log.end.size} events were sealed; only ${sizeNow} are sealed now: events were lost`,
+          );
+        const pass =
+          before?.pass ?? (await beginPass(ports, from && { size: from.size, position: from.position }, { size: sizeNow, position: positionNow }));
+        const begunAt = before?.begunAt ?? timestamp(clock.now());
+        if (before) process.stderr.write(`goes on with the verification that began at ${begunAt}\n`);
+        const keep = () => place !== undefined && writePrivately(place, { release: RELEASE, origin, begunAt, pass } satisfies Place);
+        keep();
         const { size, position } = pass.log.end;
-        if (!kept)
-          for (const { name, reason } of behind)
-            if (name === lineRegisterModel.name) find(pass.found.lines, reason);
-            else if (name !== journalModel.name) find(pass.found.models, reason);
-            else for (const findings of [pass.found.journal, pass.found.books, pass.found.lines]) find(findings, reason);
+        for (const { name, reason } of behind)
+          for (const findings of name === lineRegisterModel.name
+            ? [pass.found.lines]
+            : name === journalModel.name
+              ? [pass.found.journal, pass.found.books, pass.found.lines]
+              : [pass.found.models])
+            if (!findings.named.includes(reason)) find(findings, reason);
         let bar: ReturnType<typeof progressBar> | null = null;
         let shown: string | null = null;
         const totals = { events: size - (from?.size ?? 0), payments: from ? null : await journalPayments(all.pool) };
@@ -112,11 +124,11 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
           bar?.update(done);
         };
         try {
-          let keptMs = Number.NEGATIVE_INFINITY;
+          let kept = { step: pass.step, atMs: clock.monotonic() };
           for await (const _page of runPass(ports, pass, { ...VERIFY_AT_ONCE, onProgress })) {
-            if (place === undefined || clock.monotonic() - keptMs < KEEP_PLACE_MS) continue;
-            writePrivately(place, { release: RELEASE, origin, pass } satisfies Place);
-            keptMs = clock.monotonic();
+            if (pass.step === kept.step && clock.monotonic() - kept.atMs < KEEP_PLACE_MS) continue;
+            keep();
+            kept = { step: pass.step, atMs: clock.monotonic() };
           }
         } finally {
           (bar as ReturnType<typeof progressBar> | null)?.stop();
@@ -484,23 +496,25 @@ const VERIFY_AT_ONCE = { eventsAtOnce: 16_384, paymentsAtOnce: 100 } as const;
 
 /** The file of `--place`: how far a verification came. */
 interface Place {
-  /** Another release may keep other things. */
+  /** The state of a verification can differ between releases. */
   readonly release: string;
   /** The name of the sealed log. */
   readonly origin: string;
+  readonly begunAt: string;
   readonly pass: PassState;
 }
-/** Reads the file of `--place`, which only we may be able to write. null: there is none yet. */
+const anotherPlace = (file: string) => new UsageError(`${file} is the place of another verification; remove it to begin anew`);
+/** Reads the file of `--place`. Throws if others can read or write it. null: there is none yet. */
 const readPlace = (file: string): Place | null => {
   const text = readOwnFile(file, { secret: true });
   if (text === null) return null;
   try {
-    const place = JSON.parse(text) as Place;
-    if (place.release === RELEASE) return place;
+    const place = JSON.parse(text) as Partial<Place>;
+    if (place.release === RELEASE && place.origin && place.begunAt && place.pass?.log) return place as Place;
   } catch {
     // No JSON.
   }
-  throw new UsageError(`${file} is no place of a verification by this release; remove it to begin anew`);
+  throw new UsageError(`${file} was not written by \`audit verify --place\` of this release; remove it to begin anew`);
 };
 const inWords = ({ paymentId, position, message }: Difference): string =>
   `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;

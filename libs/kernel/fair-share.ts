@@ -92,6 +92,11 @@ export class FairShare<Request extends SlotRequest> {
     return admitted;
   }
 
+  /** True if no request holds a slot or waits for one. */
+  get isIdle(): boolean {
+    return this.accounts.size === 0;
+  }
+
   /** How many requests of a lane wait. */
   waiting(lane: Lane): number {
     let count = 0;

@@ -549,8 +549,8 @@ const NOTHING_IS_SENT_AFTER_MS = 2 * 60_000;
  * Fences the attempt, finalises every reference that it may have used, records the executed calls, and ends the attempt. `StillOpen`: the gateway or
  * the store cannot tell now, so the attempt stays open.
  *
- * If the gateway cannot tell about the leg that was under way at the fence, its call is sent again under its reference, and the gateway takes it once
- * (C72). No other void and no other refund is ever sent (C61).
+ * If the gateway cannot tell about the leg that was under way at the fence, its call is sent under its reference, and the gateway takes it once (C72).
+ * If its void came too late, this call is the refund that its request sends next. No other void and no other refund is ever sent (C61).
  */
 export const resolveReversal = async (
   ports: PaymentPorts,
@@ -655,10 +655,11 @@ const findMove = async (
     const fencedAt = await fencedSince(ports, paymentId, attempt);
     return fencedAt !== null && ageMs(ports.clock, fencedAt) >= NOTHING_IS_SENT_AFTER_MS ? { outcome: 'never' } : open;
   }
-  // A reference that the gateway has promised never to execute must not be sent either. After a void that came too late, this leaves the refund.
+  // A reference that the gateway has promised never to execute must not be sent either.
   const maySend = (means: Means) => unseen.includes(means) && isRepeatSafe(ports, attempt, gateway.capabilities, means);
-  const means = unseen.includes(move.means) ? move.means : unseen[0]!;
-  return repeatMove(ports, payment, attempt, { ...move, means }, open, maySend, deadline);
+  // If the batch closed before the void, the request went on with a refund. It never goes from a refund to a void: a void returns the whole charge.
+  const isRefunding = move.means === 'void' && !unseen.includes('void');
+  return repeatMove(ports, payment, attempt, isRefunding ? { ...move, means: 'refund' } : move, open, maySend, deadline);
 };
 
 export const stillOpen = ({ kind: _, ...open }: Extract<Finalized<unknown>, { kind: 'cannot_tell' }>): StillOpen => open;
@@ -681,7 +682,8 @@ const repeatMove = async (
     case 'approved':
       return returnedBy(means, outcome.txn);
     case 'rejected':
-      return outcome.why === 'finalised' ? open : { outcome: 'rejected' };
+      // The first call may have returned the money, although the gateway does not show it yet.
+      return ['finalised', 'exceeds', 'already_reversed'].includes(outcome.why) ? open : { outcome: 'rejected' };
     case 'declined':
       return { outcome: 'never' };
     case 'not_processed':

@@ -438,15 +438,55 @@ describe('a gateway that can tell only after the batch', () => {
       expect(returned()).toEqual([['refund', 1_000]]);
       expect((await house.view(id)).refundedAmountCents).toBe(1_000);
     });
-    test.each([true, false])('a refund that began as a void, which came too late; it arrived before: %s', async (arrived) => {
+    /** A full refund without an answer. The batch has closed, so its void came too late, and its refund was sent. */
+    const refundAfterLateVoid = async (arrived: boolean): Promise<string> => {
       const { id } = (await pay(CARDS.approved)).view;
       closeBatches(await house.state(id));
       unheard('refund', arrived);
       expect((await refused(giveBack(id, 'refund'))).code).toBe('PAYMENT_TIMEOUT');
       expect(returned()).toEqual(arrived ? [['refund', 10_325]] : []);
       change = () => ({});
+      return id;
+    };
+    test.each([true, false])('a full refund whose void came too late is sent again as a refund; it arrived before: %s', async (arrived) => {
+      const id = await refundAfterLateVoid(arrived);
       expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
       expect([(await house.view(id)).status, returned()]).toEqual(['refunded', [['refund', 10_325]]]);
+    });
+    test('such a refund is not sent again if the gateway could take it twice', async () => {
+      const id = await refundAfterLateVoid(false);
+      change = (inner) => ({ capabilities: { ...inner.capabilities, repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: 0 } } });
+      expect(await recover(id)).toMatchObject({ outcome: 'open', why: 'not_visible' });
+      expect(returned()).toEqual([]);
+    });
+    test.each(['exceeds', 'already_reversed'] as const)(
+      'the first call may have arrived if its repeat is refused with %s: it stays open',
+      async (why) => {
+        const id = await refundAfterLateVoid(true);
+        change = (inner) => ({
+          finalize: async (call, signal) =>
+            call.op === 'refund' ? { kind: 'cannot_tell', why: 'not_visible', until: '2030-01-01T00:00:00.000Z' } : inner.finalize(call, signal),
+          refund: async () => ({ kind: 'rejected', why }),
+        });
+        expect(await recover(id)).toMatchObject({ outcome: 'open', why: 'not_visible' });
+        expect(openOf(await house.state(id))).not.toBeNull();
+      },
+    );
+    test('a refund never becomes a void, which could return more than was asked for', async () => {
+      const { id } = (await pay(CARDS.approved)).view;
+      await settle(id);
+      unheard('refund', false);
+      await refused(giveBack(id, 'refund', 1_000));
+      change = () => ({
+        finalize: async (call) =>
+          call.op === 'void'
+            ? { kind: 'cannot_tell', why: 'not_visible', until: '2030-01-01T00:00:00.000Z' }
+            : { kind: 'executed', result: { kind: 'rejected', why: 'other' } },
+        void: async () => {
+          throw new Error('a void was sent');
+        },
+      });
+      expect(await recover(id)).toMatchObject({ outcome: 'open', why: 'not_visible' });
     });
     test('an old one is not sent again: it waits for the batch, and then was never executed', async () => {
       const { id } = (await pay(CARDS.approved)).view;

@@ -48,7 +48,7 @@ export class Slots {
   private readonly watchers = new Set<(reason: SlotRefusal) => void>();
   private waitingNow = 0;
   private looking = false;
-  private askedMs = Number.NEGATIVE_INFINITY;
+  private usedMs = Number.NEGATIVE_INFINITY;
 
   constructor(
     private readonly clock: Pick<Clock, 'monotonic' | 'sleep'>,
@@ -64,7 +64,6 @@ export class Slots {
   async take(request: SlotRequest, waitMs: number, { during, gone }: { during?: Waiting; gone?: AbortSignal } = {}): Promise<Slot> {
     if (gone?.aborted) throw this.refusal();
     const begun = this.clock.monotonic();
-    this.askedMs = begun;
     const holder = holderOf(request);
     const entered = this.share.enter(holder);
     if (entered === 'refused') throw this.refused('share');
@@ -76,9 +75,9 @@ export class Slots {
     return this.slotOf(holder, this.clock.monotonic() - begun);
   }
 
-  /** Milliseconds since a request last asked for a slot. Infinity: none has. */
+  /** For how long no request has held a slot or waited for one, in milliseconds. Infinity: since the process began. */
   get idleMs(): number {
-    return this.clock.monotonic() - this.askedMs;
+    return this.share.isIdle ? this.clock.monotonic() - this.usedMs : 0;
   }
 
   /** How many requests of a lane wait. */
@@ -139,6 +138,7 @@ export class Slots {
   }
 
   private leave(holder: Holder): void {
+    this.usedMs = this.clock.monotonic();
     this.leases.delete(holder);
     for (const next of this.share.leave(holder)) {
       this.lease(next);

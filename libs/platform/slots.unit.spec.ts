@@ -25,6 +25,23 @@ const followed = <T>(promise: Promise<T>) => {
   return state;
 };
 
+test('it is idle from the end of the last request on, and not while one holds a slot or waits', async () => {
+  const clock = new MovableClock();
+  const slots = new Slots(clock, options());
+  expect(slots.idleMs).toBe(Number.POSITIVE_INFINITY);
+  const first = await slots.take(A, FOREVER_MS);
+  const second = slots.take(B, FOREVER_MS);
+  clock.advance(5_000);
+  expect(slots.idleMs).toBe(0);
+  first.release();
+  const held = await second;
+  clock.advance(5_000);
+  expect(slots.idleMs).toBe(0);
+  held.release();
+  clock.advance(3_000);
+  expect(Math.round(slots.idleMs / 1_000)).toBe(3);
+});
+
 describe('waiting for a slot', () => {
   test('the wait ends when a slot is given back, and tells how long it was', async () => {
     const clock = new MovableClock();

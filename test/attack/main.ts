@@ -4,7 +4,7 @@
  * asks whether the service is ready. Prints a table, and writes a line to `reports/attack.ndjson`. Exit 1 if a gate fails.
  *
  * `--control`: before each flood, plays it against a bare HTTP server on the same machine, while the honest client uses the service. So the table
- * shows how much of the delay comes from the machine, and how much from the service.
+ * shows how much a flood delays the client if it goes elsewhere.
  */
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
@@ -127,7 +127,9 @@ const honestRequests = async ({ url, portalId }: Target, apiKey: string): Promis
 /** Starts the bare server of `--control`. */
 const startBare = async (): Promise<{ readonly url: string; stop(): void }> => {
   const child = fork(new URL('./bare.js', import.meta.url));
-  const [port] = (await once(child, 'message')) as [number];
+  const ended = once(child, 'exit').then(([code]) => Promise.reject(new Error(`the bare server ended with ${code}`)));
+  const [port] = (await Promise.race([once(child, 'message'), ended])) as [number];
+  ended.catch(() => undefined);
   return { url: `http://127.0.0.1:${port}`, stop: () => child.kill() };
 };
 
