@@ -6,6 +6,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from '@jest/globals';
 import semver from 'semver';
+import { RELEASE } from '#platform';
 
 interface Locked {
   readonly name?: string;
@@ -30,6 +31,8 @@ describe('the lock file', () => {
   test('supports Node 20.19, 22 LTS and 24', () => {
     for (const version of ['20.19.0', '22.13.0', '24.0.0']) expect(semver.satisfies(version, ours!.engines!.node!)).toBe(true);
   });
+
+  test('has the version that the code says it is', () => expect(ours!.version).toBe(RELEASE));
 
   test('holds no package that refuses a Node which package.json allows', () => {
     const refused = locked.filter(({ engines }) => engines?.node !== undefined && !semver.subset(ours!.engines!.node!, engines.node));

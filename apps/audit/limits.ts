@@ -8,6 +8,7 @@ import { performance } from 'node:perf_hooks';
 import type { Writable } from 'node:stream';
 import { lastValueFrom, type Observable, of } from 'rxjs';
 import { type Clock, ServiceError, within } from '#kernel';
+import type { Slots } from '#platform';
 import type { Services } from '../services.js';
 
 /**
@@ -67,12 +68,12 @@ export const ON_LIMIT = Symbol('on limit');
 export class Pace {
   private nextMs = 0;
   private readonly clock: Clock;
-  private readonly slots: Pick<Services['slots'], 'idleMs'>;
+  private readonly slots: Pick<Slots, 'idleMs'>;
 
   /** Milliseconds for which the event loop has been busy since the process began. */
   busyMs = (): number => performance.eventLoopUtilization().active;
 
-  constructor(@Inject(AUDITED) { clock, slots }: Pick<Services, 'clock'> & { readonly slots: Pick<Services['slots'], 'idleMs'> }) {
+  constructor(@Inject(AUDITED) { clock, slots }: Pick<Services, 'clock'> & { readonly slots: Pick<Slots, 'idleMs'> }) {
     this.clock = clock;
     this.slots = slots;
   }

@@ -3,11 +3,11 @@ import { lstatSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
-import type { AuditRole, Difference, DriftReport, KeyTerms, PassState, ReportName } from '#audit';
+import type { AuditRole, Difference, DriftReport, Findings, KeyTerms, PassState, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
 import { decimal, ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
-import { readOwnFile, writeOwnFile } from '#platform';
+import { readOwnFile, RELEASE, writeOwnFile } from '#platform';
 import type { Services } from '../services.js';
 import {
   each,
@@ -35,7 +35,6 @@ const CATCH_UP_MS = 30 * 60_000;
 const VERIFY_WAIT_SECONDS = 300;
 /** `--place` stores the progress of a verification after each step, and within a step at most this often, in ms. */
 const KEEP_PLACE_MS = 1_000;
-const { version: RELEASE } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
 
 /**
  * Writes a file that only its owner can read, in place of one that lies there. Nothing is written through a link, and only an ordinary file is
@@ -80,8 +79,8 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const { beginPass, find, logState, passChecks, runPass, trustedHead, UntrustedHead } = await import('#audit');
         const { journalModel, journalPayments, lineRegisterModel } = await import('#ledger');
         const ports = { ...all.seal, headFolder: all.seal.folder };
-        const { origin } = await logState(all.pool);
-        if (before && before.origin !== origin) throw anotherPlace(place!);
+        // The wait below may be long.
+        if (before && before.origin !== (await logState(all.pool)).origin) throw anotherPlace(place!);
         const waitMs = timeoutSeconds * 1_000;
         const [sealing, behind] = await Promise.all([sealed(all, waitMs), notLevel(all, await reportModels(), waitMs)]);
         const from =
@@ -90,25 +89,26 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
             : await trustedHead(ports, note).catch((error: unknown) => {
                 throw error instanceof UntrustedHead ? new Error(`${fromHead}: ${error.message}`) : error;
               });
-        const { size: sizeNow, position: positionNow } = await logState(all.pool);
+        const { origin, ...now } = await logState(all.pool);
         if (before && before.pass.log.from.size !== (from?.size ?? 0)) throw anotherPlace(place!);
-        if (before && before.pass.log.end.size > sizeNow)
+        if (before && before.pass.log.end.size > now.size)
           throw new Error(
-            `${place} was written when ${before.pass.log.end.size} events were sealed; only ${sizeNow} are sealed now: events were lost`,
+            `${place} was written when ${before.pass.log.end.size} events were sealed; only ${now.size} are sealed now: events were lost`,
           );
-        const pass =
-          before?.pass ?? (await beginPass(ports, from && { size: from.size, position: from.position }, { size: sizeNow, position: positionNow }));
+        const pass = before?.pass ?? (await beginPass(ports, from && { size: from.size, position: from.position }, now));
         const begunAt = before?.begunAt ?? timestamp(clock.now());
         if (before) process.stderr.write(`goes on with the verification that began at ${begunAt}\n`);
         const keep = () => place !== undefined && writePrivately(place, { release: RELEASE, origin, begunAt, pass } satisfies Place);
         keep();
         const { size, position } = pass.log.end;
+        const { models, journal, books, lines } = pass.found;
+        const concerned: Readonly<Record<string, readonly Findings[]>> = {
+          [lineRegisterModel.name]: [lines],
+          [journalModel.name]: [journal, books, lines],
+        };
         for (const { name, reason } of behind)
-          for (const findings of name === lineRegisterModel.name
-            ? [pass.found.lines]
-            : name === journalModel.name
-              ? [pass.found.journal, pass.found.books, pass.found.lines]
-              : [pass.found.models])
+          for (const findings of concerned[name] ?? [models])
+            // A run before may have found it.
             if (!findings.named.includes(reason)) find(findings, reason);
         let bar: ReturnType<typeof progressBar> | null = null;
         let shown: string | null = null;

@@ -1,6 +1,6 @@
 /** The `payfold` command line: nouns and verbs on the configured stores. Each noun has its own file. */
-import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
+import { RELEASE } from '#platform';
 import { addAccounts } from './accounts.js';
 import { addAlerts } from './alerts.js';
 import { addAudit } from './audit.js';
@@ -21,11 +21,9 @@ import { addUpgrade } from './upgrade.js';
 import { addWebhooks } from './webhooks.js';
 import { refuse, refuseUsage, Terminal, wantsJson } from './terminal.js';
 
-const { version } = JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string };
-
 const program = new Command('payfold')
   .description('Operates a Payfold ledger.')
-  .version(version)
+  .version(RELEASE)
   .option('--json', 'print exactly one JSON value')
   .option('--yes', 'do not ask before destructive changes')
   .configureHelp({ showGlobalOptions: true })

@@ -52,4 +52,4 @@ export {
 } from './seal.js';
 export { nextPass, passFigures, type PassName, runDuePasses, verifyPassMigration } from './scheduled-passes.js';
 export { type Statement, statementCsv, statementItems, statementOf } from './statement.js';
-export { find, trustedHead, UntrustedHead, verifyLog } from './verify.js';
+export { find, type Findings, trustedHead, UntrustedHead, verifyLog } from './verify.js';
