@@ -380,8 +380,8 @@ const run = async (
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
       continue;
     }
-    // This call was not sent, but an earlier request may have sent the same call.
-    const uncertain = again && outcome.kind === 'not_processed' && !outcome.answered;
+    // This call was not sent, but an earlier request may have sent it, or recovery may send it (C72).
+    const uncertain = outcome.kind === 'not_processed' && !outcome.answered && (again || capabilities.finalize === 'after_batch');
     throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
   }
   return told(paymentId, loaded.payment as Charged, attemptId, opened);

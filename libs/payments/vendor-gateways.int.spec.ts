@@ -8,6 +8,7 @@ import { Deadline } from '#kernel';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../test/simulation/bank.js';
 import { COMBINED, FEE, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
+import { holdingKey } from './gateway/call.js';
 import type { GatewayAccount, PaymentGateway } from './gateway/gateway.js';
 import { emptyCreates } from './incident.js';
 import { type Charged, openOf } from './payment.js';
@@ -427,6 +428,17 @@ describe('a gateway that can tell only after the batch', () => {
       change = () => ({});
       expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
       expect([(await house.view(id)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+    });
+    test('a refund whose call could not be sent: 504, because recovery sends it', async () => {
+      const { id } = (await pay(CARDS.approved)).view;
+      await settle(id);
+      const able = ports;
+      ports = holdingKey(ports, async () => false);
+      expect((await refused(giveBack(id, 'refund', 1_000))).code).toBe('PAYMENT_TIMEOUT');
+      expect(returned()).toEqual([]);
+      ports = able;
+      expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
+      expect(returned()).toEqual([['refund', 1_000]]);
     });
     test.each([true, false])('a refund, too, as long as the gateway takes it once; it arrived before: %s', async (arrived) => {
       const { id } = (await pay(CARDS.approved)).view;
