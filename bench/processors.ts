@@ -1,12 +1,13 @@
 /**
  * Measures payments through the adapters of Authorize.Net and Stripe, against the doubles of both. `npm run bench -- processors [--only PART]
- * [--rate N] [--seconds N] [--unknown N] [--unsettled N] [--lines N]`. The parts:
+ * [--rate N] [--seconds N] [--unknown N] [--unsettled N] [--lines N] [--paid N]`. The parts:
  *
  * - `adapters`: each adapter alone against a bare server that repeats a recorded answer. Prints calls a second, and their ratio to the simulator's.
  * - `service`: creates at `--rate` through the whole service (Stripe: 40 % of it), with 50 ms a call, beside the simulator with the same total delay.
  * - `unknown`: all answers of charges at Authorize.Net are lost, and many transactions are unsettled. Measures the time and the list requests until
  *   every charge has an outcome.
- * - `import`: a batch of many lines from each processor. No payment has these lines, so each becomes an exception, which is the dearest case.
+ * - `import`: two batches from each processor. One holds the lines of `--paid` payments. No payment has the `--lines` lines of the other, so each becomes
+ *   an exception, which is the dearest case.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -58,6 +59,7 @@ const { values } = parseArgs({
     unknown: { type: 'string', default: '1000' },
     unsettled: { type: 'string', default: '50000' },
     lines: { type: 'string', default: '200000' },
+    paid: { type: 'string', default: '5000' },
   },
 });
 const rate = Number(values.rate);
@@ -65,6 +67,7 @@ const seconds = Number(values.seconds);
 const unknown = Number(values.unknown);
 const unsettled = Number(values.unsettled);
 const lines = Number(values.lines);
+const paid = Number(values.paid);
 
 /** As the service makes references: 20 characters of Crockford's base 32. */
 const newRef = (): string => crockford(randomBytes(13), 20);
@@ -280,22 +283,35 @@ const unknownOutcomes = async (service: BenchService): Promise<void> => {
   if (done < unknown || took > GATES.unknownSeconds || asked > GATES.lists) fail('unknown charges');
 };
 
+/** Creates a second, while the payments of a batch are made. */
+const PAID_RATE = 60;
+
 const importOfBatch = async (service: BenchService): Promise<void> => {
   for (const vendor of ['authorize-net', 'stripe'] as const) {
     const url = await startDouble(vendor, service, `${vendor}-batch`);
     const account = `${vendor}-batch`;
-    const portalId = await portalAt(service, vendor, url, account);
+    const portalId = await portalAt(service, vendor, url, account, 'combined');
+    const load = vendor === 'stripe' ? tokenLoad({ ...service, portalId }, account) : loadOf({ ...service, portalId }, account);
     // Only accounts with a charge are asked for their batches.
-    await openLoop(vendor === 'stripe' ? tokenLoad({ ...service, portalId }, account) : loadOf({ ...service, portalId }, account), 1, 1);
-    const idle = await operate(service, 'settlement', 'sync', '--merchant-account', account);
+    const { statuses } = await openLoop(load, PAID_RATE, paid / PAID_RATE);
+    const charges = statuses.get(200) ?? 0;
+    await caughtUp(service);
+    const sync = () => payfold(service, 'settlement', 'sync', '--merchant-account', account);
+    const idle = await sync();
+    const measure = async (name: string, count: number) => {
+      const [cpu, workerMib] = [serviceMs(service), await rssMib(service.pids.worker)];
+      const { seconds: took, peakMib, cpuMs, stdout } = await sync();
+      const spent = cpuMs + serviceMs(service) - cpu;
+      const perSecond = count / took;
+      const { batches } = JSON.parse(stdout) as { batches: readonly unknown[] };
+      console.log(`${vendor}: ${count} lines ${name} in ${took.toFixed(1)} s, ${perSecond.toFixed(0)} lines/s (gate ${GATES.linesPerSecond[vendor]}), ${(spent / count).toFixed(3)} ms of processors a line; memory ${(peakMib - idle.peakMib).toFixed(0)} MiB above idle (gate ${GATES.mib}), worker ${((await rssMib(service.pids.worker)) - workerMib).toFixed(0)} MiB; batches ${batches.length}`); // prettier-ignore
+      if (perSecond < GATES.linesPerSecond[vendor] || peakMib - idle.peakMib > GATES.mib || batches.length !== 1)
+        fail(`${vendor}: import of lines ${name}`);
+    };
+    await control(url, 'POST', vendor === 'stripe' ? '/payouts' : '/batch', {});
+    await measure('with a payment', charges);
     await control(url, 'POST', '/seed', { count: lines, amountCents: 1_000, label: 'M', settled: true });
-    const [cpu, workerMib] = [serviceMs(service), await rssMib(service.pids.worker)];
-    const { seconds: took, peakMib, cpuMs, stdout } = await payfold(service, 'settlement', 'sync', '--merchant-account', account);
-    const spent = cpuMs + serviceMs(service) - cpu;
-    const perSecond = lines / took;
-    const { batches } = JSON.parse(stdout) as { batches: readonly unknown[] };
-    console.log(`${vendor}: ${lines} lines in ${took.toFixed(0)} s, ${perSecond.toFixed(0)} lines/s (gate ${GATES.linesPerSecond[vendor]}), ${(spent / lines).toFixed(3)} ms of processors a line; memory ${(peakMib - idle.peakMib).toFixed(0)} MiB above idle (gate ${GATES.mib}), worker ${((await rssMib(service.pids.worker)) - workerMib).toFixed(0)} MiB; batches ${batches.length}`); // prettier-ignore
-    if (perSecond < GATES.linesPerSecond[vendor] || peakMib - idle.peakMib > GATES.mib || batches.length !== 1) fail(`${vendor}: import`);
+    await measure('without a payment', lines);
   }
 };
 

@@ -109,6 +109,20 @@ const httpClientOf = ({ HttpClient }: typeof Stripe, transport: Transport, calls
   return new Http();
 };
 
+/**
+ * Runs the beginning of a call without stack traces. The package reads one for every request and nobody else does. With source maps that costs a third
+ * of the call's time.
+ */
+const withoutStack = <T>(begin: () => T): T => {
+  const { stackTraceLimit } = Error;
+  Error.stackTraceLimit = 0;
+  try {
+    return begin();
+  } finally {
+    Error.stackTraceLimit = stackTraceLimit;
+  }
+};
+
 export interface StripeClient {
   /** Never rejects. */
   call(call: StripeCall, terms: CallTerms): Promise<Answered>;
@@ -154,7 +168,7 @@ export const createStripeClient = (endpoint: string, secretKey: string, transpor
       let value: unknown;
       let thrown: unknown;
       try {
-        value = await make(stripe, options);
+        value = await withoutStack(() => make(stripe, options));
       } catch (error) {
         thrown = error;
       }
