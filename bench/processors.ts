@@ -301,10 +301,10 @@ const importOfBatch = async (service: BenchService): Promise<void> => {
     const measure = async (name: string, count: number) => {
       const [cpu, workerMib] = [serviceMs(service), await rssMib(service.pids.worker)];
       const { seconds: took, peakMib, cpuMs, stdout } = await sync();
-      const spent = cpuMs + serviceMs(service) - cpu;
+      const spent = [cpuMs, serviceMs(service) - cpu].map((ms) => (ms / count).toFixed(2));
       const perSecond = count / took;
       const { batches } = JSON.parse(stdout) as { batches: readonly unknown[] };
-      console.log(`${vendor}: ${count} lines ${name} in ${took.toFixed(1)} s, ${perSecond.toFixed(0)} lines/s (gate ${GATES.linesPerSecond[vendor]}), ${(spent / count).toFixed(3)} ms of processors a line; memory ${(peakMib - idle.peakMib).toFixed(0)} MiB above idle (gate ${GATES.mib}), worker ${((await rssMib(service.pids.worker)) - workerMib).toFixed(0)} MiB; batches ${batches.length}`); // prettier-ignore
+      console.log(`${vendor}: ${count} lines ${name} in ${took.toFixed(1)} s, ${perSecond.toFixed(0)} lines/s (gate ${GATES.linesPerSecond[vendor]}), ${spent[0]} ms of processors a line in the command and ${spent[1]} in the service; memory ${(peakMib - idle.peakMib).toFixed(0)} MiB above idle (gate ${GATES.mib}), worker ${((await rssMib(service.pids.worker)) - workerMib).toFixed(0)} MiB; batches ${batches.length}`); // prettier-ignore
       if (perSecond < GATES.linesPerSecond[vendor] || peakMib - idle.peakMib > GATES.mib || batches.length !== 1)
         fail(`${vendor}: import of lines ${name}`);
     };

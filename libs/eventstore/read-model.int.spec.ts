@@ -1,8 +1,9 @@
 /** Shapes of read models on a real Postgres. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
+import { setTimeout } from 'node:timers/promises';
 import { systemClock } from '#kernel';
-import { createPool, livingProcesses, migrate, type Pool, processMigration, recordProcess } from '#platform';
+import { copyInto, createPool, livingProcesses, migrate, type Pool, processMigration, recordProcess } from '#platform';
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';
@@ -228,6 +229,29 @@ describe('a rebuild', () => {
     await cutTo(pool, 0);
     expect(await again(pool)).toMatchObject({ position: null, events: 0, rows: [{ live: 30, rebuilt: 0 }] });
     expect(await placeOf(pool)).toBe('');
+  });
+
+  test('takes as long as it needs: no time limit of its pool ends a COPY, an index or the count of rows', async () => {
+    await built();
+    const hurried = createPool(database.url, { name: 'spec', max: 6, searchPath: searchPathOf([model(1)]), statementTimeoutMs: 100 });
+    pools.push(hurried);
+    const longerThanTheLimits = 1.3;
+    const slow = model(1, {
+      tables: ['seen', 'slow'],
+      createTables: `create table seen (id uuid not null);
+        create view slow as select 1 as one where (select pg_sleep(${longerThanTheLimits}) is not null)`,
+      createIndexes: `alter table seen add primary key (id); select pg_sleep(${longerThanTheLimits})`,
+      load: async (client, _late, batches) => {
+        const copy = copyInto(client, 'seen', ['id']);
+        for await (const events of batches) for (const { id } of events) await copy.write([id]);
+        await setTimeout(1_000 * longerThanTheLimits);
+        await copy.end();
+        return (async function* () {})();
+      },
+    });
+    await hurried.query(`create table ${schemaOf(model(1))}.slow ()`);
+    expect(await again(hurried, slow)).toMatchObject({ events: 50, rows: [{ rebuilt: 50 }, { table: 'slow', rebuilt: 1 }] });
+    await expect(hurried.query('select pg_sleep(1)')).rejects.toThrow('timeout');
   });
 
   test('holds what the live rows hold, though they were ahead of it until the swap', async () => {

@@ -6,7 +6,17 @@
  */
 import { createHash } from 'node:crypto';
 import { type Clock, orStopped, ServiceError } from '#kernel';
-import { type Client, databaseTime, livingProcesses, type Migration, type Pool, type Queryable, transaction } from '#platform';
+import {
+  type Client,
+  databaseTime,
+  livingProcesses,
+  type Migration,
+  type Pool,
+  type Queryable,
+  transaction,
+  transactionOn,
+  withoutTimeLimit,
+} from '#platform';
 import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint } from './checkpoint.js';
 import type { EventStore, Mark, Position, Recorded } from './event-store.js';
 import type { LogGate } from './own-log.js';
@@ -384,7 +394,8 @@ export const rebuild = async (
     if (!rows[0]!.free) throw new RebuildRunning();
     // A load takes too long for one transaction. The next rebuild drops the tables of an interrupted load.
     for (const connection of [client, late]) {
-      await connection.query(`set search_path = ${searchPath}; set statement_timeout = 0`);
+      await connection.query(`set search_path = ${searchPath}`);
+      await withoutTimeLimit(connection);
       sessions.push(await sessionOf(connection));
     }
     await unlessStopped(client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`));
@@ -423,8 +434,7 @@ export const rebuild = async (
       lagMs = now() - before;
     }
 
-    const swapping = transaction(pool, async (swap) => {
-      sessions.push(await sessionOf(swap));
+    const swapping = transactionOn(late, async (swap) => {
       // This lock stops the live projection. Then the new tables get every event that the live projection has applied.
       const before = await lockCheckpoint(swap, checkpoint);
       const end = await unlessStopped(store.head());

@@ -31,7 +31,18 @@ export {
 } from './personal.js';
 export { type DatabasePlace, databasePlace, follows } from './postgres/place.js';
 export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';
-export { ALL_AS_TEXT, type Client, createPool, endConnections, type Pool, type PoolOptions, type Queryable, transaction } from './postgres/pool.js';
+export {
+  ALL_AS_TEXT,
+  type Client,
+  createPool,
+  endConnections,
+  type Pool,
+  type PoolOptions,
+  type Queryable,
+  transaction,
+  transactionOn,
+  withoutTimeLimit,
+} from './postgres/pool.js';
 export { databaseTime, livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
 export { purge, PURGE_BATCH } from './postgres/purge.js';
 export { advanceSandboxTime, clockOf, type MovedTime, refuseMovedTime, SandboxTime, sandboxTimeMigration } from './postgres/sandbox-time.js';

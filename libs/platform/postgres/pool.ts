@@ -107,12 +107,31 @@ const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), 
     });
   }) as Call;
 
+/**
+ * Takes the time limits of statements off a connection, on the server and in the driver. For work over the whole history. Close the connection
+ * afterwards: its next user must have the limits.
+ */
+export const withoutTimeLimit = async (client: Client): Promise<void> => {
+  (client as unknown as { connectionParameters: { query_timeout: number } }).connectionParameters.query_timeout = 0;
+  await client.query('set statement_timeout = 0');
+};
+
 /** Runs `work` in one transaction. Commits if `work` returns, and rolls back if it throws. A broken connection is closed. */
 export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
   let broken: Error | undefined;
   const onError = (error: Error) => (broken = error);
   client.on('error', onError);
+  try {
+    return await transactionOn(client, work, onError);
+  } finally {
+    client.off('error', onError);
+    client.release(broken);
+  }
+};
+
+/** As {@link transaction}, on a connection of the caller. `onError` gets the error of a rollback. */
+export const transactionOn = async <T>(client: Client, work: (client: Client) => Promise<T>, onError?: (error: Error) => void): Promise<T> => {
   try {
     await client.query('begin');
     const result = await work(client);
@@ -121,10 +140,7 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
       throw new Error('the error of a statement was swallowed: the transaction was rolled back');
     return result;
   } catch (error) {
-    await client.query('rollback').catch((failure: Error) => (broken = failure));
+    await client.query('rollback').catch((failure: Error) => onError?.(failure));
     throw error;
-  } finally {
-    client.off('error', onError);
-    client.release(broken);
   }
 };

@@ -56,6 +56,14 @@ describe('migrations', () => {
     expect(await applied()).toEqual([NOTE.name, DROP.name]);
   });
 
+  test('take as long as they need, whatever the time limit of the pool', async () => {
+    const hurried = createPool(database.url, { name: 'spec', max: 1, statementTimeoutMs: 100 });
+    await migrate(hurried, [{ name: '0001-long', sql: 'select pg_sleep(1.3)' }]);
+    expect(await applied()).toEqual(['0001-long']);
+    await expect(hurried.query('select pg_sleep(1)')).rejects.toThrow('timeout');
+    await hurried.end();
+  });
+
   test('with other SQL under the same name are refused, and nothing is changed', async () => {
     await migrate(pool, [NOTE]);
     const changed = migrate(pool, [{ ...NOTE, sql: `${NOTE.sql} ` }, FILL]);

@@ -6,7 +6,7 @@ import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { compareReleases, RELEASE } from '../release.js';
 import { isLockTimeout } from './errors.js';
-import type { Client, Pool, Queryable } from './pool.js';
+import { type Client, type Pool, type Queryable, withoutTimeLimit } from './pool.js';
 
 /** Migrations run in the order of their names (`0010-event-store`). Name and SQL of a released migration must never change. */
 export interface Migration {
@@ -67,7 +67,8 @@ export const migrate = async (
   const client = await pool.connect();
   try {
     // Unqualified table names mean `public`, whatever search path the pool has.
-    await client.query('set search_path = public; set statement_timeout = 0; set lock_timeout = 0');
+    await client.query('set search_path = public; set lock_timeout = 0');
+    await withoutTimeLimit(client);
     await lockMigrations(client, stop);
     await client.query(
       `create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now());
