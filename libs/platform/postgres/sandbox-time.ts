@@ -25,7 +25,7 @@ const MOVING = 7_205_113;
 const RUNNING = 7_205_114;
 
 /** Each process tries the locks this often: `open` while work may begin, `closed` while it may not. */
-const LOOK_EVERY_MS = { open: 2_000, closed: 100 };
+const LOOK_EVERY_MS = { open: 500, closed: 100 };
 /** The same failure is logged at most once in this time. */
 const REPORT_EVERY_MS = 60_000;
 /** The command waits this long for the lock that another command may hold. */
