@@ -15,7 +15,7 @@ import {
   type Queryable,
   transaction,
   transactionOn,
-  withoutTimeLimit,
+  withoutLimits,
 } from '#platform';
 import { dropCheckpoint, lockCheckpoint, postgresCheckpoint, resetCheckpoint } from './checkpoint.js';
 import type { EventStore, Mark, Position, Recorded } from './event-store.js';
@@ -352,6 +352,17 @@ export class RebuildRunning extends Error {
   }
 }
 
+export interface RebuildOptions {
+  store: EventStore;
+  pool: Pool;
+  now: () => number;
+  /** The guard of the log. During an incident it refuses the begin and the swap. */
+  ownLog?: LogGate;
+  stop?: AbortSignal;
+  /** `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
+  onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
+}
+
 /**
  * Builds the shape again beside the live one. The same handlers run from the start of the log into tables of another schema. When these tables have
  * caught up, they replace the live ones in one short transaction. Readers see the old rows or the new ones, never a mixture.
@@ -360,44 +371,51 @@ export class RebuildRunning extends Error {
  *
  * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged.
  */
-export const rebuild = async (
-  model: ReadModel,
-  options: {
-    store: EventStore;
-    pool: Pool;
-    now: () => number;
-    /** The guard of the log. During an incident it refuses the begin and the swap. */
-    ownLog?: LogGate;
-    stop?: AbortSignal;
-    /** `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
-    onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
-  },
-): Promise<RebuildReport> => {
-  const { store, pool, now, ownLog, stop, onProgress } = options;
+export const rebuild = async (model: ReadModel, options: RebuildOptions): Promise<RebuildReport> => {
+  const { pool, ownLog } = options;
   await ownLog?.verified(null);
+  const guard = await pool.connect();
+  try {
+    const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
+    if (!rows[0]!.free) throw new RebuildRunning();
+    try {
+      return await rebuildAlone(model, options, guard);
+    } finally {
+      // The server notices a closed connection only later. So the lock is released first.
+      await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
+    }
+  } finally {
+    guard.release(true);
+  }
+};
+
+/** `guard`: a connection for short statements. It holds the lock of rebuilds. */
+const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Client): Promise<RebuildReport> => {
+  const { store, pool, now, ownLog, stop, onProgress } = options;
   const live = schemaOf(model);
   const schema = `${live}_new`;
   const checkpoint = checkpointOf(model);
   const shadow = `${checkpoint} (rebuild)`;
   const searchPath = `${schema}, public`;
   const started = now();
-  const guard = await pool.connect();
-  const client = await pool.connect();
-  const late = await pool.connect();
+  const connections: Client[] = [];
+  const sessions: number[] = [];
+  const connect = async (path: string): Promise<Client> => {
+    const connection = await pool.connect();
+    connections.push(connection);
+    await withoutLimits(connection);
+    await connection.query(`set search_path = ${path}`);
+    sessions.push(await sessionOf(connection));
+    return connection;
+  };
   let events = 0;
   let last: Mark | null = null;
   let clean = false;
   const unlessStopped = <T>(work: Promise<T>): Promise<T> => orStopped(work, stop);
-  const sessions: number[] = [];
   try {
-    const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
-    if (!rows[0]!.free) throw new RebuildRunning();
     // A load takes too long for one transaction. The next rebuild drops the tables of an interrupted load.
-    for (const connection of [client, late]) {
-      await connection.query(`set search_path = ${searchPath}`);
-      await withoutTimeLimit(connection);
-      sessions.push(await sessionOf(connection));
-    }
+    const client = await connect(searchPath);
+    const late = await connect(searchPath);
     await unlessStopped(client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`));
 
     const head = await unlessStopped(store.head());
@@ -434,7 +452,8 @@ export const rebuild = async (
       lagMs = now() - before;
     }
 
-    const swapping = transactionOn(late, async (swap) => {
+    // A connection that was idle during the load may be broken.
+    const swapping = transactionOn(await connect('public'), async (swap) => {
       // This lock stops the live projection. Then the new tables get every event that the live projection has applied.
       const before = await lockCheckpoint(swap, checkpoint);
       const end = await unlessStopped(store.head());
@@ -457,13 +476,10 @@ export const rebuild = async (
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
   } finally {
     // After a stop or a failure, a COPY or the build of an index may still run and hold locks. The server would notice a closed connection only at
-    // the end of the statement, so the sessions are terminated. The connections are closed, because their settings must not reach the next user.
+    // the end of the statement, so the sessions are terminated.
     if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
-    for (const connection of [client, late]) connection.release(true);
+    for (const connection of connections) connection.release(true);
     if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
-    // The server notices a closed connection only later. So the lock is released first.
-    await guard.query('select pg_advisory_unlock($1)', [REBUILD_LOCK]).catch(() => undefined);
-    guard.release(true);
   }
 };
 

@@ -41,7 +41,7 @@ export {
   type Queryable,
   transaction,
   transactionOn,
-  withoutTimeLimit,
+  withoutLimits,
 } from './postgres/pool.js';
 export { databaseTime, livingProcesses, processMigration, recordProcess } from './postgres/processes.js';
 export { purge, PURGE_BATCH } from './postgres/purge.js';

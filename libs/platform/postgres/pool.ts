@@ -42,7 +42,8 @@ export interface PoolOptions {
   readonly verify?: (connection: Queryable) => Promise<void>;
 }
 
-const BY_KEY = ['-c enable_seqscan=off', '-c enable_hashjoin=off', '-c enable_mergejoin=off'];
+/** The kinds of scans and joins that a pool with `byKey` does without. */
+const BY_KEY = ['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin'];
 
 /** Makes a pool. A bigint arrives as text, so cents and positions stay exact. JIT is off, because it costs milliseconds on short statements. */
 export const createPool = (url: string, options: PoolOptions): Pool => {
@@ -55,7 +56,7 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
     `-c idle_in_transaction_session_timeout=${IDLE_IN_TRANSACTION_MS}`,
     '-c timezone=UTC',
     ...(options.searchPath ? [`-c search_path=${options.searchPath.join(',')}`] : []),
-    ...(options.byKey ? BY_KEY : []),
+    ...(options.byKey ? BY_KEY.map((setting) => `-c ${setting}=off`) : []),
   ];
   const pool = new pg.Pool({
     connectionString: url,
@@ -108,12 +109,12 @@ const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), 
   }) as Call;
 
 /**
- * Takes the time limits of statements off a connection, on the server and in the driver. For work over the whole history. Close the connection
- * afterwards: its next user must have the limits.
+ * Prepares a connection for work over the whole history: no time limit of a statement, neither in the server nor in the driver, and every kind of scan
+ * and join. Close the connection after use with `release(true)`, so that no other user gets it.
  */
-export const withoutTimeLimit = async (client: Client): Promise<void> => {
+export const withoutLimits = async (client: Client): Promise<void> => {
   (client as unknown as { connectionParameters: { query_timeout: number } }).connectionParameters.query_timeout = 0;
-  await client.query('set statement_timeout = 0');
+  await client.query(`set statement_timeout = 0; ${BY_KEY.map((setting) => `set ${setting} = on`).join('; ')}`);
 };
 
 /** Runs `work` in one transaction. Commits if `work` returns, and rolls back if it throws. A broken connection is closed. */
@@ -130,7 +131,7 @@ export const transaction = async <T>(pool: Pool, work: (client: Client) => Promi
   }
 };
 
-/** As {@link transaction}, on a connection of the caller. `onError` gets the error of a rollback. */
+/** As {@link transaction}, on a connection of the caller. `onError` gets the error if the rollback fails. */
 export const transactionOn = async <T>(client: Client, work: (client: Client) => Promise<T>, onError?: (error: Error) => void): Promise<T> => {
   try {
     await client.query('begin');

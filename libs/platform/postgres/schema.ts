@@ -6,7 +6,7 @@ import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { compareReleases, RELEASE } from '../release.js';
 import { isLockTimeout } from './errors.js';
-import { type Client, type Pool, type Queryable, withoutTimeLimit } from './pool.js';
+import { type Client, type Pool, type Queryable, withoutLimits } from './pool.js';
 
 /** Migrations run in the order of their names (`0010-event-store`). Name and SQL of a released migration must never change. */
 export interface Migration {
@@ -68,8 +68,8 @@ export const migrate = async (
   try {
     // Unqualified table names mean `public`, whatever search path the pool has.
     await client.query('set search_path = public; set lock_timeout = 0');
-    await withoutTimeLimit(client);
     await lockMigrations(client, stop);
+    await withoutLimits(client);
     await client.query(
       `create table if not exists payfold_migration (name text primary key, sha256 text not null, applied_at timestamptz not null default now());
        alter table payfold_migration add column if not exists needs text`,
