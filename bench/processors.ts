@@ -283,7 +283,7 @@ const unknownOutcomes = async (service: BenchService): Promise<void> => {
   if (done < unknown || took > GATES.unknownSeconds || asked > GATES.lists) fail('unknown charges');
 };
 
-/** Creates a second, while the payments of a batch are made. */
+/** Rate of the creates that fill the first batch, each second. */
 const PAID_RATE = 60;
 
 const importOfBatch = async (service: BenchService): Promise<void> => {
@@ -293,15 +293,19 @@ const importOfBatch = async (service: BenchService): Promise<void> => {
     const portalId = await portalAt(service, vendor, url, account, 'combined');
     const load = vendor === 'stripe' ? tokenLoad({ ...service, portalId }, account) : loadOf({ ...service, portalId }, account);
     // Only accounts with a charge are asked for their batches.
-    const { statuses } = await openLoop(load, PAID_RATE, paid / PAID_RATE);
+    const { statuses, answered } = await openLoop(load, PAID_RATE, paid / PAID_RATE);
     const charges = statuses.get(200) ?? 0;
+    if (charges < answered) fail(`${vendor}: not every create was answered 200`);
     await caughtUp(service);
     const sync = () => payfold(service, 'settlement', 'sync', '--merchant-account', account);
     const idle = await sync();
     const measure = async (name: string, count: number) => {
       const [cpu, workerMib] = [serviceMs(service), await rssMib(service.pids.worker)];
-      const { seconds: took, peakMib, cpuMs, stdout } = await sync();
-      const spent = [cpuMs, serviceMs(service) - cpu].map((ms) => (ms / count).toFixed(2));
+      const { seconds: whole, peakMib, cpuMs, stdout } = await sync();
+      // Without the start of the command.
+      const took = whole - idle.seconds;
+      await caughtUp(service);
+      const spent = [cpuMs - idle.cpuMs, serviceMs(service) - cpu].map((ms) => (ms / count).toFixed(2));
       const perSecond = count / took;
       const { batches } = JSON.parse(stdout) as { batches: readonly unknown[] };
       console.log(`${vendor}: ${count} lines ${name} in ${took.toFixed(1)} s, ${perSecond.toFixed(0)} lines/s (gate ${GATES.linesPerSecond[vendor]}), ${spent[0]} ms of processors a line in the command and ${spent[1]} in the service; memory ${(peakMib - idle.peakMib).toFixed(0)} MiB above idle (gate ${GATES.mib}), worker ${((await rssMib(service.pids.worker)) - workerMib).toFixed(0)} MiB; batches ${batches.length}`); // prettier-ignore

@@ -11,7 +11,17 @@ import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
 import { bounded, duringOf, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
-import type { ChargeTxn, Finalized, GatewayCapabilities, Leg, Outcome, PaymentGateway, ReferenceCall, ReversalTxn } from './gateway/gateway.js';
+import type {
+  ChargeTxn,
+  Finalized,
+  GatewayCapabilities,
+  Leg,
+  Outcome,
+  PaymentGateway,
+  ReferenceCall,
+  RejectionReason,
+  ReversalTxn,
+} from './gateway/gateway.js';
 import {
   attemptOf,
   cents,
@@ -361,7 +371,9 @@ const run = async (
     }
     // Recovery or a later request finalised the reference before this call, and resolves the attempt now (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
-    if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
+    // An earlier request may have made the call, and returned the money.
+    const isOurs = again && outcome.kind === 'rejected' && mayBeOwn(outcome.why);
+    if ((outcome.kind === 'rejected' && !isOurs) || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
       loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
     } else {
@@ -381,11 +393,21 @@ const run = async (
       continue;
     }
     // This call was not sent, but an earlier request may have sent it, or recovery may send it (C72).
-    const uncertain = outcome.kind === 'not_processed' && !outcome.answered && (again || capabilities.finalize === 'after_batch');
-    throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, uncertain ? { kind: 'unknown', cause: 'disconnected' } : outcome);
+    const isUnsent = outcome.kind === 'not_processed' && !outcome.answered && (again || capabilities.finalizeReversal === 'later');
+    throw failure(
+      ports,
+      paymentId,
+      loaded.payment as Charged,
+      attempt,
+      move,
+      isOurs || isUnsent ? { kind: 'unknown', cause: 'disconnected' } : outcome,
+    );
   }
   return told(paymentId, loaded.payment as Charged, attemptId, opened);
 };
+
+/** True if a repeated call may be refused because its first sending has returned the money. */
+const mayBeOwn = (why: RejectionReason): boolean => why === 'exceeds' || why === 'already_reversed';
 
 /**
  * Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). `notAfter`: see
@@ -502,7 +524,7 @@ const failure = (
   const first = attempt.legs[0]!.leg === move.leg;
   if (attempt.operation === 'void') {
     if (!first)
-      return new ServiceError('VOID_FAILED', 'The principal was voided, the service fee was not; retry the void.', {
+      return new ServiceError('VOID_FAILED', 'The principal was voided; the service fee is not confirmed. Retry the void.', {
         retryable: true,
         suggestedAction: 'retry_void',
       });
@@ -511,7 +533,7 @@ const failure = (
   } else {
     if (!first || attempt.completes) {
       const left = remaining(payment);
-      return new ServiceError('PARTIAL_REFUND_PENDING', 'The principal was refunded, the service fee was not; retry the refund.', {
+      return new ServiceError('PARTIAL_REFUND_PENDING', 'The principal was refunded; the service fee is not confirmed. Retry the refund.', {
         retryable: true,
         suggestedAction: 'refund',
         remainingRefundableAmountCents: left.principal + left.fee,
@@ -683,7 +705,7 @@ const repeatMove = async (
       return returnedBy(means, outcome.txn);
     case 'rejected':
       // The first call may have returned the money, although the gateway does not show it yet.
-      return ['finalised', 'exceeds', 'already_reversed'].includes(outcome.why) ? open : { outcome: 'rejected' };
+      return outcome.why === 'finalised' || mayBeOwn(outcome.why) ? open : { outcome: 'rejected' };
     case 'declined':
       return { outcome: 'never' };
     case 'not_processed':

@@ -14,7 +14,7 @@ import { emptyCreates } from './incident.js';
 import { type Charged, openOf } from './payment.js';
 import { createRecovery, type RecoveryWork } from './recovery.js';
 import { resolvePayment, type ResolveRequest } from './resolve.js';
-import { reverse } from './reverse.js';
+import { type KeyBinding, reverse } from './reverse.js';
 
 const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;
@@ -85,11 +85,11 @@ const recover = async (paymentId: string, afterMs = MINUTE) => {
   const { outcome, why, until } = recorded.at(-1)!;
   return { outcome, why, until };
 };
-const giveBack = (paymentId: string, operation: 'void' | 'refund', amountCents: number | null = null) =>
+const giveBack = (paymentId: string, operation: 'void' | 'refund', amountCents: number | null = null, key: KeyBinding | null = null) =>
   reverse(
     ports,
     { operation, paymentId, accountId: house.accountId, initiatedBy: 'partner', amountCents, includeFee: amountCents === null, reason: null },
-    null,
+    key,
     origin(),
     new Deadline(house.clock, 28_000),
   );
@@ -429,16 +429,36 @@ describe('a gateway that can tell only after the batch', () => {
       expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
       expect([(await house.view(id)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
     });
-    test('a refund whose call could not be sent: 504, because recovery sends it', async () => {
+    test.each(['void', 'refund'] as const)('a %s whose call could not be sent: 504, because recovery sends it', async (operation) => {
       const { id } = (await pay(CARDS.approved)).view;
-      await settle(id);
+      if (operation === 'refund') await settle(id);
       const able = ports;
       ports = holdingKey(ports, async () => false);
-      expect((await refused(giveBack(id, 'refund', 1_000))).code).toBe('PAYMENT_TIMEOUT');
+      expect((await refused(giveBack(id, operation))).code).toBe('PAYMENT_TIMEOUT');
       expect(returned()).toEqual([]);
       ports = able;
       expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
-      expect(returned()).toEqual([['refund', 1_000]]);
+      expect(returned()).toEqual([[operation, 10_325]]);
+    });
+    test.each(['exceeds', 'already_reversed'] as const)('a request that repeats a vanished one and is refused with %s: 504', async (why) => {
+      const { id } = (await pay(CARDS.approved)).view;
+      await settle(id);
+      const attemptId = house.ids.uuid();
+      const recorded = { keySpace: house.accountId, keyHash: 'a', fingerprint: 'b', kid: 'c', operation: 'refund' };
+      const key = { attemptId, recorded, renew: () => Promise.reject(new Error('no new attempt')), holds: null };
+      change = (inner) => ({
+        refund: async (call, signal) => {
+          await inner.refund(call, signal);
+          throw new Error('the process ends');
+        },
+      });
+      await expect(giveBack(id, 'refund', null, key)).rejects.toThrow('the process ends');
+      change = () => ({ refund: async () => ({ kind: 'rejected', why }) });
+      expect((await refused(giveBack(id, 'refund', null, key))).code).toBe('PAYMENT_TIMEOUT');
+      expect(openOf(await house.state(id))).not.toBeNull();
+      change = () => ({});
+      expect(await recover(id)).toMatchObject({ outcome: 'resolved' });
+      expect(returned()).toEqual([['refund', 10_325]]);
     });
     test.each([true, false])('a refund, too, as long as the gateway takes it once; it arrived before: %s', async (arrived) => {
       const { id } = (await pay(CARDS.approved)).view;

@@ -90,7 +90,7 @@ interface Executed {
 /** Capabilities of the bank's adapters, by gateway name. */
 const HOUR_MS = 3_600_000;
 const ALWAYS = { void: Number.POSITIVE_INFINITY, refund: Number.POSITIVE_INFINITY };
-const AT_ONCE = { voids: 'until_batch', finalize: 'at_once', repeatSafeMs: ALWAYS } as const;
+const AT_ONCE = { voids: 'until_batch', finalize: 'at_once', finalizeReversal: 'at_once', repeatSafeMs: ALWAYS } as const;
 export const CAPABILITIES = {
   'bank-lowering': { partialVoid: true, refundUnsettled: false, ...AT_ONCE },
   'bank-plain': { partialVoid: false, refundUnsettled: false, ...AT_ONCE },
@@ -101,6 +101,7 @@ export const CAPABILITIES = {
     refundUnsettled: false,
     voids: 'until_batch',
     finalize: 'after_batch',
+    finalizeReversal: 'later',
     repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: 7.5 * HOUR_MS },
   },
   /** It has no voids, and forgets the answer to a refund after a day, like Stripe. */
@@ -109,11 +110,12 @@ export const CAPABILITIES = {
     refundUnsettled: true,
     voids: 'none',
     finalize: 'at_once',
+    finalizeReversal: 'at_once',
     repeatSafeMs: { void: 0, refund: 23 * HOUR_MS },
   },
 } as const satisfies Readonly<Record<string, Ability>>;
 export type GatewayName = keyof typeof CAPABILITIES;
-type Ability = Pick<GatewayCapabilities, 'partialVoid' | 'refundUnsettled' | 'voids' | 'finalize' | 'repeatSafeMs'>;
+type Ability = Pick<GatewayCapabilities, 'partialVoid' | 'refundUnsettled' | 'voids' | 'finalize' | 'finalizeReversal' | 'repeatSafeMs'>;
 
 /** `bank-after-batch` closes its batches at each full half hour, and lists them 5 minutes later. */
 const BATCH_EVERY_MS = HOUR_MS / 2;

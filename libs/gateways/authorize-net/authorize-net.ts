@@ -303,6 +303,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     refundUnsettled: false,
     voids: 'until_batch',
     finalize: 'after_batch',
+    finalizeReversal: 'later',
     repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: refundsOnce ? REFUND_REPEAT_MS : 0 },
     settlement: 'batches',
     lateAfterDays: 4,

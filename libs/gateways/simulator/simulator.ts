@@ -240,6 +240,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
     refundUnsettled,
     voids: 'until_batch',
     finalize: 'at_once',
+    finalizeReversal: 'at_once',
     // The simulator keeps the answer of each reference.
     repeatSafeMs: { void: Number.POSITIVE_INFINITY, refund: Number.POSITIVE_INFINITY },
     settlement: 'batches',

@@ -110,7 +110,7 @@ const httpClientOf = ({ HttpClient }: typeof Stripe, transport: Transport, calls
 };
 
 /**
- * Runs the beginning of a call without stack traces. The package reads one for every request and nobody else does. With source maps that costs a third
+ * Runs the beginning of a call without stack traces. The package takes one for every request, and nothing reads it. With source maps that costs a third
  * of the call's time.
  */
 const withoutStack = <T>(begin: () => T): T => {

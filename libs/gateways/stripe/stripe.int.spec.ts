@@ -689,6 +689,7 @@ describe('a refund', () => {
 
   test('where keys are not bound to an endpoint, only the list and the time decide', async () => {
     const unbound = open({ keysAreBound: false });
+    expect(unbound.capabilities.finalizeReversal).toBe('later');
     const [transactionId, made, absent, begunAt] = [await charged(), drawRef(), drawRef(), now()];
     await refund(transactionId, 300, made);
     await control.fault('keys_unbound');
@@ -1099,6 +1100,7 @@ test('its capabilities', () => {
     refundUnsettled: true,
     voids: 'none',
     finalize: 'at_once',
+    finalizeReversal: 'at_once',
     repeatSafeMs: { void: 0, refund: 23 * HOUR },
     settlement: 'payouts',
     lateAfterDays: 10,

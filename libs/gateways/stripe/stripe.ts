@@ -86,6 +86,7 @@ const CAPABILITIES: GatewayCapabilities = {
   refundUnsettled: true,
   voids: 'none',
   finalize: 'at_once',
+  finalizeReversal: 'at_once',
   repeatSafeMs: { void: 0, refund: KEY_SAFE_MS },
   settlement: 'payouts',
   lateAfterDays: 10,
@@ -560,7 +561,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
   };
 
   return {
-    capabilities: CAPABILITIES,
+    capabilities: keysAreBound ? CAPABILITIES : { ...CAPABILITIES, finalizeReversal: 'later' },
     endpoint,
     charge,
     void: voided,

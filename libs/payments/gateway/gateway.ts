@@ -238,6 +238,8 @@ export interface GatewayCapabilities {
   readonly voids: 'until_batch' | 'none';
   /** `after_batch`: that a charge was never made is certain only when its batch has closed. */
   readonly finalize: 'at_once' | 'after_batch';
+  /** `later`: at once, it may not tell that a void or refund was never made. Then recovery may send it (C72). */
+  readonly finalizeReversal: 'at_once' | 'later';
   /**
    * For how many milliseconds after its first sending a void or a refund may be sent again under its reference, without being executed twice.
    * Infinity: always. 0: never.
