@@ -25,6 +25,9 @@ const WELL_AFTER_MS = 30_000;
  * Starts a child, and starts it again whenever it ends. `start` gets the ended child (null at first), because a new child takes its address. Rejects
  * if the first start fails. Later starts are repeated without limit. `stop` ends the first start, and {@link Kept.stop} ends later ones. `onEnd` is
  * called each time the child has ended by itself.
+ *
+ * `stop` says that the whole service stops. A signal to the process group then ends every child at once, which is no fault. Requests in flight still
+ * need the child, so it is started again.
  */
 export const keepRunning = async <C extends Child>(
   name: string,
@@ -42,8 +45,8 @@ export const keepRunning = async <C extends Child>(
     for (let tries = 0; ;) {
       await current.exited;
       if (stopping.signal.aborted) return;
-      onEnd();
-      log.error({ child: name, pid: current.pid }, 'a child process ended by itself; it is started again');
+      if (!stop.aborted) onEnd();
+      log[stop.aborted ? 'info' : 'error']({ child: name, pid: current.pid }, 'a child process ended by itself; it is started again');
       if (performance.now() - startedAt > WELL_AFTER_MS) tries = 0;
       for (let running = false; !running; tries++) {
         const pauseMs = Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
@@ -54,12 +57,12 @@ export const keepRunning = async <C extends Child>(
           running = true;
         } catch (error) {
           if (stopping.signal.aborted) return;
-          log.error({ child: name, err: error }, 'a child process could not be started again; it is tried again');
+          log[stop.aborted ? 'info' : 'error']({ child: name, err: error }, 'a child process could not be started again; it is tried again');
         }
       }
       startedAt = performance.now();
       if (stopping.signal.aborted) return current.stop();
-      log.warn({ child: name, pid: current.pid }, 'a child process is running again');
+      log[stop.aborted ? 'info' : 'warn']({ child: name, pid: current.pid }, 'a child process is running again');
     }
   };
   const watching = watch();
