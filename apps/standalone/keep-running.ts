@@ -37,6 +37,7 @@ export const keepRunning = async <C extends Child>(
   start: (before: C | null, stop: AbortSignal) => Promise<C>,
 ): Promise<Kept<C>> => {
   const stopping = new AbortController();
+  const levelOf = (fault: 'warn' | 'error') => (stop.aborted ? 'info' : fault);
   const first = await start(null, stop);
   let current = first;
 
@@ -46,7 +47,7 @@ export const keepRunning = async <C extends Child>(
       await current.exited;
       if (stopping.signal.aborted) return;
       if (!stop.aborted) onEnd();
-      log[stop.aborted ? 'info' : 'error']({ child: name, pid: current.pid }, 'a child process ended by itself; it is started again');
+      log[levelOf('error')]({ child: name, pid: current.pid }, 'a child process ended by itself; it is started again');
       if (performance.now() - startedAt > WELL_AFTER_MS) tries = 0;
       for (let running = false; !running; tries++) {
         const pauseMs = Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** Math.min(tries, 10));
@@ -57,12 +58,12 @@ export const keepRunning = async <C extends Child>(
           running = true;
         } catch (error) {
           if (stopping.signal.aborted) return;
-          log[stop.aborted ? 'info' : 'error']({ child: name, err: error }, 'a child process could not be started again; it is tried again');
+          log[levelOf('error')]({ child: name, err: error }, 'a child process could not be started again; it is tried again');
         }
       }
       startedAt = performance.now();
       if (stopping.signal.aborted) return current.stop();
-      log[stop.aborted ? 'info' : 'warn']({ child: name, pid: current.pid }, 'a child process is running again');
+      log[levelOf('warn')]({ child: name, pid: current.pid }, 'a child process is running again');
     }
   };
   const watching = watch();

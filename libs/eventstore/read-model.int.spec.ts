@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { randomUUID } from 'node:crypto';
 import { setTimeout } from 'node:timers/promises';
 import { systemClock } from '#kernel';
-import { copyInto, createPool, livingProcesses, migrate, type Pool, processMigration, recordProcess } from '#platform';
+import { type Client, copyInto, createPool, livingProcesses, migrate, type Pool, processMigration, recordProcess } from '#platform';
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';
@@ -204,6 +204,14 @@ describe('a rebuild', () => {
     await build(readModels(pool, model(1)));
     return pool;
   };
+  /** A load: copies the ids of all events. `pause` lasts before the end of the COPY. */
+  const copyIds = async (client: Client, batches: AsyncIterable<readonly Recorded[]>, pause: () => Promise<void> = () => Promise.resolve()) => {
+    const copy = copyInto(client, 'seen', ['id']);
+    for await (const events of batches) for (const { id } of events) await copy.write([id]);
+    await pause();
+    await copy.end();
+    return (async function* (): AsyncGenerator<readonly Recorded[]> {})();
+  };
   const beyond = (pool: Pool) => pool.query(`update projection_checkpoint set position = '00000000000000009999'`);
   const cutTo = async (pool: Pool, end: number) => {
     await pool.query('delete from es.events where position > $1', [end]);
@@ -244,11 +252,7 @@ describe('a rebuild', () => {
       load: async (client, late, batches) => {
         // Without scans and hash joins, a load would compare each row with each other one.
         for (const one of [client, late]) expect((await one.query('show enable_hashjoin')).rows).toEqual([{ enable_hashjoin: 'on' }]);
-        const copy = copyInto(client, 'seen', ['id']);
-        for await (const events of batches) for (const { id } of events) await copy.write([id]);
-        await setTimeout(1_000 * longerThanTheLimits);
-        await copy.end();
-        return (async function* () {})();
+        return copyIds(client, batches, () => setTimeout(1_000 * longerThanTheLimits));
       },
     });
     await hurried.query(`create table ${schemaOf(model(1))}.slow ()`);
@@ -260,10 +264,7 @@ describe('a rebuild', () => {
     const pool = await built();
     const load: ReadModel['load'] = async (client, _late, batches) => {
       await expect(again(pool)).rejects.toThrow('another rebuild is running');
-      const copy = copyInto(client, 'seen', ['id']);
-      for await (const events of batches) for (const { id } of events) await copy.write([id]);
-      await copy.end();
-      return (async function* () {})();
+      return copyIds(client, batches);
     };
     expect(await again(pool, model(1, { load }))).toMatchObject({ rows: [{ live: 50, rebuilt: 50 }] });
   });

@@ -348,10 +348,12 @@ const run = async (
       payment.legs.find((charge) => charge.leg === move.leg)!,
     );
     const maySend = (means: Means) => !again || isRepeatSafe(ports, attempt, capabilities, means);
-    const { outcome, means } = await moveLeg(ports, payment, attempt, move, intent, deadline, notAfter, maySend).catch((error: unknown) => {
+    const moved = await moveLeg(ports, payment, attempt, move, intent, deadline, notAfter, maySend).catch((error: unknown) => {
       // The intent may be lost, or a call may have been made already (C76). In both cases the outcome is unknown.
       throw error instanceof StoreIncident ? timeout(paymentId) : error;
     });
+    const { means } = moved;
+    const outcome = certain(moved.outcome, again, capabilities);
 
     if (outcome.kind === 'approved') {
       const last = current.returned.length + 1 === attempt.legs.length;
@@ -371,9 +373,7 @@ const run = async (
     }
     // Recovery or a later request finalised the reference before this call, and resolves the attempt now (docs/contract.md#gateway).
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
-    // An earlier request may have made the call, and returned the money.
-    const isOurs = again && outcome.kind === 'rejected' && mayBeOwn(outcome.why);
-    if ((outcome.kind === 'rejected' && !isOurs) || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
+    if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
       loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
     } else {
@@ -392,18 +392,19 @@ const run = async (
       if (meanwhile.fenced && meanwhile.ended === null) throw timeout(paymentId);
       continue;
     }
-    // This call was not sent, but an earlier request may have sent it, or recovery may send it (C72).
-    const isUnsent = outcome.kind === 'not_processed' && !outcome.answered && (again || capabilities.finalizeReversal === 'later');
-    throw failure(
-      ports,
-      paymentId,
-      loaded.payment as Charged,
-      attempt,
-      move,
-      isOurs || isUnsent ? { kind: 'unknown', cause: 'disconnected' } : outcome,
-    );
+    throw failure(ports, paymentId, loaded.payment as Charged, attempt, move, outcome);
   }
   return told(paymentId, loaded.payment as Charged, attemptId, opened);
+};
+
+/**
+ * The outcome of a call, or `unknown` if the call may still return the money. `again`: an earlier request may have made the same call. Then a call that
+ * was not sent now may have been sent, and a refusal may mean that the money is gone already. Recovery, too, may send a call that was not sent (C72).
+ */
+const certain = (outcome: Outcome<ReversalTxn>, again: boolean, { finalizeReversal }: GatewayCapabilities): Outcome<ReversalTxn> => {
+  const isRefusedAgain = again && outcome.kind === 'rejected' && mayBeOwn(outcome.why);
+  const isUnsent = outcome.kind === 'not_processed' && !outcome.answered && (again || finalizeReversal === 'later');
+  return isRefusedAgain || isUnsent ? { kind: 'unknown', cause: 'disconnected' } : outcome;
 };
 
 /** True if a repeated call may be refused because its first sending has returned the money. */
