@@ -107,7 +107,15 @@ describe('the image', () => {
     for (const { text } of dockerfile.filter(({ name, text }) => name === 'COPY' && !text.startsWith('--from')))
       for (const source of text.split(' ').slice(0, -1)) expect([source, existsSync(join(ROOT, source))]).toEqual([source, true]);
     const copied = dockerfile.filter(({ name, text }) => name === 'COPY' && text.startsWith('--from')).map(({ text }) => text.split(' ').at(-1));
-    expect(copied).toEqual(['./', './node_modules', './dist/apps', './dist/libs', './apps/operator/payfold.mjs', './apps/operator/verify.mjs']);
+    expect(copied).toEqual([
+      './',
+      './node_modules',
+      './dist/apps',
+      './dist/libs',
+      './dist/node_modules',
+      './apps/operator/payfold.mjs',
+      './apps/operator/verify.mjs',
+    ]);
     const { bin } = JSON.parse(read('package.json')) as { bin: { payfold: string } };
     expect(copied).toContain(`./${bin.payfold}`);
     for (const { text } of dockerfile.filter(({ name, text }) => name === 'COPY' && text.startsWith('--from')))

@@ -25,7 +25,7 @@ const locked = Object.entries(others).map(([path, one]) => ({
 }));
 
 /** Packages whose install scripts we have read. A script uses the network only if a native binary is missing. */
-const SCRIPTS_READ = ['@parcel/watcher', '@swc/core', 'classic-level', 'protobufjs', 'unrs-resolver'];
+const SCRIPTS_READ = ['@parcel/watcher', '@swc/core', 'classic-level', 'esbuild', 'protobufjs', 'unrs-resolver'];
 
 describe('the lock file', () => {
   test('supports Node 20.19, 22 LTS and 24', () => {

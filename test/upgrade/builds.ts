@@ -34,6 +34,8 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       'test',
       'bench',
       'package.json',
+      'package-lock.json',
+      'bundle-packages.mjs',
       '.swcrc',
       'tsconfig.json',
       'jest.config.mjs',
