@@ -1,12 +1,15 @@
-/** Closes an HTTP listener. Every request in flight is completed. No connection is closed while its client writes to it. */
+/** Closes an HTTP listener. Every whole request gets its answer. A client that does not finish its request cannot hold up the close. */
 import type { Server } from 'node:http';
-import { Server as TcpServer } from 'node:net';
+import { type Socket, Server as TcpServer } from 'node:net';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import type { FastifyInstance } from 'fastify';
 import type { Clock } from '#kernel';
+import { connectionOf } from '#platform/http';
 
 const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
+/** The milliseconds that a client has from the stop to the end of its request. Before that end, nothing is done for the request. */
+const WHOLE_REQUEST_MS = 10_000;
 
 /**
  * Returns the function that closes the listener. The function first stops accepting connections. From then on, each answer asks its client to close
@@ -14,6 +17,11 @@ const CLOSE_IDLE_EVERY_MS = 250;
  */
 export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, graceMs: number) => Promise<void>) => {
   let leaving = false;
+  const sockets = new Set<Socket>();
+  fastify.server.on('connection', (socket: Socket) => {
+    sockets.add(socket);
+    socket.once('close', () => sockets.delete(socket));
+  });
   fastify.addHook('onSend', (_request, reply, payload, done) => {
     if (leaving) void reply.header('connection', 'close');
     done(null, payload);
@@ -28,8 +36,14 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
     for (let waited = 0; waited < graceMs && (await connectionsOf(server)) > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
     // An answer whose headers were sent before the stop did not ask its client to close. After this answer, its idle connection would keep the server
-    // open for a minute.
-    const closeIdle = setInterval(() => server.closeIdleConnections(), CLOSE_IDLE_EVERY_MS);
+    // open for a minute. Node calls no connection idle that has not sent a whole request, and checks its time limits no longer.
+    let waited = 0;
+    const closeIdle = setInterval(() => {
+      waited += CLOSE_IDLE_EVERY_MS;
+      server.closeIdleConnections();
+      for (const socket of sockets)
+        if (socket.bytesRead === 0 || (waited >= WHOLE_REQUEST_MS && !connectionOf({ socket }).awaitsAnswer)) socket.destroy();
+    }, CLOSE_IDLE_EVERY_MS);
     const closing = app.close().catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ERR_SERVER_NOT_RUNNING') throw error;
     });

@@ -154,8 +154,13 @@ export class Connection {
 
   private sendRefusal(): void {
     // Before their answers, the client would take the refusal for one of them.
-    if (!this.socket.writable || [...this.unanswered].some(({ complete }) => complete)) return;
+    if (!this.socket.writable || this.awaitsAnswer) return;
     this.end(this.refusal!);
+  }
+
+  /** True while a whole request has no complete answer. */
+  get awaitsAnswer(): boolean {
+    return [...this.unanswered].some(({ complete }) => complete);
   }
 
   /** Refuses the whole connection. It does not linger, because such connections could fill the server. */

@@ -1,5 +1,5 @@
 export { announcedBytes, bodyGuard, receiveBody, receivedBody } from './body.js';
-export { addressGroup } from './connections.js';
+export { addressGroup, connectionOf } from './connections.js';
 export { ErrorsFilter, JSON_TYPE, sendAnswer } from './errors.filter.js';
 export { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from './fields.js';
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
