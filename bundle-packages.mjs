@@ -8,10 +8,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
-const PACKAGES = [
-  ...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`),
-  ...['class-validator', 'rxjs', 'stripe'],
-];
+const PACKAGES = [...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`), ...['class-validator', 'rxjs']];
 /** Not in a bundle: the built code imports the first too, and both must have one copy. The second is files for browsers. */
 const SEPARATE = ['reflect-metadata', 'swagger-ui-dist'];
 const TARGET = fileURLToPath(new URL('dist/node_modules', import.meta.url));
@@ -60,7 +57,7 @@ const bundle = async () => {
   });
   for (const name of PACKAGES) {
     await mkdir(join(TARGET, name), { recursive: true });
-    await writeFile(join(TARGET, name, 'package.json'), JSON.stringify({ name, exports: './index.mjs' }));
+    await writeFile(join(TARGET, name, 'package.json'), JSON.stringify({ name, exports: { import: './index.mjs' } }));
   }
 };
 

@@ -12,7 +12,18 @@ import type { Truth } from '../../apps/simulator/processor.js';
 import { eventually } from '../support/eventually.js';
 import { type NameServer, startNameServer } from '../support/name-server.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Ended, type Environment, kill, launch, newKey, type RunningProcess, runToEnd, start } from '../support/processes.js';
+import {
+  DataDir,
+  type Ended,
+  type Environment,
+  kill,
+  launch,
+  newKey,
+  type RunningProcess,
+  runToEnd,
+  start,
+  untilReady,
+} from '../support/processes.js';
 import { createAuthority, type Receiver, startReceiver, status } from '../support/receiver.js';
 import { CARD, PARTNER, paymentOf } from '../support/service.js';
 
@@ -77,6 +88,7 @@ beforeAll(async () => {
     WEBHOOK_DNS_SERVERS: names.address,
   };
   await Promise.all([startApi(0), startApi(1), start('worker', dataDir, env)]);
+  for (const api of apis) await untilReady(api);
   const { accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'City');
   ({ apiKey } = await payfold<{ apiKey: string }>('keys', 'issue', '--account', accountId));
   const fee = ['--fee-flat-cents', '50', '--fee-percent-bps', '250'];

@@ -12,7 +12,7 @@ import { READ_MODELS } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { figuresIn } from '../support/metrics.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Environment, launch, newKey, type RunningProcess, start } from '../support/processes.js';
+import { DataDir, type Environment, launch, newKey, type RunningProcess, start, startApiAndWorker } from '../support/processes.js';
 import { CARD, PARTNER, paymentOf } from '../support/service.js';
 import { FILE_HEAD } from '../support/settlement.js';
 
@@ -67,10 +67,7 @@ beforeAll(async () => {
   const [auditPort, metricsPort] = [await freePort(), await freePort()];
   const simulator = await start('simulator', dataDir);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
-  [api, worker] = await Promise.all([
-    start('api', dataDir, { ...env, AUDIT_PORT: String(auditPort), METRICS_PORT: String(metricsPort) }),
-    start('worker', dataDir, env),
-  ]);
+  [api, worker] = await startApiAndWorker(dataDir, env, { AUDIT_PORT: String(auditPort), METRICS_PORT: String(metricsPort) });
   auditUrl = `http://127.0.0.1:${auditPort}`;
   metricsUrl = `http://127.0.0.1:${metricsPort}/metrics`;
   const { accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'City');

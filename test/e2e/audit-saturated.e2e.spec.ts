@@ -13,7 +13,7 @@ import { READ_MODELS } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { figuresIn } from '../support/metrics.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, launch, newKey, start } from '../support/processes.js';
+import { DataDir, launch, newKey, start, startApiAndWorker } from '../support/processes.js';
 import { PAYMENTS, paymentOf } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -50,10 +50,7 @@ beforeAll(async () => {
   const [auditPort, metricsPort] = [await freePort(), await freePort()];
   const simulator = await start('simulator', dataDir);
   const env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
-  const [api] = await Promise.all([
-    start('api', dataDir, { ...env, AUDIT_PORT: String(auditPort), METRICS_PORT: String(metricsPort) }),
-    start('worker', dataDir, env),
-  ]);
+  const [api] = await startApiAndWorker(dataDir, env, { AUDIT_PORT: String(auditPort), METRICS_PORT: String(metricsPort) });
   [apiUrl, auditUrl, metricsUrl] = [api.url, `http://127.0.0.1:${auditPort}/audit/v1`, `http://127.0.0.1:${metricsPort}`];
   const payfold = async <T>(...args: string[]): Promise<T> => {
     const { code, stdout, stderr } = await launch([LAUNCHER, ...args, '--json', '--yes'], dataDir, { ...env, LOG_LEVEL: 'silent' }).exited;

@@ -12,7 +12,7 @@ import type { Services } from '../../apps/services.js';
 import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { CARD_FORM, formOf, intakeOf, Payer, readReturn, SHOP, textOf } from '../support/checkout.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type RunningProcess, start } from '../support/processes.js';
+import { DataDir, type RunningProcess, start, startApiAndWorker } from '../support/processes.js';
 import { CARD, FEE } from '../support/service.js';
 import { openStores, readBooks, recoverAll } from '../support/truth.js';
 
@@ -46,7 +46,7 @@ beforeAll(async () => {
   ({ signingSecret } = portal);
   const { position } = await admin.configureCheckout(portalId, { enabled: true, allow: [`${SHOP}/pay`] });
   await stores.readModels.of(directoryModel).runUntil(position!, { timeoutMs: 10_000 });
-  [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
+  [healthy] = await startApiAndWorker(dataDir, env);
 });
 
 afterAll(async () => {

@@ -11,7 +11,7 @@ import { createRecovery, postgresRecoveryWork } from '#payments';
 import type { Services } from '../../apps/services.js';
 import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { Partner, type Reply } from '../../apps/demo/partner.js';
-import { DataDir, launch, newKey, type RunningProcess, start } from '../support/processes.js';
+import { DataDir, launch, newKey, type RunningProcess, start, startApiAndWorker } from '../support/processes.js';
 import { freshDatabase } from '../support/postgres.js';
 import { CARD, FEE, PARTNER, paymentOf } from '../support/service.js';
 import { type Book, type Books, endLeases, openStores, readBooks, recoverAll } from '../support/truth.js';
@@ -47,7 +47,7 @@ beforeAll(async () => {
   ({ apiKey } = issued);
   await stores.readModels.of(directoryModel).runUntil(issued.position!, { timeoutMs: 10_000 });
 
-  [healthy] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
+  [healthy] = await startApiAndWorker(dataDir, env);
   partner = new Partner(healthy.url + PARTNER, apiKey);
 });
 

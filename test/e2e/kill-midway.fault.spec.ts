@@ -8,7 +8,7 @@ import { searchPathOf } from '#eventstore';
 import { READ_MODELS } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Environment, kill, launch, newKey, type RunningProcess, start } from '../support/processes.js';
+import { DataDir, type Environment, kill, launch, newKey, type RunningProcess, start, startApiAndWorker } from '../support/processes.js';
 import { PAYMENTS, paymentOf } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -41,7 +41,7 @@ beforeAll(async () => {
   database = await freshDatabase();
   const simulator = await start('simulator', dataDir);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
-  [api, worker] = await Promise.all([start('api', dataDir, env), start('worker', dataDir, env)]);
+  [api, worker] = await startApiAndWorker(dataDir, env);
   const { accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'City');
   ({ apiKey } = await payfold<{ apiKey: string }>('keys', 'issue', '--account', accountId));
   ({ portalId } = await payfold<{ portalId: string }>('portals', 'create', '--account', accountId, '--name', 'Water'));

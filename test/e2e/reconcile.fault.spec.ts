@@ -11,7 +11,7 @@ import { createPool, freePort, type Pool } from '#platform';
 import { READ_MODELS } from '../../apps/services.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Environment, launch, newKey, type RunningProcess, start } from '../support/processes.js';
+import { DataDir, type Environment, launch, newKey, type RunningProcess, start, startApiAndWorker } from '../support/processes.js';
 import { CARD, PARTNER, paymentOf } from '../support/service.js';
 
 const ROOT = new URL('../../', import.meta.url).pathname.replace(/dist\/$/, '');
@@ -56,7 +56,7 @@ beforeAll(async () => {
   const auditPort = await freePort();
   const simulator = await start('simulator', dataDir);
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
-  [api, worker] = await Promise.all([start('api', dataDir, { ...env, AUDIT_PORT: String(auditPort) }), start('worker', dataDir, env)]);
+  [api, worker] = await startApiAndWorker(dataDir, env, { AUDIT_PORT: String(auditPort) });
   auditUrl = `http://127.0.0.1:${auditPort}`;
   const { accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'City');
   ({ apiKey } = await payfold<{ apiKey: string }>('keys', 'issue', '--account', accountId));

@@ -9,7 +9,7 @@ import { freePort } from '#platform';
 import { controlKeyOf, createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Environment, kill, launch, newKey, type RunningProcess, start } from '../support/processes.js';
+import { DataDir, type Environment, kill, launch, newKey, type RunningProcess, start, untilReady } from '../support/processes.js';
 import { PAYMENTS, paymentOf } from '../support/service.js';
 
 const LAUNCHER = new URL('../../apps/operator/payfold.mjs', import.meta.url).pathname;
@@ -46,6 +46,7 @@ beforeAll(async () => {
   env = { DATABASE_URL: database.url, SIMULATOR_URL: simulator.url };
   // All start at the same time. One of them makes the schema and the key file.
   await Promise.all([startApi(0), startApi(1), ...[0, 1].map(async (n) => (workers[n] = await start('worker', dataDir, env)))]);
+  for (const api of apis) await untilReady(api);
   ({ accountId } = await payfold<{ accountId: string }>('accounts', 'create', '--name', 'City'));
   ({ apiKey } = await payfold<{ apiKey: string }>('keys', 'issue', '--account', accountId));
   const fee = ['--fee-flat-cents', '50', '--fee-percent-bps', '250'];

@@ -246,6 +246,21 @@ export const start = async (role: Role, dataDir: DataDir, env: Environment = {},
   return { ...launched, url: (JSON.parse(line) as { url: string }).url };
 };
 
+/** Waits until an API takes payments. On a new database, it first waits for a worker to build the read models. */
+export const untilReady = async ({ url }: Pick<RunningProcess, 'url'>): Promise<void> =>
+  void (await eventually(async () => (await fetch(`${url}/readyz`)).status === 200));
+
+/** Starts an API and a worker, and waits until the API takes payments. `more` is for the API only. */
+export const startApiAndWorker = async (
+  dataDir: DataDir,
+  env: Environment,
+  more: Environment = {},
+): Promise<[api: RunningProcess, worker: RunningProcess]> => {
+  const [api, worker] = await Promise.all([start('api', dataDir, { ...env, ...more }), start('worker', dataDir, env)]);
+  await untilReady(api);
+  return [api, worker];
+};
+
 /** Runs a role that must fail to start, and waits for its end. */
 export const runToEnd = async (role: Role, dataDir: DataDir, env: Environment = {}, first?: string): Promise<Ended> => {
   const launched = launch(role, dataDir, env, first);

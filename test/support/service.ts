@@ -19,6 +19,7 @@ import { openServices, type Services } from '../../apps/services.js';
 import { createSimulatorControl, type SimulatorControl } from '../../apps/simulator/control.js';
 import { startSimulator } from '../../apps/simulator/server.js';
 import { startWorker } from '../../apps/worker/worker.js';
+import { eventually } from './eventually.js';
 import { createOpenApiJudge, type OpenApiJudge } from './openapi.js';
 import { freshKurrentDb } from './kurrentdb-server.js';
 import { freshDatabase } from './postgres.js';
@@ -314,6 +315,8 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     }
     const [services] = all as [Services];
     const { store, ids, personal, readModels } = services;
+    // Until the worker has built the read models, every request is refused.
+    await eventually(() => readModels.areBuilt());
     const document = await (await fetch(`${urls[0]}/openapi.json`)).json();
     const judge = createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]);
     const anonymous = new Client(urls, judge, null);
