@@ -186,6 +186,16 @@ describe('limits', () => {
   test('a body that does not come → 408', async () => {
     expectTransport(await raw(head('POST', PAYMENTS, ['content-type: application/json', 'content-length: 100']), { dripMs: 200 }), 408);
   });
+  test('requests that are sent together are all answered, also if the answers are larger than the buffer of the connection', async () => {
+    const { hostname, port } = new URL(service.urls[0]!);
+    const document = await (await fetch(`${service.urls[0]!}/openapi.json`)).text();
+    const asked = 50;
+    const socket = connect(Number(port), hostname);
+    socket.write('GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n'.repeat(asked));
+    let received = 0;
+    socket.on('data', (chunk) => (received += chunk.length));
+    await eventually(() => received > asked * document.length, { timeoutMs: 20_000 }).finally(() => socket.destroy());
+  });
   test('answers that the client does not read: the connection ends, with its waiting requests', async () => {
     const { hostname, port } = new URL(service.urls[0]!);
     const socket = connect(Number(port), hostname);

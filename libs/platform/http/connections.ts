@@ -98,6 +98,8 @@ export class Connection {
   }
 
   private feed(): void {
+    // Node may have paused the socket again before this call. Then this class must still resume it.
+    if (this.socket.isPaused()) return;
     this.holds = false;
     while (this.rest.length > 0 && !this.socket.isPaused()) {
       if (this.closing || !this.socket.writable) {
