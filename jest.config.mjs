@@ -18,5 +18,5 @@ export default {
   globalTeardown: '<rootDir>/test/support/global-teardown.mjs',
   // A guard against hanging, not an expectation: a busy machine starts a process in seconds.
   testTimeout: 300_000,
-  maxWorkers: 2,
+  maxWorkers: 3,
 };

@@ -1,5 +1,5 @@
 /**
- * Runs every spec file (`npm test`). Two files run at once. On a slow machine, one can take so much time that the other reaches a time limit. So a file
+ * Runs every spec file (`npm test`). Three files run at once. On a slow machine, two can take so much time that the third reaches a time limit. So a file
  * that fails runs once more, alone. If it fails again, the run fails. If it passes, the run passes, and its last line names the file as unstable.
  *
  * Arguments: options of jest, for both runs.

@@ -1,8 +1,8 @@
 /**
  * The jest environment of every spec file. Before the file runs, it takes one of the machine's places, and waits until one is free.
  *
- * A machine has one place for each core, at least two, for all runs together. With more files at once, tests would reach their time limits. Unit
- * specs start no process and need no place. A run that a spec starts shares that spec's place (`TEST_PLACE=held`).
+ * A machine has three places for every two cores, at least three, for all runs together: tests wait a third of their time. With more files at once,
+ * they would reach their time limits. Unit specs start no process and need no place. A run that a spec starts shares that spec's place (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';
@@ -11,7 +11,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { TestEnvironment } from 'jest-environment-node';
 
 /** At least as many places as one run uses (`maxWorkers`). */
-const PLACES = Math.max(2, availableParallelism());
+const PLACES = Math.max(3, Math.floor(1.5 * availableParallelism()));
 const LOOK_AGAIN_MS = 50;
 /** After a process gave a place back, it waits this long. Other waiting processes get the place first. */
 const AFTER_YOU_MS = 100;
