@@ -3,6 +3,7 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { EVERYTHING } from '#accounts';
 import { memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
+import { PaymentStreams, type SettlementRecord } from '#payments';
 import { collect, createPool, migrate, PAGE_ROWS, type Pool, systemIds, transaction } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
@@ -17,6 +18,7 @@ import {
   type Register,
   type SettlementPorts,
 } from './index.js';
+import { recordBatch } from './record.js';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
@@ -145,4 +147,25 @@ describe('exceptions are opened until none is left', () => {
     expect(await collect(exceptionRows(pool, EVERYTHING, { status: null, now: NOW }))).toEqual([]);
     expect(await readWhenIdle()).toBe(0);
   });
+});
+
+test('a batch of many lines of no payment brings the register up to date at its start, and then once in 5,000 lines', async () => {
+  const LINES = 10_600;
+  const store = memoryEventStore();
+  const ids = systemIds(() => NOW);
+  let caughtUp = 0;
+  const ports = {
+    store,
+    payments: { clock: systemClock, ids, streams: new PaymentStreams(store, systemClock, ids) },
+    register: postgresRegister(pool, async () => void (caughtUp += 1)),
+  } as unknown as SettlementPorts;
+  const lines = async function* (): AsyncIterable<SettlementRecord> {
+    for (let n = 0; n < LINES; n++)
+      yield { transactionId: `unknown-${n}`, type: 'sale', accepted: true, grossCents: 100, feeCents: 0, netCents: 100 };
+  };
+  const account = { gateway: 'simulator', merchantAccount: 'mid', credentialsRef: 'sandbox', environment: 'sandbox' } as const;
+  const incoming = { batchId: 'many', closedAt: timestamp(NOW), fundedOn: null, lines: lines() };
+  expect(await recordBatch(ports, account, incoming, null, new AbortController().signal)).toMatchObject({ count: LINES, corrected: 0 });
+  // After 200, 5,200 and 10,200 lines.
+  expect(caughtUp).toBe(3);
 });

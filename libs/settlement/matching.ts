@@ -200,6 +200,7 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
 // Opening exceptions.
 
 const DETECTED_PER_ROUND = 500;
+const OPENED_AT_ONCE = 16;
 
 /**
  * Opens an exception for each line that did not match, for each charge or refund that was in no batch for days, and for each resolution whose amount
@@ -224,8 +225,10 @@ export const openExceptions = async (
     const now = timestamp(ports.payments.clock.now());
     const [lines, late, wrong] = [await newLines(db), await missing(db, now), await wrongInSuspense(db)];
     const opened = [...lines, ...late, ...uniqueById(wrong)];
-    for (const one of opened)
-      await changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
+    const open = (one: OpenedException) =>
+      changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
+    // Each has a stream of its own. The store commits appends together that come at once.
+    for (let first = 0; first < opened.length; first += OPENED_AT_ONCE) await Promise.all(opened.slice(first, first + OPENED_AT_ONCE).map(open));
     if (opened.length > 0) await caughtUp();
     total += opened.length;
     const mayHaveMore = [superseded, lines.length, late.length, wrong.length].some((count) => count === DETECTED_PER_ROUND);
@@ -446,35 +449,20 @@ const STATUS_AFTER = {
 } as const satisfies Partial<Record<ExceptionEvent['type'], ExceptionStatus>>;
 
 const applyExceptions = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  // An import opens thousands at once. Those that come one after another are written together.
+  let opened: Opened[] = [];
+  const writeOpened = async () => {
+    if (opened.length > 0) await insertOpened(client, opened);
+    opened = [];
+  };
   for (const recorded of events) {
     const event = exceptionEvents.read(recorded);
     const exceptionId = recorded.stream.slice('exception-'.length);
     if (event.type === 'ExceptionOpened') {
-      const { kind, gateway, merchantAccount, batchId, line, transactionId, ref, paymentId, leg, grossCents, expectedCents, suspenseCents } =
-        event.data;
-      await client.query(
-        `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, batch_id, line, transaction_id, ref, payment_id, leg, gross_cents,
-           expected_cents, suspense_cents, opened_at, changed_at)
-         values ($1, $2, 'opened', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14) on conflict do nothing`,
-        [
-          exceptionId,
-          kind,
-          gateway,
-          merchantAccount,
-          batchId,
-          line,
-          transactionId,
-          ref,
-          paymentId,
-          leg,
-          grossCents,
-          expectedCents,
-          suspenseCents,
-          event.at,
-        ],
-      );
+      opened.push({ ...event.data, exceptionId, at: event.at });
       continue;
     }
+    await writeOpened();
     if (event.type === 'ExceptionRefundRequested' || event.type === 'ExceptionRefundEnded') {
       // If the money went back, recovery still has to resolve the exception.
       const sending = event.type === 'ExceptionRefundRequested' || event.data.transactionId !== null;
@@ -492,6 +480,40 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
       [exceptionId, status, to, reason, resolution, by, event.at],
     );
   }
+  await writeOpened();
+};
+
+type Opened = OpenedException & { readonly at: string };
+
+const insertOpened = async (client: Queryable, opened: readonly Opened[]): Promise<void> => {
+  const column = (name: keyof Opened) => opened.map((one) => one[name]);
+  await client.query({
+    name: 'exceptions-opened',
+    text: `insert into settlement_case (exception_id, kind, status, gateway, merchant_account, batch_id, line, transaction_id, ref, payment_id, leg, gross_cents,
+         expected_cents, suspense_cents, opened_at, changed_at)
+       select exception_id, kind, 'opened', gateway, merchant_account, batch_id, line, transaction_id, ref, payment_id, leg, gross_cents, expected_cents,
+         suspense_cents, at, at
+       from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::uuid[], $10::text[], $11::bigint[],
+         $12::bigint[], $13::bigint[], $14::timestamptz[]) as u (exception_id, kind, gateway, merchant_account, batch_id, line, transaction_id, ref, payment_id,
+         leg, gross_cents, expected_cents, suspense_cents, at)
+       on conflict do nothing`,
+    values: [
+      column('exceptionId'),
+      column('kind'),
+      column('gateway'),
+      column('merchantAccount'),
+      column('batchId'),
+      column('line'),
+      column('transactionId'),
+      column('ref'),
+      column('paymentId'),
+      column('leg'),
+      column('grossCents'),
+      column('expectedCents'),
+      column('suspenseCents'),
+      column('at'),
+    ],
+  });
 };
 
 export interface ExceptionRow extends OpenedException {

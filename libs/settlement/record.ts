@@ -42,6 +42,8 @@ import {
 
 /** Number of lines per event. An append allows many more. The payments of these lines are looked up in one statement. */
 const LINES_PER_EVENT = 200;
+/** A line of no known transaction brings the register up to date, at most once in this many lines: the register reads the lines that are being recorded. */
+const CATCH_UP_LINES = 5_000;
 /** Number of payments whose streams are written at the same time. The store writes what waits in one statement. */
 const PARALLEL_PAYMENTS = 64;
 /** After this many conflicts, this process leaves the batch to the other writer. */
@@ -124,6 +126,17 @@ export const recordBatch = async (
     }
     pagesRead = place.state.pages.length;
   };
+  let nextCatchUp = 0;
+  /**
+   * The processor listed the batch before. So the intents of its charges and refunds are older than the first catching up, and later lines need none to be
+   * found by their references.
+   */
+  const catchUp = async (): Promise<boolean> => {
+    if (said.length < nextCatchUp) return false;
+    nextCatchUp = said.length + CATCH_UP_LINES;
+    await ports.register.caughtUp();
+    return true;
+  };
   let same = 0;
   /** True if the batch is incomplete and its recorded lines agree with the source so far. `same`: number of lines that were already compared. */
   const agrees = (): boolean => {
@@ -149,7 +162,7 @@ export const recordBatch = async (
       if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
       const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
-      const lines = await matchLines(ports, account, head(), names, missing);
+      const lines = await matchLines(ports, account, head(), names, missing, catchUp);
       await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } });
     }
   };
@@ -354,7 +367,7 @@ const correctBatch = async (
     const kept = lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
     let next = nextNumber(lines);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ }));
-    const judged = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered);
+    const judged = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered, () => ports.register.caughtUp().then(() => true));
     const corrections: LineCorrection[] = [
       ...gone.map((before) => ({ before, after: null })),
       ...numbered.map(({ before }, index) => ({ before, after: judged[index]! })),
@@ -410,6 +423,8 @@ const matchLines = async (
   /** Names of the lines that are recorded. */
   recorded: ReadonlySet<string>,
   lines: readonly { number: number; line: SettlementRecord }[],
+  /** Brings the register up to date. Resolves to false if that was not due. */
+  catchUp: () => Promise<boolean>,
 ): Promise<RecordedLine[]> => {
   const find = async () => {
     const found = await ports.register.transactions(
@@ -423,10 +438,7 @@ const matchLines = async (
   };
   let found = await find();
   // A charge right before the batch closed may not be in the register yet.
-  if (lines.some(({ line }) => !found(line))) {
-    await ports.register.caughtUp();
-    found = await find();
-  }
+  if (lines.some(({ line }) => !found(line)) && (await catchUp())) found = await find();
 
   const seen = new Set<string>();
   const results = new Map<number, RecordedLine>();

@@ -236,25 +236,47 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
   // Exceptions are opened and ended between settlement events, so all of them keep the order of the log.
-  for (const { recorded, event } of settled)
+  // An import opens thousands at once. Those that come one after another are noted together.
+  let opened: string[] = [];
+  const noteOpened = async () => {
+    if (opened.length > 0) await writeOpened(client, opened);
+    opened = [];
+  };
+  for (const { recorded, event } of settled) {
+    if (event.type === 'ExceptionOpened') {
+      opened.push(exceptionIdOf(recorded));
+      continue;
+    }
+    await noteOpened();
     if (isExceptionEvent(event)) await writeProgress(client, recorded, event);
     else await writeSettlement(client, recorded, event);
+  }
+  await noteOpened();
 };
 
 const isExceptionEvent = (event: SettlementEvent | ExceptionEvent): event is ExceptionEvent => event.type.startsWith('Exception');
 
-/** Notes what became of an exception, if a line made it. An exception of a missing transaction has no row here. */
-const writeProgress = async (client: Queryable, { stream }: Recorded, event: ExceptionEvent): Promise<void> => {
+const exceptionIdOf = ({ stream }: Recorded): string => stream.slice('exception-'.length);
+
+/** Notes which exceptions are opened, if a line made them. An exception of a missing transaction has no row here. */
+const writeOpened = async (client: Queryable, exceptionIds: readonly string[]): Promise<void> => {
+  await client.query({
+    name: 'register-exceptions-opened',
+    text: 'update settlement_exception set opened = true where exception_id = any($1::uuid[])',
+    values: [exceptionIds],
+  });
+};
+
+/** Notes how an exception ended, or the refund that staff send for it. */
+const writeProgress = async (client: Queryable, recorded: Recorded, event: ExceptionEvent): Promise<void> => {
   if (event.type === 'ExceptionRefundRequested' || event.type === 'ExceptionRefundEnded')
-    return writeSentRefund(client, stream.slice('exception-'.length), event);
-  const isEnd = event.type === 'ExceptionResolved' || event.type === 'ExceptionSuperseded';
-  if (event.type !== 'ExceptionOpened' && !isEnd) return;
-  const resolvedCents = event.type === 'ExceptionResolved' ? event.data.suspenseCents : 0;
-  const settles = event.type === 'ExceptionResolved' && event.data.resolution === 'settles';
+    return writeSentRefund(client, exceptionIdOf(recorded), event);
+  if (event.type !== 'ExceptionResolved' && event.type !== 'ExceptionSuperseded') return;
+  const [resolvedCents, settles] = event.type === 'ExceptionResolved' ? [event.data.suspenseCents, event.data.resolution === 'settles'] : [0, false];
   await client.query({
     name: 'register-exception-progress',
-    text: 'update settlement_exception set opened = true, ended = $2, resolved_cents = $3, settles = $4 where exception_id = $1',
-    values: [stream.slice('exception-'.length), isEnd, resolvedCents, settles],
+    text: 'update settlement_exception set opened = true, ended = true, resolved_cents = $2, settles = $3 where exception_id = $1',
+    values: [exceptionIdOf(recorded), resolvedCents, settles],
   });
 };
 
