@@ -1,4 +1,4 @@
-/** Closes an HTTP listener. Every whole request gets its answer. A client that does not finish its request cannot hold up the close. */
+/** Closes an HTTP listener. Requests in flight are completed. A request that its client does not finish cannot hold up the close. */
 import type { Server } from 'node:http';
 import { type Socket, Server as TcpServer } from 'node:net';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
@@ -8,7 +8,7 @@ import { connectionOf } from '#platform/http';
 
 const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
-/** The milliseconds that a client has from the stop to the end of its request. Before that end, nothing is done for the request. */
+/** After the grace, a client that has begun a request has this long to finish it. A request that is not whole has changed nothing. */
 const WHOLE_REQUEST_MS = 10_000;
 
 /**
@@ -36,13 +36,16 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
     for (let waited = 0; waited < graceMs && (await connectionsOf(server)) > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
     // An answer whose headers were sent before the stop did not ask its client to close. After this answer, its idle connection would keep the server
-    // open for a minute. Node calls no connection idle that has not sent a whole request, and checks its time limits no longer.
+    // open for a minute. Node does not count a connection without a whole request as idle, and no longer checks its time limits.
     let waited = 0;
     const closeIdle = setInterval(() => {
       waited += CLOSE_IDLE_EVERY_MS;
-      server.closeIdleConnections();
-      for (const socket of sockets)
-        if (socket.bytesRead === 0 || (waited >= WHOLE_REQUEST_MS && !connectionOf({ socket }).awaitsAnswer)) socket.destroy();
+      // Before `setImmediate` calls back, the event loop reads what has arrived.
+      setImmediate(() => {
+        server.closeIdleConnections();
+        for (const socket of sockets)
+          if (socket.bytesRead === 0 || (waited >= WHOLE_REQUEST_MS && !connectionOf({ socket }).isAnswering)) socket.destroy();
+      });
     }, CLOSE_IDLE_EVERY_MS);
     const closing = app.close().catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ERR_SERVER_NOT_RUNNING') throw error;

@@ -1,7 +1,7 @@
 /** Tests lists of settlement that are longer than a page, on Postgres. No row is missing or comes twice, and the order holds across pages. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { EVERYTHING } from '#accounts';
-import { memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
+import { memoryEventStore, type Position, prepareReadModels, type ReadModel, type Recorded, searchPathOf } from '#eventstore';
 import { systemClock, timestamp } from '#kernel';
 import { PaymentStreams, type SettlementRecord } from '#payments';
 import { collect, createPool, migrate, PAGE_ROWS, type Pool, systemIds, transaction } from '#platform';
@@ -18,6 +18,7 @@ import {
   type Register,
   type SettlementPorts,
 } from './index.js';
+import { changeCase } from './matching.js';
 import { recordBatch } from './record.js';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -149,14 +150,15 @@ describe('exceptions are opened until none is left', () => {
   });
 });
 
-test('a batch of many lines of no payment brings the register up to date at its start, and then once in 5,000 lines', async () => {
+test('while a batch of unknown lines is recorded, the register catches up after the first 200 lines and then once in 5,000', async () => {
   const LINES = 10_600;
   const store = memoryEventStore();
   const ids = systemIds(() => NOW);
   let caughtUp = 0;
   const ports = {
     store,
-    payments: { clock: systemClock, ids, streams: new PaymentStreams(store, systemClock, ids) },
+    // The time stands still, since the register also catches up after some seconds.
+    payments: { clock: { ...systemClock, monotonic: () => 0 }, ids, streams: new PaymentStreams(store, systemClock, ids) },
     register: postgresRegister(pool, async () => void (caughtUp += 1)),
   } as unknown as SettlementPorts;
   const lines = async function* (): AsyncIterable<SettlementRecord> {
@@ -168,4 +170,53 @@ test('a batch of many lines of no payment brings the register up to date at its 
   expect(await recordBatch(ports, account, incoming, null, new AbortController().signal)).toMatchObject({ count: LINES, corrected: 0 });
   // After 200, 5,200 and 10,200 lines.
   expect(caughtUp).toBe(3);
+});
+
+test('exceptions that are opened and changed in turn: the same rows, whether events come one by one or together', async () => {
+  const store = memoryEventStore();
+  const ports = { store, payments: { clock: systemClock, ids: systemIds(() => NOW) } } as unknown as SettlementPorts;
+  const [a, b, c] = [1, 2, 3].map((n) => `01890000-0000-7000-8000-00000000000${n}`) as [string, string, string];
+  const at = timestamp(NOW);
+  const staff = { actor: { type: 'operator', id: 'spec' }, correlationId: 'spec' } as const;
+  const open = (exceptionId: string, line: number) => {
+    const of = {
+      gateway: 'simulator',
+      merchantAccount: 'mid',
+      batchId: 'turns',
+      line,
+      transactionId: `t${line}`,
+      ref: null,
+      paymentId: null,
+      leg: null,
+    };
+    const opened = { ...of, exceptionId, kind: 'MISSING_HERE', grossCents: 100, expectedCents: null, suspenseCents: 100 } as const;
+    return changeCase(ports, exceptionId, { type: 'Open', at, opened }, staff);
+  };
+  await open(a, 1);
+  await changeCase(ports, a, { type: 'Assign', at, to: 'Ann', by: 'spec' }, staff);
+  await open(b, 2);
+  await changeCase(ports, a, { type: 'Resolve', at, resolution: 'no_posting', reason: 'small', by: 'spec', portalId: null, feeCents: 0 }, staff);
+  await open(c, 3);
+  const events = (await collect(store.readAll(null))).flat();
+  const rowsAfter = async (groups: readonly (readonly Recorded[])[]) => {
+    await pool.query('truncate settlement_case, settlement_exception');
+    await pool.query(
+      `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, gross_cents, suspense_cents, recorded_at, position)
+       select id, 'simulator', 'mid', 'turns', n, 'MISSING_HERE', 'sale', 't' || n, 100, 100, $2, n from unnest($1::uuid[]) with ordinality u (id, n)`,
+      [[a, b, c], at],
+    );
+    for (const group of groups)
+      for (const model of [exceptionModel, paymentRegisterModel]) await transaction(pool, (client) => model.apply(client, group));
+    const { rows: cases } = await pool.query('select * from settlement_case order by exception_id');
+    const { rows: lines } = await pool.query('select * from settlement_exception order by exception_id');
+    return { cases, lines };
+  };
+  const together = await rowsAfter([events]);
+  expect(together).toEqual(await rowsAfter(events.map((event) => [event])));
+  expect(together.cases.map(({ status }) => status)).toEqual(['resolved', 'opened', 'opened']);
+  expect(together.lines.map(({ opened, ended, resolved_cents: cents }) => [opened, ended, Number(cents)])).toEqual([
+    [true, true, 100],
+    [true, false, 0],
+    [true, false, 0],
+  ]);
 });

@@ -227,8 +227,11 @@ export const openExceptions = async (
     const opened = [...lines, ...late, ...uniqueById(wrong)];
     const open = (one: OpenedException) =>
       changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
-    // Each has a stream of its own. The store commits appends together that come at once.
-    for (let first = 0; first < opened.length; first += OPENED_AT_ONCE) await Promise.all(opened.slice(first, first + OPENED_AT_ONCE).map(open));
+    // Each exception has a stream of its own. Postgres commits simultaneous appends together.
+    for (let first = 0; first < opened.length; first += OPENED_AT_ONCE) {
+      const ends = await Promise.allSettled(opened.slice(first, first + OPENED_AT_ONCE).map(open));
+      for (const end of ends) if (end.status === 'rejected') throw end.reason;
+    }
     if (opened.length > 0) await caughtUp();
     total += opened.length;
     const mayHaveMore = [superseded, lines.length, late.length, wrong.length].some((count) => count === DETECTED_PER_ROUND);
@@ -449,7 +452,7 @@ const STATUS_AFTER = {
 } as const satisfies Partial<Record<ExceptionEvent['type'], ExceptionStatus>>;
 
 const applyExceptions = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
-  // An import opens thousands at once. Those that come one after another are written together.
+  // A large batch may open thousands of exceptions. Those that come one after another are written in one statement.
   let opened: Opened[] = [];
   const writeOpened = async () => {
     if (opened.length > 0) await insertOpened(client, opened);

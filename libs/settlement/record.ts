@@ -42,8 +42,12 @@ import {
 
 /** Number of lines per event. An append allows many more. The payments of these lines are looked up in one statement. */
 const LINES_PER_EVENT = 200;
-/** A line of no known transaction brings the register up to date, at most once in this many lines: the register reads the lines that are being recorded. */
+/**
+ * If a transaction is unknown, the register catches up, but not again before so many lines or milliseconds. It then also reads the lines just recorded,
+ * which takes time.
+ */
 const CATCH_UP_LINES = 5_000;
+const CATCH_UP_MS = 2_000;
 /** Number of payments whose streams are written at the same time. The store writes what waits in one statement. */
 const PARALLEL_PAYMENTS = 64;
 /** After this many conflicts, this process leaves the batch to the other writer. */
@@ -126,14 +130,15 @@ export const recordBatch = async (
     }
     pagesRead = place.state.pages.length;
   };
-  let nextCatchUp = 0;
+  let caughtUp: { readonly lines: number; readonly at: number } | null = null;
   /**
-   * The processor listed the batch before. So the intents of its charges and refunds are older than the first catching up, and later lines need none to be
-   * found by their references.
+   * The batch was closed before this call. So the first catching up covers the intents of all its charges and refunds. A line without a reference, and the
+   * refund that undid a charge, need an event that recovery may append later. So the register catches up again and again.
    */
   const catchUp = async (): Promise<boolean> => {
-    if (said.length < nextCatchUp) return false;
-    nextCatchUp = said.length + CATCH_UP_LINES;
+    const now = { lines: said.length, at: ports.payments.clock.monotonic() };
+    if (caughtUp !== null && now.lines - caughtUp.lines < CATCH_UP_LINES && now.at - caughtUp.at < CATCH_UP_MS) return false;
+    caughtUp = now;
     await ports.register.caughtUp();
     return true;
   };

@@ -236,7 +236,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
   // Exceptions are opened and ended between settlement events, so all of them keep the order of the log.
-  // An import opens thousands at once. Those that come one after another are noted together.
+  // A large batch may open thousands of exceptions. Those that come one after another are noted in one statement.
   let opened: string[] = [];
   const noteOpened = async () => {
     if (opened.length > 0) await writeOpened(client, opened);
@@ -258,7 +258,7 @@ const isExceptionEvent = (event: SettlementEvent | ExceptionEvent): event is Exc
 
 const exceptionIdOf = ({ stream }: Recorded): string => stream.slice('exception-'.length);
 
-/** Notes which exceptions are opened, if a line made them. An exception of a missing transaction has no row here. */
+/** Marks exceptions of lines as opened. An exception of a missing transaction has no row here. */
 const writeOpened = async (client: Queryable, exceptionIds: readonly string[]): Promise<void> => {
   await client.query({
     name: 'register-exceptions-opened',

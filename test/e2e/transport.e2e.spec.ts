@@ -186,7 +186,7 @@ describe('limits', () => {
   test('a body that does not come → 408', async () => {
     expectTransport(await raw(head('POST', PAYMENTS, ['content-type: application/json', 'content-length: 100']), { dripMs: 200 }), 408);
   });
-  test('requests that are sent together are all answered, also if the answers are larger than the buffer of the connection', async () => {
+  test('requests that are sent together are all answered, even if their answers exceed the buffer of the socket', async () => {
     const { hostname, port } = new URL(service.urls[0]!);
     const document = await (await fetch(`${service.urls[0]!}/openapi.json`)).text();
     const asked = 50;

@@ -11,7 +11,8 @@ export default async function setup() {
   // Mutation testing starts jest many times and has its own Postgres for all of these runs.
   if (process.env.TEST_POSTGRES_URL) return;
   const directory = await mkdtemp(join(tmpdir(), 'payfold-test-'));
-  // The databases are needed only for this run, so fsync is off. Three files at once may start a dozen processes with pools of their own. Specs of crashes start their own Postgres with fsync on.
+  // The databases are needed only for this run, so fsync is off. Specs of crashes start their own Postgres with fsync on.
+  // Three files at once may start a dozen processes, each with pools of its own, so 400 connections are allowed.
   const postgres = await startEmbeddedPostgres(join(directory, 'postgres'), { settings: { fsync: 'off', max_connections: '400' } });
   process.env.TEST_POSTGRES_URL = postgres.adminUrl;
   globalThis.testPostgres = { postgres, directory };

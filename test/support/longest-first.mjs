@@ -6,7 +6,7 @@ import { createRequire } from 'node:module';
 
 const { default: Sequencer } = createRequire(import.meta.url)('@jest/test-sequencer');
 
-/** Files that take more than a minute on two cores beside two others, longest first. */
+/** Files that take more than a minute on two cores while two other files run. Longest first. */
 const LONGEST = [
   'test/e2e/startup.e2e',
   'test/e2e/staff.e2e',

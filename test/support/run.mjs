@@ -33,10 +33,10 @@ try {
   const { code, failed } = await jest(...options);
   process.exitCode = code;
   if (code !== 0 && failed?.length > 0 && failed.length <= MOST_AGAIN) {
-    console.error(`\nFailed beside another file, and run again alone: ${failed.join(', ')}`);
+    console.error(`\nFailed beside other files, and run again alone: ${failed.join(', ')}`);
     const again = await jest(...options, '--runInBand', '--runTestsByPath', ...failed);
     process.exitCode = again.code;
-    if (again.code === 0) console.error(`\nUNSTABLE: failed beside another file and passed alone: ${failed.join(', ')}`);
+    if (again.code === 0) console.error(`\nUNSTABLE: failed beside other files and passed alone: ${failed.join(', ')}`);
   }
 } finally {
   await rm(directory, { recursive: true, force: true });

@@ -315,7 +315,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     }
     const [services] = all as [Services];
     const { store, ids, personal, readModels } = services;
-    // Until the worker has built the read models, every request is refused.
+    // Until the worker has built the read models, the API refuses all requests except health checks.
     await eventually(() => readModels.areBuilt());
     const document = await (await fetch(`${urls[0]}/openapi.json`)).json();
     const judge = createOpenApiJudge(document as Parameters<typeof createOpenApiJudge>[0]);

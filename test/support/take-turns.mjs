@@ -1,8 +1,8 @@
 /**
  * The jest environment of every spec file. Before the file runs, it takes one of the machine's places, and waits until one is free.
  *
- * A machine has three places for every two cores, at least three, for all runs together: tests wait a third of their time. With more files at once,
- * they would reach their time limits. Unit specs start no process and need no place. A run that a spec starts shares that spec's place (`TEST_PLACE=held`).
+ * All runs on a machine share 1.5 places a core, at least 3. Specs wait a third of their time, so three files keep two cores busy. With more files at
+ * once, they would reach their time limits. Unit specs start no process and need no place. A run that a spec starts shares that spec's place (`TEST_PLACE=held`).
  */
 import { once } from 'node:events';
 import { createServer } from 'node:net';

@@ -98,7 +98,7 @@ export class Connection {
   }
 
   private feed(): void {
-    // Node may have paused the socket again before this call. Then this class must still resume it.
+    // If Node has paused the socket again, `goOn` must still resume it later.
     if (this.socket.isPaused()) return;
     this.holds = false;
     while (this.rest.length > 0 && !this.socket.isPaused()) {
@@ -160,8 +160,13 @@ export class Connection {
     this.end(this.refusal!);
   }
 
-  /** True while a whole request has no complete answer. */
-  get awaitsAnswer(): boolean {
+  /** True while an answer is due or being sent. */
+  get isAnswering(): boolean {
+    return this.closing || this.awaitsAnswer;
+  }
+
+  /** True while a request that was parsed to its end has no complete answer. */
+  private get awaitsAnswer(): boolean {
     return [...this.unanswered].some(({ complete }) => complete);
   }
 
