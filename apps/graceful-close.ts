@@ -1,5 +1,4 @@
 /** Closes an HTTP listener. Requests in flight are completed. A request that its client does not finish cannot hold up the close. */
-import type { Server } from 'node:http';
 import { type Socket, Server as TcpServer } from 'node:net';
 import type { NestFastifyApplication } from '@nestjs/platform-fastify';
 import type { FastifyInstance } from 'fastify';
@@ -34,7 +33,7 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     await new Promise((next) => setImmediate(next));
     leaving = true;
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
-    for (let waited = 0; waited < graceMs && (await connectionsOf(server)) > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
+    for (let waited = 0; waited < graceMs && sockets.size > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
     // An answer whose headers were sent before the stop did not ask its client to close. After this answer, its idle connection would keep the server
     // open for a minute. Node does not count a connection without a whole request as idle, and no longer checks its time limits.
     let waited = 0;
@@ -53,5 +52,3 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     await Promise.all([closing, closed]).finally(() => clearInterval(closeIdle));
   };
 };
-
-const connectionsOf = (server: Server): Promise<number> => new Promise((tell) => server.getConnections((error, count) => tell(error ? 0 : count)));

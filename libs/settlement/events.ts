@@ -1,5 +1,5 @@
 /** The events of this lib, and their streams. */
-import { type DecidedStreamType, defineEvents, type StreamType } from '#eventstore';
+import { type DecidedStreamType, defineEvents, type Recorded, type StreamType } from '#eventstore';
 import { emptyBatch, evolveBatch, type SettlementBatch, type SettlementEvent } from './batch.js';
 import { type ExceptionCommand, type ExceptionEvent, type SettlementCase, settlementException } from './exception.js';
 
@@ -53,3 +53,5 @@ export const EXCEPTION_STREAM: DecidedStreamType<SettlementCase | null, Exceptio
   events: exceptionEvents,
   decider: settlementException,
 };
+
+export const exceptionIdOf = ({ stream }: Pick<Recorded, 'stream'>): string => stream.slice(EXCEPTION_STREAM.prefix.length);

@@ -24,7 +24,7 @@ import {
   type Resolution,
   type SettlementCase,
 } from './exception.js';
-import { EXCEPTION_STREAM, exceptionEvents, type SettlementFileImported, settlementFileEvents } from './events.js';
+import { EXCEPTION_STREAM, exceptionEvents, exceptionIdOf, type SettlementFileImported, settlementFileEvents } from './events.js';
 import { type FileBatch, fileBatches, RefusedFile } from './file.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ const applyExceptions = async (client: Queryable, events: readonly Recorded[]): 
   };
   for (const recorded of events) {
     const event = exceptionEvents.read(recorded);
-    const exceptionId = recorded.stream.slice('exception-'.length);
+    const exceptionId = exceptionIdOf(recorded);
     if (event.type === 'ExceptionOpened') {
       opened.push({ ...event.data, exceptionId, at: event.at });
       continue;

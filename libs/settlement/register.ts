@@ -22,7 +22,7 @@ import {
   undoneByRequest,
   type UndoneCharge,
 } from '#payments';
-import { exceptionEvents, settlementEvents } from './events.js';
+import { exceptionEvents, exceptionIdOf, settlementEvents } from './events.js';
 import type { ExceptionEvent } from './exception.js';
 import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
 
@@ -255,8 +255,6 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
 };
 
 const isExceptionEvent = (event: SettlementEvent | ExceptionEvent): event is ExceptionEvent => event.type.startsWith('Exception');
-
-const exceptionIdOf = ({ stream }: Recorded): string => stream.slice('exception-'.length);
 
 /** Marks exceptions of lines as opened. An exception of a missing transaction has no row here. */
 const writeOpened = async (client: Queryable, exceptionIds: readonly string[]): Promise<void> => {

@@ -5,7 +5,7 @@ import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { freePort } from '#platform';
 import { eventually } from '../support/eventually.js';
 import { freshDatabase } from '../support/postgres.js';
-import { DataDir, type Environment, kill, type Role, runToEnd, start } from '../support/processes.js';
+import { DataDir, type Environment, kill, type Role, runToEnd, start, untilReady } from '../support/processes.js';
 
 /** As in a container with `--ulimit core=0`. */
 const NO_CORE_DUMPS = 'ulimit -c 0';
@@ -42,7 +42,7 @@ test.each([[['worker', 'api']], [['standalone']]] as const)('starts: %s', async 
     roles.map((role, index) => start(role, dataDir, { ...env, METRICS_PORT: String(watched[index]) }, NO_CORE_DUMPS)),
   );
   const { url } = running.at(-1)!;
-  await eventually(async () => (await fetch(`${url}/readyz`)).status === 200);
+  await untilReady({ url });
   expect((await fetch(`${url}/docs`)).headers.get('strict-transport-security')).not.toBeNull();
   // Beside the metrics, clients of the API cannot fill the listener.
   for (const port of watched)

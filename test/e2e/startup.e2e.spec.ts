@@ -31,6 +31,7 @@ import {
   runtimeOf,
   start,
   systemProcesses,
+  untilReady,
   type Welcome,
   welcomeOf,
 } from '../support/processes.js';
@@ -202,7 +203,7 @@ describe('a child that is killed under the running service', () => {
       expect([reply.status, reply.replayed, reply.text]).toEqual([200, true, text]);
       expect((await by.get(`payments/${reply.data.id as string}`)).data).toEqual(reply.data);
     }
-    await eventually(async () => (await fetch(`${first.url}/readyz`)).status === 200);
+    await untilReady(first);
   });
 
   test('the processor: started again with its books; charges fail clearly meanwhile', async () => {
