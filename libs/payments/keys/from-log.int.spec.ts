@@ -119,6 +119,12 @@ const ENDS: readonly (readonly [title: string, state: string | null, status: num
     return refundOf(id, { includeFee: true });
   }], // prettier-ignore
   ['a void whose fee failed', null, 422, async () => voidOf(await charged(CARDS.feeVoidFailsOnce))],
+  ['a void whose fee failed, and was rejected when it was retried', 'completed', 422, async () => {
+    const request = voidOf(await charged(CARDS.feeVoidFailsOnce));
+    expect(read(await request())).toMatchObject({ status: 422, code: 'VOID_FAILED' });
+    await ground.bank.closeBatches();
+    return request;
+  }], // prettier-ignore
 ];
 
 const chargeWith = (card: string): Request => {

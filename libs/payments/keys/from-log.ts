@@ -163,12 +163,18 @@ const answerOf = (
 const rowOfReversal: typeof rowOf = (ports, one, events, opened) => {
   const { answers } = ports;
   const { key, paymentId } = one;
-  // The newest event of a key makes its row. But an attempt that returned money comes first: a process that stood still may record an intent long after
-  // the key was claimed anew. That intent gets no further.
+  // The newest event of a key makes its row. But an attempt that returned money, or whose void the gateway rejected, comes first: a process that stood
+  // still may record an intent long after the key was claimed anew. That intent gets no further.
   const payment = fold(decider, events);
+  const settlementRejected = payment.phase === 'charged' && payment.legs.some((leg) => leg.settlementRejected);
   const own = events.filter((other) => isSameKey(keyOf(other)?.key, key));
-  const hasReturned = (event: PaymentEvent) => event.type === 'ReversalAcknowledged' || (attemptOf(payment, keyOf(event)!.attemptId)?.returned.length ?? 0) > 0; // prettier-ignore
-  const newest = own.findLast(hasReturned) ?? own.at(-1);
+  const hasResult = (event: PaymentEvent): boolean => {
+    if (event.type === 'ReversalAcknowledged') return true;
+    const attempt = attemptOf(payment, keyOf(event)!.attemptId);
+    if (!attempt) return false;
+    return attempt.returned.length > 0 || (attempt.operation === 'void' && attempt.ended?.outcome === 'rejected' && !settlementRejected);
+  };
+  const newest = own.findLast(hasResult) ?? own.at(-1);
   if (!newest) return null;
   const { attemptId } = keyOf(newest)!;
   const attempt = attemptOf(payment, attemptId);
@@ -187,7 +193,7 @@ const rowOfReversal: typeof rowOf = (ports, one, events, opened) => {
   }
   if (payment.phase !== 'charged' || !attempt) return null;
   if (isOld && attempt.ended) return null;
-  if (gaveKeyBack(attempt, payment.legs.some(({ settlementRejected }) => settlementRejected))) return null; // prettier-ignore
+  if (gaveKeyBack(attempt, settlementRejected)) return null;
   // The request got a 5xx, or vanished. A repeated request finds the result in the stream (C17).
   if (attempt.fenced || attempt.ended?.outcome === 'never_executed' || attempt.ended?.outcome === 'partial') return row('released');
   if (!attempt.ended) return row('in_progress');
