@@ -42,6 +42,7 @@ export {
   checkpointOf,
   dropReadModelsOf010,
   dropUnusedShapes,
+  type Load,
   missingShapes,
   prepareReadModels,
   type ReadModel,

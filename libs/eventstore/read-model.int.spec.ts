@@ -13,6 +13,7 @@ import { createPostgresEventStore } from './postgres.js';
 import {
   checkpointOf,
   dropUnusedShapes,
+  type Load,
   prepareReadModels,
   type ReadModel,
   ReadModels,
@@ -204,13 +205,13 @@ describe('a rebuild', () => {
     await build(readModels(pool, model(1)));
     return pool;
   };
-  /** A load: copies the ids of all events. `pause` lasts before the end of the COPY. */
-  const copyIds = async (client: Client, batches: AsyncIterable<readonly Recorded[]>, pause: () => Promise<void> = () => Promise.resolve()) => {
+  /** Copies the ids of all events. `pause` lasts before the end of the COPY. */
+  const copyIds = async (client: Client, part: AsyncIterable<readonly Recorded[]>, pause: () => Promise<void> = () => Promise.resolve()) => {
     const copy = copyInto(client, 'seen', ['id']);
-    for await (const events of batches) for (const { id } of events) await copy.write([id]);
+    for await (const events of part) for (const { id } of events) await copy.write([id]);
     await pause();
     await copy.end();
-    return (async function* (): AsyncGenerator<readonly Recorded[]> {})();
+    return 0;
   };
   const beyond = (pool: Pool) => pool.query(`update projection_checkpoint set position = '00000000000000009999'`);
   const cutTo = async (pool: Pool, end: number) => {
@@ -249,10 +250,12 @@ describe('a rebuild', () => {
       createTables: `create table seen (id uuid not null);
         create view slow as select 1 as one where (select pg_sleep(${longerThanTheLimits}) is not null)`,
       createIndexes: `alter table seen add primary key (id); select pg_sleep(${longerThanTheLimits})`,
-      load: async (client, late, batches) => {
-        // Without scans and hash joins, a load would compare each row with each other one.
-        for (const one of [client, late]) expect((await one.query('show enable_hashjoin')).rows).toEqual([{ enable_hashjoin: 'on' }]);
-        return copyIds(client, batches, () => setTimeout(1_000 * longerThanTheLimits));
+      load: {
+        add: async (client, part) => {
+          // Without scans and hash joins, a load would compare each row with each other one.
+          expect((await client.query('show enable_hashjoin')).rows).toEqual([{ enable_hashjoin: 'on' }]);
+          return copyIds(client, part, () => setTimeout(1_000 * longerThanTheLimits));
+        },
       },
     });
     await hurried.query(`create table ${schemaOf(model(1))}.slow ()`);
@@ -262,11 +265,11 @@ describe('a rebuild', () => {
 
   test('leaves alone the tables of another one that runs', async () => {
     const pool = await built();
-    const load: ReadModel['load'] = async (client, _late, batches) => {
+    const add: Load['add'] = async (client, part) => {
       await expect(again(pool)).rejects.toThrow('another rebuild is running');
-      return copyIds(client, batches);
+      return copyIds(client, part);
     };
-    expect(await again(pool, model(1, { load }))).toMatchObject({ rows: [{ live: 50, rebuilt: 50 }] });
+    expect(await again(pool, model(1, { load: { add } }))).toMatchObject({ rows: [{ live: 50, rebuilt: 50 }] });
   });
 
   test('holds what the live rows hold, though they were ahead of it until the swap', async () => {
@@ -282,10 +285,10 @@ describe('a rebuild', () => {
   });
 
   test.each([
-    ['while an index is built', model(1, { createIndexes: 'select pg_sleep(60)' }), null],
+    ['while an index is built', model(1, { createIndexes: 'select pg_sleep(60)', load: { add: copyIds } }), null],
     ['while the log does not answer', model(1), 'lock table es.events in access exclusive mode'],
     ['while a row is written', model(1, { apply: async (client) => void (await client.query('select pg_sleep(60)')) }), null],
-  ])('that is stopped %s ends at once, leaves the live rows, and leaves nothing behind', async (_when, stuck, lock) => {
+  ])('that is stopped %s ends at once and leaves the live rows', async (_when, stuck, lock) => {
     const pool = await built();
     const other = await pool.connect();
     await other.query('begin');
@@ -305,7 +308,107 @@ describe('a rebuild', () => {
     await other.query('rollback');
     other.release();
     expect(await seen(pool, 1)).toBe(50);
+    expect(await again(pool)).toMatchObject({ events: 50, rows: [{ live: 50, rebuilt: 50 }] });
     expect((await pool.query(`select from pg_namespace where nspname ~ '_new$'`)).rowCount).toBe(0);
-    expect(await again(pool)).toMatchObject({ events: 50 });
+  });
+
+  describe('that was interrupted', () => {
+    const PARTS = 5;
+    /** A model of which each part is one stream of 50 events. `steps` names each step that is taken; the step `interrupted` fails once. */
+    const steps: string[] = [];
+    let interrupted: string | null;
+    const take = (step: string) => {
+      steps.push(step);
+      if (step !== interrupted) return;
+      interrupted = null;
+      throw new Error('interrupted by the spec');
+    };
+    const load: Load = {
+      add: async (client, part) => {
+        await client.query('create table if not exists late (id uuid)');
+        let read = 0;
+        for await (const events of part) {
+          read += events.length;
+          const ids = events.map(({ id }) => id);
+          await client.query(`insert into ${read > 25 ? 'late' : 'seen'} select * from unnest($1::uuid[])`, [ids]);
+        }
+        if (read === 0) return 0;
+        take(`part of ${read}`);
+        return read - 25;
+      },
+      addLate: async (client) => {
+        const { rowCount } = await client.query(
+          'with gone as (delete from late where ctid in (select ctid from late limit 25) returning id) insert into seen select id from gone',
+        );
+        take(rowCount === 0 ? 'nothing late' : 'late');
+        if (rowCount === 0) await client.query('drop table late');
+        return rowCount ?? 0;
+      },
+    };
+    const loaded = (change: Partial<ReadModel> = {}) => model(1, { load, ...change });
+    const inParts = (pool: Pool, of = loaded(), from = store) =>
+      rebuild(of, { store: { ...from, readAll: (...asked) => halves(from.readAll(...asked)) }, pool, now: () => performance.now(), partEvents: 50 });
+    const halves = async function* (batches: AsyncIterable<readonly Recorded[]>): AsyncGenerator<readonly Recorded[], void, void> {
+      for await (const batch of batches) for (let at = 0; at < batch.length; at += 25) yield batch.slice(at, at + 25);
+    };
+    const whole = { events: 50 * PARTS, rows: [{ live: 50 * PARTS, rebuilt: 50 * PARTS }] };
+    let pool: Pool;
+
+    beforeEach(async () => {
+      steps.length = 0;
+      pool = await built();
+      for (let more = 1; more < PARTS; more++) await append();
+      await build(readModels(pool, model(1)));
+    });
+    afterEach(() => {
+      interrupted = null;
+    });
+
+    test.each([
+      ['in its third part', 'part of 50', 3, ['part of 50', 'part of 50', 'part of 50', 'late', 'late', 'late', 'late', 'late', 'nothing late']],
+      ['while it applies what it had put aside', 'late', 2, ['late', 'late', 'late', 'late', 'nothing late']],
+      ['at the end of that', 'nothing late', 1, ['nothing late']],
+    ])('%s goes on there', async (_when, step, number, then) => {
+      let left = number;
+      const counting: Load = {
+        add: (client, part) => load.add(client, part).then((aside) => (step.startsWith('part') ? reached(aside) : aside)),
+        addLate: (client) => load.addLate!(client).then((applied) => (step.startsWith('part') ? applied : reached(applied))),
+      };
+      const reached = <T>(result: T): T => {
+        if (steps.at(-1) === step && --left === 0) throw new Error('interrupted by the spec');
+        return result;
+      };
+      await expect(inParts(pool, loaded({ load: counting }))).rejects.toThrow('interrupted by the spec');
+      expect(await seen(pool, 1)).toBe(50 * PARTS);
+      steps.length = 0;
+      expect(await inParts(pool)).toMatchObject(whole);
+      expect(steps).toEqual(then);
+      expect((await pool.query('select count(*) as rows, count(distinct id) as ids from seen')).rows).toEqual([{ rows: '250', ids: '250' }]);
+    });
+
+    test('while it follows the log goes on with its checkpoint', async () => {
+      const broken = loaded({ apply: () => Promise.reject(new Error('a row that nobody expected')) });
+      const early = await store.head();
+      await append();
+      const looks = [early];
+      const seesLess = { ...store, head: async () => looks.shift() ?? (await store.head()) };
+      await expect(inParts(pool, broken, seesLess)).rejects.toThrow('a row that nobody expected');
+      steps.length = 0;
+      expect(await inParts(pool)).toMatchObject({ events: 250, rows: [{ live: 250, rebuilt: 300 }] });
+      expect(steps).toEqual([]);
+    });
+
+    test.each([
+      ['its tables have changed since', async () => undefined, { createIndexes: 'alter table seen add unique (id)' }, 5],
+      ['the log has lost what it had read', () => cutTo(pool, 50), {}, 1],
+    ])('begins anew if %s', async (_why, change, other, parts) => {
+      interrupted = 'late';
+      await expect(inParts(pool)).rejects.toThrow('interrupted by the spec');
+      await change();
+      steps.length = 0;
+      const report = await inParts(pool, loaded(other));
+      expect(steps.filter((step) => step.startsWith('part'))).toHaveLength(parts);
+      expect(report).toMatchObject({ events: 50 * parts, rows: [{ rebuilt: 50 * parts }] });
+    });
   });
 });

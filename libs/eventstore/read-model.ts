@@ -37,11 +37,16 @@ export interface ReadModel extends Projection {
   /** SQL that makes the tables, with unqualified names. Indexes, which make loading slow, belong in `createIndexes`. */
   readonly createTables: string;
   readonly createIndexes: string;
-  /**
-   * Fills the empty tables faster than `apply`. `late` is a second connection, for statements during a COPY on `client`. Returns the events that
-   * `apply` must get after the indexes are made, in order. Default: `apply` gets every event.
-   */
-  readonly load?: (client: Client, late: Client, batches: AsyncIterable<readonly Recorded[]>) => Promise<AsyncIterable<readonly Recorded[]>>;
+  /** Fills the tables of a rebuild faster than `apply`, before they have indexes. Default: `apply` gets every event. */
+  readonly load?: Load;
+}
+
+/** A rebuild reads the log in parts. Each part is one transaction, so that a rebuild can go on after the last whole part. */
+export interface Load {
+  /** Adds the events of one part to the rows of the parts before. Returns the number of events that it put aside for `addLate`. */
+  add(client: Client, part: AsyncIterable<readonly Recorded[]>): Promise<number>;
+  /** Applies some of the events that were put aside, when the indexes are made. One transaction. Returns their number; 0: none is left. */
+  addLate?(client: Client): Promise<number>;
 }
 
 /** The shapes of a database, and whether each is built. */
@@ -81,6 +86,9 @@ type Named = Pick<ReadModel, 'name' | 'shape'>;
 
 export const schemaOf = ({ name, shape }: Named): string => `rm_${name.replaceAll('-', '_')}_${shape}`;
 export const checkpointOf = ({ name, shape }: Named): string => `${name}@${shape}`;
+/** Schema and checkpoint of the tables that a rebuild makes. */
+const rebuildSchemaOf = (model: Named): string => `${schemaOf(model)}_new`;
+const rebuildCheckpointOf = (model: Named): string => `${checkpointOf(model)} (rebuild)`;
 
 /** `search_path` of a pool that reads these models. */
 export const searchPathOf = (models: readonly Named[]): readonly string[] => [...models.map(schemaOf), 'public'];
@@ -164,8 +172,8 @@ export const dropUnusedShapes = async (pool: Pool, models: readonly ReadModel[])
       [KEEP_UNUSED_DAYS],
     );
     for (const shape of rows) {
-      await client.query(`drop schema if exists ${schemaOf(shape)} cascade`);
-      await dropCheckpoint(client, checkpointOf(shape));
+      await client.query(`drop schema if exists ${schemaOf(shape)} cascade; drop schema if exists ${rebuildSchemaOf(shape)} cascade`);
+      for (const checkpoint of [checkpointOf(shape), rebuildCheckpointOf(shape)]) await dropCheckpoint(client, checkpoint);
     }
     return rows.map(schemaOf);
   });
@@ -359,7 +367,9 @@ export interface RebuildOptions {
   /** The guard of the log. During an incident it refuses the begin and the swap. */
   ownLog?: LogGate;
   stop?: AbortSignal;
-  /** `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
+  /** A part ends with the batch that reaches this number of events. */
+  partEvents?: number;
+  /** Called after each part. `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
   onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
 }
 
@@ -369,7 +379,8 @@ export interface RebuildOptions {
  *
  * The rebuild reads up to the head of the log, even if the live checkpoint lies beyond the head.
  *
- * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged.
+ * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged,
+ * and the next rebuild of the shape goes on after the last whole part.
  */
 export const rebuild = async (model: ReadModel, options: RebuildOptions): Promise<RebuildReport> => {
   const { pool, ownLog } = options;
@@ -391,11 +402,11 @@ export const rebuild = async (model: ReadModel, options: RebuildOptions): Promis
 
 /** `guard`: a connection for short statements. It holds the lock of rebuilds. */
 const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Client): Promise<RebuildReport> => {
-  const { store, pool, now, ownLog, stop, onProgress } = options;
+  const { store, pool, now, ownLog, stop } = options;
   const live = schemaOf(model);
-  const schema = `${live}_new`;
+  const schema = rebuildSchemaOf(model);
   const checkpoint = checkpointOf(model);
-  const shadow = `${checkpoint} (rebuild)`;
+  const shadow = rebuildCheckpointOf(model);
   const searchPath = `${schema}, public`;
   const started = now();
   const connections: Client[] = [];
@@ -408,40 +419,14 @@ const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Cl
     sessions.push(await sessionOf(connection));
     return connection;
   };
-  let events = 0;
-  let last: Mark | null = null;
   let clean = false;
   const unlessStopped = <T>(work: Promise<T>): Promise<T> => orStopped(work, stop);
   try {
-    // A load takes too long for one transaction. The next rebuild drops the tables of an interrupted load.
     const client = await connect(searchPath);
-    const late = await connect(searchPath);
-    await unlessStopped(client.query(`drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}`));
-
     const head = await unlessStopped(store.head());
-    const total = head === null ? null : eventsBetween(null, head);
-    const prefixes = model.streamPrefixes ? { streamPrefixes: model.streamPrefixes } : {};
-    const counted = async function* () {
-      if (head === null) return;
-      for await (const batch of readAhead(store.readAll(null, { until: head, ...prefixes }), stop)) {
-        events += batch.length;
-        last = { position: batch.at(-1)!.position, id: batch.at(-1)!.id };
-        // The fold of a batch does not yield to the event loop. This pause lets the request for the next page go out first.
-        await new Promise((turned) => setImmediate(turned));
-        yield batch;
-        onProgress?.({ events, position: batch.at(-1)!.position, total });
-      }
-    };
-    if (model.load) {
-      const rest = await unlessStopped(model.load(client, late, counted()));
-      await unlessStopped(client.query(model.createIndexes));
-      for await (const batch of rest) await unlessStopped(model.apply(client, batch));
-    } else {
-      await unlessStopped(client.query(model.createIndexes));
-      for await (const batch of counted()) await unlessStopped(model.apply(client, batch));
-    }
-    await unlessStopped(client.query(`analyze ${model.tables.join(', ')}`));
-    await unlessStopped(transaction(pool, (one) => resetCheckpoint(one, shadow, head, last)));
+    const before = await unlessStopped(progressOf(client, model, { schema, shadow, head, ownLog }));
+    const begun = before ?? (await unlessStopped(begin(client, model, schema)));
+    const { events } = await fill(client, model, options, { begun, head, shadow });
 
     const follower = createSubscriber(model, { store, checkpoint: postgresCheckpoint(pool, shadow, { searchPath }), ...(ownLog && { ownLog }) });
     for (let lagMs = Number.POSITIVE_INFINITY; lagMs > SWAP_LAG_MS;) {
@@ -465,7 +450,9 @@ const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Cl
       for (const table of model.tables)
         rows.push({ table, live: await count(swap, `${live}.${table}`), rebuilt: await count(swap, `${schema}.${table}`) });
       await ownLog?.verified(null);
-      await swap.query(`set local lock_timeout = '5s'; drop schema ${live} cascade; alter schema ${schema} rename to ${live}`);
+      await swap.query(
+        `set local lock_timeout = '5s'; drop schema ${live} cascade; drop table ${schema}.${PROGRESS}; alter schema ${schema} rename to ${live}`,
+      );
       await resetCheckpoint(swap, checkpoint, position, rebuilt?.last ?? null);
       await dropCheckpoint(swap, shadow);
       await markBuilt(swap, model);
@@ -479,8 +466,147 @@ const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Cl
     // the end of the statement, so the sessions are terminated.
     if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
     for (const connection of connections) connection.release(true);
-    if (!clean) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
   }
+};
+
+/** The table of {@link Progress}, in the schema of the new tables. */
+const PROGRESS = 'rebuild_progress';
+/** Default of {@link RebuildOptions.partEvents}. A load may hold the events of a part in memory. */
+const PART_EVENTS = 20_000;
+
+/** How far a rebuild came. `rows`: it reads the log. `late`: it applies the events that were put aside. `level`: its checkpoint leads on. */
+interface Progress {
+  readonly stage: 'rows' | 'late' | 'level';
+  /** The last event that was read. null: none yet. */
+  readonly last: Mark | null;
+  /** Number of events that were applied. */
+  readonly events: number;
+}
+
+/** Makes the new tables. Drops those of a rebuild that cannot go on. */
+const begin = (client: Client, model: ReadModel, schema: string): Promise<Progress> =>
+  transactionOn(client, async () => {
+    await client.query(
+      `drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}; ${model.load ? '' : model.createIndexes};
+       create table ${PROGRESS} (sha256 text not null, stage text not null, position text collate "C", id uuid, events bigint not null)`,
+    );
+    await client.query(`insert into ${PROGRESS} values ($1, 'rows', null, null, 0)`, [sha256Of(model)]);
+    return { stage: 'rows', last: null, events: 0 };
+  });
+
+/** Where an interrupted rebuild of the same tables goes on. null: there is none, or it read events that this log does not hold. */
+const progressOf = async (
+  client: Client,
+  model: ReadModel,
+  { schema, shadow, head, ownLog }: { readonly schema: string; readonly shadow: string; readonly head: Position | null; readonly ownLog?: LogGate },
+): Promise<Progress | null> => {
+  const { rowCount } = await client.query('select where to_regclass($1) is not null', [`${schema}.${PROGRESS}`]);
+  if (rowCount === 0) return null;
+  const { rows } = await client.query<{
+    stage: Progress['stage'];
+    position: Position | null;
+    id: string | null;
+    events: string;
+    reached: string | null;
+  }>(
+    `select stage, position, id, events, (select c.position from projection_checkpoint c where c.name = $2) as reached from ${PROGRESS} where sha256 = $1`,
+    [sha256Of(model), shadow],
+  );
+  if (!rows[0]) return null;
+  const { stage, position, id, events, reached } = rows[0];
+  const last = position === null ? null : { position, id: id! };
+  const furthest = stage === 'level' ? reached : position;
+  if (furthest !== null && (head === null || furthest > head)) return null;
+  if (last && ownLog && !(await ownLog.verifiedRead(last))) return null;
+  return { stage, last, events: Number(events) };
+};
+
+/**
+ * Fills the new tables up to `head`, part by part, and makes their indexes. From then on the checkpoint `shadow` leads. Returns the number of events
+ * that were applied, those of an interrupted rebuild included.
+ */
+const fill = async (
+  client: Client,
+  model: ReadModel,
+  { store, stop, partEvents = PART_EVENTS, onProgress }: RebuildOptions,
+  { begun, head, shadow }: { readonly begun: Progress; readonly head: Position | null; readonly shadow: string },
+): Promise<Progress> => {
+  const total = head === null ? null : eventsBetween(null, head);
+  const load = model.load ?? { add: (one: Client, part: AsyncIterable<readonly Recorded[]>) => applyAll(model, one, part) };
+  let now = begun;
+  /**
+   * One transaction, at whose end the rebuild has come as far as `work` says. Where it fails, a COPY may still be open, and a rollback would wait for
+   * it. The end of the session rolls back.
+   */
+  const step = async (work: () => Promise<Progress>): Promise<void> => {
+    const done = async () => {
+      await client.query('begin');
+      const then = await work();
+      const { stage, last, events } = then;
+      await client.query(`update ${PROGRESS} set stage = $1, position = $2, id = $3, events = $4`, [stage, last?.position, last?.id, events]);
+      await client.query('commit');
+      return then;
+    };
+    now = await orStopped(done(), stop);
+    if (now.last) onProgress?.({ events: now.events, position: now.last.position, total });
+  };
+
+  if (now.stage === 'rows' && head !== null) {
+    const prefixes = model.streamPrefixes ? { streamPrefixes: model.streamPrefixes } : {};
+    const source = readAhead(store.readAll(now.last?.position ?? null, { until: head, ...prefixes }), stop);
+    try {
+      for (let ended = false; !ended;)
+        await step(async () => {
+          let { last } = now;
+          let read = 0;
+          const part = async function* () {
+            while (read < partEvents) {
+              const next = await source.next();
+              if (next.done) {
+                ended = true;
+                return;
+              }
+              const events = next.value;
+              read += events.length;
+              last = { position: events.at(-1)!.position, id: events.at(-1)!.id };
+              // The fold of a batch does not yield to the event loop. This pause lets the request for the next page go out first.
+              await new Promise((turned) => setImmediate(turned));
+              yield events;
+            }
+          };
+          const aside = await load.add(client, part());
+          return { stage: 'rows', last, events: now.events + read - aside };
+        });
+    } finally {
+      const closed = source.return();
+      // After a stop, a read may be in flight. It ends by its own time limit.
+      if (stop?.aborted) closed.catch(() => undefined);
+      else await closed;
+    }
+  }
+  if (now.stage === 'rows')
+    await step(async () => {
+      if (model.load) await client.query(model.createIndexes);
+      return { ...now, stage: 'late' };
+    });
+  for (let applied = Number.POSITIVE_INFINITY; load.addLate && now.stage === 'late' && applied > 0;)
+    await step(async () => {
+      applied = await load.addLate!(client);
+      return { ...now, events: now.events + applied };
+    });
+  if (now.stage === 'late') {
+    await orStopped(client.query(`analyze ${model.tables.join(', ')}`), stop);
+    await step(async () => {
+      await resetCheckpoint(client, shadow, now.last?.position ?? null, now.last);
+      return { ...now, stage: 'level' };
+    });
+  }
+  return now;
+};
+
+const applyAll = async (model: ReadModel, client: Client, part: AsyncIterable<readonly Recorded[]>): Promise<number> => {
+  for await (const events of part) await model.apply(client, events);
+  return 0;
 };
 
 const sessionOf = async (client: Client): Promise<number> => (await client.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid;

@@ -2,8 +2,8 @@
  * The line-item register: a read model with a row for each movement of money, by line of a payment. It follows the events only, and shares no code
  * with the journal (docs/decisions/0052-register-as-a-second-fold.md).
  */
-import type { ReadModel, Recorded } from '#eventstore';
-import { type Client, copyInto, type Queryable } from '#platform';
+import type { Load, ReadModel, Recorded } from '#eventstore';
+import { copyInto, type Queryable } from '#platform';
 import type { PaymentLines } from './line-movements.js';
 import { addEvent, type Added, COLUMNS, nothingAdded, paymentsOf, type Remembered } from './line-rows.js';
 
@@ -38,6 +38,60 @@ const INDEXES = `
 /** How long the projection may gather events. An export first brings the register up to date. */
 const GATHER_MS = 1_000;
 
+// ------------------------------------------------------------------------------------------------------------------------------------
+// Writing.
+
+const applyLines = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const added = await addedAfter(client);
+  await readPayments(client, events, added.payments);
+  for (const recorded of events) addEvent(added, recorded);
+  await writeRows(client, added.rows);
+  await writePayments(client, [...added.payments]);
+  await writeRest(client, added);
+  await writeDepositSums(
+    client,
+    added.deposits.map(({ position }) => position),
+  );
+};
+
+const addedAfter = async (client: Queryable): Promise<Added> => {
+  const { rows } = await client.query<{ closed_to: Date | null }>('select max(closed_to) as closed_to from line_period');
+  return nothingAdded(rows[0]?.closed_to?.toISOString() ?? null);
+};
+
+/** Number of payments whose states one statement of a load writes. */
+const WRITTEN_AT_ONCE = 1_000;
+
+/** Rows are copied. The states of a part's payments stay in memory until its end. The sums of deposits need the indexes. */
+const loadLines: Load = {
+  add: async (client, part) => {
+    const added = await addedAfter(client);
+    for await (const events of part) {
+      await readPayments(client, events, added.payments);
+      for (const recorded of events) addEvent(added, recorded);
+      const copy = copyInto(client, 'line_movement', COLUMN_NAMES);
+      for (const row of added.rows) await copy.write(row);
+      await copy.end();
+      added.rows.length = 0;
+    }
+    const payments = [...added.payments];
+    for (let from = 0; from < payments.length; from += WRITTEN_AT_ONCE) await writePayments(client, payments.slice(from, from + WRITTEN_AT_ONCE));
+    await writeRest(client, added);
+    return 0;
+  },
+
+  addLate: async (client) => {
+    const { rows } = await client.query<{ position: string }>(
+      'select position from line_deposit d where not exists (select from line_deposit_portal p where p.position = d.position)',
+    );
+    await writeDepositSums(
+      client,
+      rows.map(({ position }) => position),
+    );
+    return 0;
+  },
+};
+
 export const lineRegisterModel: ReadModel = {
   name: 'line-register',
   shape: 3,
@@ -46,65 +100,9 @@ export const lineRegisterModel: ReadModel = {
   tables: ['line_movement', 'line_payment', 'line_deposit', 'line_deposit_portal', 'line_day', 'line_period'],
   createTables: TABLES,
   createIndexes: INDEXES,
-  load: (client, late, batches) => loadLines(client, late, batches),
+  load: loadLines,
   apply: (client, events) => applyLines(client, events),
 };
-
-// ------------------------------------------------------------------------------------------------------------------------------------
-// Writing.
-
-const applyLines = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
-  const { rows: periods } = await client.query<{ closed_to: Date | null }>('select max(closed_to) as closed_to from line_period');
-  const added = nothingAdded(periods[0]?.closed_to?.toISOString() ?? null);
-  await readPayments(client, events, added.payments);
-  for (const recorded of events) addEvent(added, recorded);
-  await writeRows(client, added.rows);
-  await writePayments(client, [...added.payments]);
-  await writeRest(client, added);
-};
-
-/** Number of payments whose states a load keeps in memory, and number of states that one statement writes. */
-const LOADED_PAYMENTS = 4_000;
-const WRITTEN_AT_ONCE = 1_000;
-
-/**
- * Fills the empty tables. Rows are copied on `client`. States of payments that leave the memory are written, and read again, on `late`. `keep`: number of
- * states in memory, half of the most.
- */
-export const loadLines = async (
-  client: Client,
-  late: Client,
-  batches: AsyncIterable<readonly Recorded[]>,
-  keep = LOADED_PAYMENTS,
-): Promise<AsyncIterable<readonly Recorded[]>> => {
-  const copy = copyInto(
-    client,
-    'line_movement',
-    COLUMNS.map(([name]) => name),
-  );
-  const added = nothingAdded(null);
-  const { payments } = added;
-  const writeOut = async (left: number) => {
-    while (payments.size > left) {
-      const some = [...payments].slice(0, Math.min(WRITTEN_AT_ONCE, payments.size - left));
-      for (const [id] of some) payments.delete(id);
-      await writePayments(late, some);
-    }
-  };
-  for await (const events of batches) {
-    await readPayments(late, events, payments);
-    for (const recorded of events) addEvent(added, recorded);
-    for (const row of added.rows) await copy.write(row);
-    added.rows.length = 0;
-    if (payments.size > 2 * keep) await writeOut(keep);
-  }
-  await writeOut(0);
-  await copy.end();
-  await writeRest(client, added);
-  return noEvents();
-};
-
-const noEvents = async function* (): AsyncGenerator<readonly Recorded[], void, void> {};
 
 const writeRest = async (client: Queryable, added: Added): Promise<void> => {
   await writeDays(client, added.days);
@@ -113,10 +111,6 @@ const writeRest = async (client: Queryable, added: Added): Promise<void> => {
       `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, recorded_at) values ($1, $2, $3, $4, $5, $6, $7)`,
       [position, depositId, gateway, merchantAccount, batchId, depositedOn, recordedAt],
     );
-  await writeDepositSums(
-    client,
-    added.deposits.map(({ position }) => position),
-  );
   for (const { position, closedTo } of added.periods)
     await client.query('insert into line_period (position, closed_to) values ($1, $2)', [position, closedTo]);
 };
@@ -146,8 +140,8 @@ const readPayments = async (client: Queryable, events: readonly Recorded[], paym
   for (const { payment_id: id, revision, state } of rows) payments.set(id, { revision: BigInt(revision), payment: state });
 };
 
-const NAMES = COLUMNS.map(([name]) => name).join(', ');
-const WRITE_ROWS = `insert into line_movement (${NAMES}) select * from unnest(${COLUMNS.map(([, type], index) => `$${index + 1}::${type}[]`).join(', ')})`;
+const COLUMN_NAMES = COLUMNS.map(([name]) => name);
+const WRITE_ROWS = `insert into line_movement (${COLUMN_NAMES.join(', ')}) select * from unnest(${COLUMNS.map(([, type], index) => `$${index + 1}::${type}[]`).join(', ')})`;
 
 const writeRows = async (client: Queryable, rows: readonly (readonly (string | null)[])[]): Promise<void> => {
   if (rows.length === 0) return;

@@ -3,9 +3,9 @@
  * page shows the same as GET.
  */
 import { type Bind, type Directory, EVERYTHING, type Scope, scopeCondition } from '#accounts';
-import type { LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
+import type { Load, LogGate, Position, ProjectionLog, ReadModel, Recorded } from '#eventstore';
 import { type Cents, ServiceError, timestamp } from '#kernel';
-import { type Client, copyInto, type KeyRing, type PersonalKeys, type Queryable } from '#platform';
+import { copyInto, type KeyRing, type PersonalKeys, type Queryable } from '#platform';
 import { openCursor, type PagePlace, sealCursor } from './cursor.js';
 import type { CannotTell } from './gateway/gateway.js';
 import { conditionsOf, type ListFilters } from './list-filters.js';
@@ -113,55 +113,59 @@ export const applyPaymentList = async (
 /** The number of payments that a load folds in memory at the same time. */
 const LOADING_PAYMENTS = 1_000;
 const LATE_BATCH = 1_000;
+const LATE_EVENTS = 'create table if not exists late_event (number bigint generated always as identity primary key, event json not null)';
 
 /**
- * Fills the empty table. Payments are folded in memory and copied out, oldest first. Later events of a copied payment are kept in the table
- * `late_event`, and applied after the indexes are made. So memory does not grow with history.
+ * Payments are folded in memory and copied out, oldest first. Later events of a copied payment are kept in the table `late_event`, and applied after
+ * the indexes are made. So memory does not grow with history.
  */
-const loadPaymentList = async (
-  client: Client,
-  late: Client,
-  batches: AsyncIterable<readonly Recorded[]>,
-): Promise<AsyncIterable<readonly Recorded[]>> => {
-  await late.query('create unlogged table late_event (number bigint generated always as identity primary key, event json not null)');
-  const copy = copyInto(client, 'payment_list', COLUMNS);
-  const loading = new Map<string, PaymentRow>();
-  const copyOut = async (keep: number) => {
-    for (const [paymentId, row] of loading) {
-      if (loading.size <= keep) return;
-      loading.delete(paymentId);
-      if (isVisible(row.payment)) await copy.write(paymentListRow(row));
+const loadPaymentList: Load = {
+  add: async (client, part) => {
+    await client.query(LATE_EVENTS);
+    const copy = copyInto(client, 'payment_list', COLUMNS);
+    const loading = new Map<string, PaymentRow>();
+    const copyOut = async (keep: number) => {
+      for (const [paymentId, row] of loading) {
+        if (loading.size <= keep) return;
+        loading.delete(paymentId);
+        if (isVisible(row.payment)) await copy.write(paymentListRow(row));
+      }
+    };
+    const late: string[] = [];
+    for await (const batch of part) {
+      for (const event of batch) {
+        if (event.revision > 0n && !loading.has(paymentIdOf(event.stream))) late.push(lateText(event));
+        else advanceRows(loading, [event]);
+      }
+      await copyOut(LOADING_PAYMENTS);
     }
-  };
-  for await (const batch of batches) {
-    const isLate = ({ revision, stream }: Recorded) => revision > 0n && !loading.has(paymentIdOf(stream));
-    const waiting: Recorded[] = [];
-    for (const event of batch) {
-      if (isLate(event)) waiting.push(event);
-      else advanceRows(loading, [event]);
+    await copyOut(0);
+    await copy.end();
+    for (let from = 0; from < late.length; from += LATE_BATCH)
+      await client.query('insert into late_event (event) select * from unnest($1::json[])', [late.slice(from, from + LATE_BATCH)]);
+    return late.length;
+  },
+
+  addLate: async (client) => {
+    await client.query(LATE_EVENTS);
+    const { rows } = await client.query<{ number: string; event: Recorded & { revision: string; storedAt: string } }>(
+      'select number, event from late_event order by number limit $1',
+      [LATE_BATCH],
+    );
+    if (rows.length === 0) {
+      await client.query('drop table late_event');
+      return 0;
     }
-    if (waiting.length > 0) await late.query('insert into late_event (event) select * from unnest($1::json[])', [waiting.map(lateText)]);
-    await copyOut(LOADING_PAYMENTS);
-  }
-  await copyOut(0);
-  await copy.end();
-  return lateEvents(late);
+    await applyPaymentList(
+      postgresListRows(client),
+      rows.map(({ event }) => ({ ...event, revision: BigInt(event.revision), storedAt: new Date(event.storedAt) })),
+    );
+    await client.query('delete from late_event where number <= $1', [rows.at(-1)!.number]);
+    return rows.length;
+  },
 };
 
 const lateText = (event: Recorded): string => JSON.stringify({ ...event, revision: event.revision.toString() });
-
-const lateEvents = async function* (late: Client): AsyncIterable<readonly Recorded[]> {
-  for (let after = '0'; ;) {
-    const { rows } = await late.query<{ number: string; event: Recorded & { revision: string; storedAt: string } }>(
-      'select number, event from late_event where number > $1 order by number limit $2',
-      [after, LATE_BATCH],
-    );
-    if (rows.length === 0) break;
-    after = rows.at(-1)!.number;
-    yield rows.map(({ event }) => ({ ...event, revision: BigInt(event.revision), storedAt: new Date(event.storedAt) }));
-  }
-  await late.query('drop table late_event');
-};
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
