@@ -69,9 +69,10 @@ export class ReverseRemittance extends Command<Reversed> {
     },
     {
       provide: REMIT_PORTS,
-      inject: [PERIOD_PORTS, ReadModels],
-      useFactory: (ports: PeriodPorts, readModels: ReadModels): RemitPorts => ({
+      inject: [PERIOD_PORTS, POOL, ReadModels],
+      useFactory: (ports: PeriodPorts, db: Pool, readModels: ReadModels): RemitPorts => ({
         ...ports,
+        db,
         registerReached: (position) => readModels.of(paymentRegisterModel).runUntil(position, { timeoutMs: CAUGHT_UP_MS }),
       }),
     },

@@ -2,7 +2,7 @@
 import { type EventStore, execute, load, type Position, retryOnConflict } from '#eventstore';
 import { ServiceError, sumCents, timestamp } from '#kernel';
 import { refuseClearText, staff } from '#payments';
-import type { Queryable } from '#platform';
+import { onUnlimited, type Pool, type Queryable } from '#platform';
 import { exceptionEvents } from '#settlement';
 import { account } from './chart.js';
 import { PERIODS_ID, PERIODS_STREAM, REMITTANCE_STREAM } from './events.js';
@@ -10,6 +10,7 @@ import type { PeriodPorts } from './periods.js';
 import type { RemittanceEvent, Standing } from './remittance.js';
 
 export interface RemitPorts extends PeriodPorts {
+  readonly db: Pool;
   /** Brings the register of transactions and batches up to a position of the log. */
   readonly registerReached: (position: Position) => Promise<void>;
 }
@@ -97,7 +98,7 @@ export const standingOf = async (ports: RemitPorts, portalId: string): Promise<S
   await upTo(ports.journalReached);
   const { credit } = await balanceOf(db, name);
   await upTo(ports.registerReached);
-  const { unsettled, unfunded, short, disputed } = await heldBack(db, portalId);
+  const { unsettled, unfunded, short, disputed } = await onUnlimited(db, (client) => heldBack(client, portalId));
   const adopted = await adoptedUnfunded(ports, portalId);
   await upTo(ports.journalReached);
   const { debit } = await balanceOf(db, name);
@@ -116,7 +117,8 @@ const balanceOf = async (db: Queryable, name: string): Promise<{ debit: number; 
 
 /**
  * Principal of a portal that is charged and not funded. `unsettled`: in no batch. `unfunded`: in a batch that is not funded. `short`: missing,
- * because a batch settled less than the charge. `disputed`: in open disputes. If staff resolved a line's exception as `settles`, the line's batch counts.
+ * because a batch settled less than the charge. `disputed`: in open disputes. If staff resolved a line's exception as `settles`, the line's batch
+ * counts. Reads all charges that are not funded, those of other portals too.
  */
 const heldBack = async (db: Queryable, portalId: string): Promise<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', number>> => {
   const { rows } = await db.query<Record<'unsettled' | 'unfunded' | 'short' | 'disputed', string>>(

@@ -36,6 +36,7 @@ export {
   type Client,
   createPool,
   endConnections,
+  onUnlimited,
   type Pool,
   type PoolOptions,
   type Queryable,

@@ -9,13 +9,13 @@
  * - held, delivered → pending in another round, if an operator redelivers
  */
 import { ServiceError } from '#kernel';
-import { type Migration, type Pool, purge, type Queryable, transaction } from '#platform';
+import { type Client, type Migration, type Pool, PURGE_BATCH, purge, type Queryable, transaction } from '#platform';
 import { announceDue } from './due.js';
 import { recordStaffAction, type Redelivered, type StaffDeps } from './endpoint.js';
 import { OUTBOX_NEVER_AGAIN, WEBHOOK_OUTBOX } from './outbox.js';
 import type { Outcome } from './safe-request.js';
 import { FAILING_AFTER, type Fate, LEASE_MS, MAX_LEASE_LOSSES, RETRY_SPREAD } from './schedule.js';
-import { cancelForDisabled, type StaffRows } from './staff-rows.js';
+import { CANCELED_AT_ONCE, cancelForDisabled, type StaffRows } from './staff-rows.js';
 
 export const webhookDeliveryMigration: Migration = {
   name: '0082-webhook-delivery',
@@ -299,7 +299,7 @@ export const postgresDeliveries = (pool: Pool, owner: string): Deliveries => ({
   },
 
   tidy: async (retrySeconds) => {
-    await cancelForDisabled(pool);
+    while ((await cancelForDisabled(pool)) === CANCELED_AT_ONCE);
     const longestWaitMs = Math.ceil(retrySeconds * 1000 * (1 + RETRY_SPREAD));
     await pool.query(
       `update webhook_delivery d set due_at = now() + $1::int * interval '1 millisecond'
@@ -515,32 +515,51 @@ export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number
  * Deletes events that are more than `keepDays` old, with their deliveries. Each delivery of such an event must be canceled, or delivered more than
  * `keepDays` ago. Returns the number of deleted events.
  */
-export const purgeDelivered = (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> =>
-  purge(
-    (limit) =>
-      transaction(pool, async (client) => {
-        const { rows } = await client.query<{ id: string }>(
-          `select v.id from webhook_event v
-           where v.created_at < now() - $1::int * interval '1 day'
-             and not exists (
-               select from webhook_delivery d where d.event_id = v.id
-                 and not (d.state = 'canceled' or (d.state = 'delivered' and d.delivered_at < now() - $1::int * interval '1 day')))
-           order by v.created_at limit $2 for update skip locked`,
-          [keepDays, limit],
-        );
-        const ids = rows.map(({ id }) => id);
-        if (ids.length === 0) return 0;
-        await client.query(OUTBOX_NEVER_AGAIN, [WEBHOOK_OUTBOX]);
-        // If an operator has redelivered a delivery since the select, it is pending. Keep that delivery and its event.
-        await client.query(`delete from webhook_delivery where event_id = any($1::text[]) and state in ('delivered', 'canceled')`, [ids]);
-        const { rowCount } = await client.query(
-          `delete from webhook_event v where v.id = any($1::text[]) and not exists (select from webhook_delivery d where d.event_id = v.id)`,
-          [ids],
-        );
-        return rowCount ?? 0;
-      }),
-    stop,
+export const purgeDelivered = async (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> => {
+  let deleted = 0;
+  for (let after: EventPlace | null = START; after !== null;) {
+    const page: PurgedPage = await transaction(pool, (client) => purgePage(client, keepDays, after!));
+    deleted += page.deleted;
+    after = stop?.aborted ? null : page.next;
+  }
+  return deleted;
+};
+
+/** An event by its age. `createdAt`: as Postgres writes it, with microseconds. */
+interface EventPlace {
+  readonly createdAt: string;
+  readonly id: string;
+}
+const START: EventPlace = { createdAt: '-infinity', id: '' };
+interface PurgedPage {
+  readonly deleted: number;
+  /** null: all events of that age were looked at. */
+  readonly next: EventPlace | null;
+}
+
+/** Looks at the next events of that age. So events that must stay are looked at once, and not again for each batch behind them. */
+const purgePage = async (client: Client, keepDays: number, after: EventPlace): Promise<PurgedPage> => {
+  const { rows } = await client.query<EventPlace & { over: boolean }>(
+    `select v.id, v.created_at::text as "createdAt", not exists (
+         select from webhook_delivery d where d.event_id = v.id
+           and not (d.state = 'canceled' or (d.state = 'delivered' and d.delivered_at < now() - $1::int * interval '1 day'))) as over
+     from webhook_event v
+     where v.created_at < now() - $1::int * interval '1 day' and v.created_at >= $2::timestamptz and (v.created_at, v.id) > ($2::timestamptz, $3)
+     order by v.created_at, v.id limit $4`,
+    [keepDays, after.createdAt, after.id, PURGE_BATCH],
   );
+  const next = rows.length < PURGE_BATCH ? null : rows.at(-1)!;
+  const ids = rows.flatMap(({ id, over }) => (over ? [id] : []));
+  if (ids.length === 0) return { deleted: 0, next };
+  await client.query(OUTBOX_NEVER_AGAIN, [WEBHOOK_OUTBOX]);
+  // If an operator has redelivered a delivery since the select, it is pending. Keep that delivery and its event.
+  await client.query(`delete from webhook_delivery where event_id = any($1::text[]) and state in ('delivered', 'canceled')`, [ids]);
+  const { rowCount } = await client.query(
+    `delete from webhook_event v where v.id = any($1::text[]) and not exists (select from webhook_delivery d where d.event_id = v.id)`,
+    [ids],
+  );
+  return { deleted: rowCount ?? 0, next };
+};
 
 /**
  * For metrics: the number of open deliveries by state, and for how long the oldest one of an enabled endpoint has been due. There are too many

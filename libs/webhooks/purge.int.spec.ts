@@ -83,6 +83,15 @@ test('an event stays while one of its deliveries is open or young', async () => 
   expect(await stage.query(`select from webhook_delivery d where not exists (select from webhook_event v where v.id = d.event_id)`)).toEqual([]);
 });
 
+test('events behind many that stay are deleted, also where all are of one time', async () => {
+  const [endpoint] = await twoEndpoints();
+  await plant([endpoint!], { name: 'a-kept', ageDays: 900, states: ['held'] }, PURGE_BATCH + 1);
+  await plant([endpoint!], { name: 'gone', ageDays: 900, states: ['delivered'] }, PURGE_BATCH + 1);
+  await stage.query(`update webhook_event set created_at = now() - interval '900 days'`);
+  expect(await purgeDelivered(stage.pool, KEEP_DAYS)).toBe(PURGE_BATCH + 1);
+  expect(await counts()).toEqual([PURGE_BATCH + 1, PURGE_BATCH + 1, PURGE_BATCH + 1]);
+});
+
 test('a replay does not make a purged event again; later events are sent, and a purged one cannot be redelivered', async () => {
   await stage.register();
   await stage.refunded();

@@ -47,7 +47,7 @@ export interface StaffRows {
   /** Sets the status. Also sets the number of consecutive failures to 0. */
   setStatus(endpointId: string, status: EndpointStatus): Promise<void>;
   /** Cancels pending deliveries of disabled endpoints. */
-  cancelForDisabled(): Promise<void>;
+  cancelForDisabled(): Promise<unknown>;
   addSecret(secret: SecretRow): Promise<void>;
   stagedSecret(endpointId: string): Promise<string | null>;
   /** Marks a secret as retired and deletes its ciphertext. */
@@ -182,13 +182,21 @@ const postgresStaffRows = (client: Client): StaffRows => ({
   announceDue: () => announceDue(client),
 });
 
+/** At most this many deliveries are canceled by one statement. */
+export const CANCELED_AT_ONCE = 10_000;
+
 /**
- * Cancels pending deliveries of disabled endpoints. Dispatchers repeat this call, since the outbox may add a delivery while its endpoint is being
- * disabled.
+ * Cancels pending deliveries of disabled endpoints, and returns how many. Dispatchers repeat this call, since the outbox may add a delivery while its
+ * endpoint is being disabled.
  */
-export const cancelForDisabled = async (db: Queryable): Promise<void> => {
-  await db.query(
-    `update webhook_delivery set state = 'canceled'
-     where state = 'pending' and endpoint_id in (select id from webhook_endpoint where status = 'disabled')`,
+export const cancelForDisabled = async (db: Queryable): Promise<number> => {
+  const { rowCount } = await db.query(
+    `update webhook_delivery set state = 'canceled' where id in (
+       select w.id from webhook_endpoint e
+       cross join lateral (
+         select id from webhook_delivery where endpoint_id = e.id and state = 'pending' limit $1 for update skip locked) w
+       where e.status = 'disabled' limit $1)`,
+    [CANCELED_AT_ONCE],
   );
+  return rowCount ?? 0;
 };

@@ -117,6 +117,17 @@ export const withoutLimits = async (client: Client): Promise<void> => {
   await client.query(`set statement_timeout = 0; ${BY_KEY.map((setting) => `set ${setting} = on`).join('; ')}`);
 };
 
+/** Runs `work` on a connection {@link withoutLimits}, and closes it. For commands of staff only: no request may take as long as it likes. */
+export const onUnlimited = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
+  const client = await pool.connect();
+  try {
+    await withoutLimits(client);
+    return await work(client);
+  } finally {
+    client.release(true);
+  }
+};
+
 /** Runs `work` in one transaction. Commits if `work` returns, and rolls back if it throws. A broken connection is closed. */
 export const transaction = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
