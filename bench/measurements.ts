@@ -112,15 +112,45 @@ export const atRest = async (service: BenchService): Promise<void> => {
   await caughtUp(service);
 };
 
-/** `service` was at rest, and was then restarted. */
-export const measureYear = async (service: BenchService, options: Measured): Promise<readonly Figure[]> => {
-  const { payments, auditKey, portalId, now, seconds, idleSeconds, lines, say } = options;
+/** Collects figures, and says each at once. */
+const recorder = (service: BenchService, say: (line: string) => void) => {
   const figures: Figure[] = [];
   const add = (name: string, known: Partial<Figure>) => {
     const one = figure(name, known);
     figures.push(one);
     say(`${name}: ${['ms', 'p99', 'cpuMs', 'pages', 'mib', 'note'].flatMap((key) => (one[key as 'ms'] === null ? [] : [`${key} ${typeof one[key as 'ms'] === 'number' ? one[key as 'ms']!.toFixed(1) : one.note}`])).join(', ')}`); // prettier-ignore
   };
+  let idle = 0;
+  /** Pages of the work, less what the idle service reads in the same time. */
+  const counting = async <T>(work: () => Promise<T>) => {
+    const { result, pages, seconds } = await countingPages(service.pool, work);
+    return { result, pages: Math.max(0, pages - idle * seconds) };
+  };
+  const addCommand = (name: string, run: Operated, cpuMs: number, known: Partial<Figure>) => {
+    const failed = run.exitCode === 0 ? null : `exit ${run.exitCode}: ${(run.stderr || run.stdout).slice(0, 200)}`;
+    add(name, { ms: 1_000 * run.seconds, cpuMs, mib: run.peakMib, ...known, note: failed ?? known.note ?? null });
+  };
+  return {
+    figures,
+    add,
+    addCommand,
+    counting,
+    /** Pages that the idle service reads in a second. They count for no work. */
+    idlePages: (pages: number) => void (idle = pages),
+    /** `cpuMs` of the figure: of the command and of the whole service while it runs. */
+    measureCommand: async (name: string, gate: Gate | null, ...args: readonly string[]) => {
+      const cpu = serviceMs(service);
+      const { result, pages } = await counting(() => operate(service, ...args));
+      addCommand(name, result, result.cpuMs + serviceMs(service) - cpu, { pages, gate });
+      return result;
+    },
+  };
+};
+
+/** `service` was at rest, and was then restarted. */
+export const measureYear = async (service: BenchService, options: Measured): Promise<readonly Figure[]> => {
+  const { auditKey, portalId, now, seconds, idleSeconds, say } = options;
+  const { figures, add, measureCommand, counting, ...recording } = recorder(service, say);
   add('ready', { ms: 1_000 * service.readySeconds, gate: READY });
   await atRest(service);
 
@@ -133,11 +163,7 @@ export const measureYear = async (service: BenchService, options: Measured): Pro
   for (const { part, cpuMs } of parts) add(`idle ${part}, each second`, { cpuMs, note: `${(cpuMs / 10).toFixed(2)} % of a core` });
   add('idle, each second', { cpuMs: idleMs, pages: idlePages, note: `${(idleMs / 10).toFixed(2)} % of a core`, gate: IDLE });
 
-  /** Pages of the work, less what the idle service reads in the same time. */
-  const counting = async <T>(work: () => Promise<T>) => {
-    const { result, pages, seconds: took } = await countingPages(service.pool, work);
-    return { result, pages: Math.max(0, pages - idlePages * took) };
-  };
+  recording.idlePages(idlePages);
 
   // Requests of partners.
   const measureLoad = async (name: string, request: (number: number) => string, to: URL = service.url, rate = RATE) => {
@@ -261,17 +287,6 @@ export const measureYear = async (service: BenchService, options: Measured): Pro
   await measureAudit('audit: batches', '/audit/v1/batches');
 
   // Commands.
-  const addCommand = (name: string, run: Operated, cpuMs: number, known: Partial<Figure>) => {
-    const failed = run.exitCode === 0 ? null : `exit ${run.exitCode}: ${(run.stderr || run.stdout).slice(0, 200)}`;
-    add(name, { ms: 1_000 * run.seconds, cpuMs, mib: run.peakMib, ...known, note: failed ?? known.note ?? null });
-  };
-  /** `cpuMs` of the figure: of the command and of the whole service while it runs. */
-  const measureCommand = async (name: string, gate: Gate | null, ...args: readonly string[]) => {
-    const cpu = serviceMs(service);
-    const { result, pages } = await counting(() => operate(service, ...args));
-    addCommand(name, result, result.cpuMs + serviceMs(service) - cpu, { pages, gate });
-    return result;
-  };
   await measureCommand('command that does nothing', null, 'portals', 'list');
   await measureCommand('payments tasks', REQUEST, 'payments', 'tasks');
   // First close the day before, so that the last day is a period of its own. A store of one day has no day before.
@@ -290,6 +305,12 @@ export const measureYear = async (service: BenchService, options: Measured): Pro
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
+  return [...figures, ...(await measureWhole(service, options))];
+};
+
+/** A full verification, and a settlement batch of `lines` lines beside creates. */
+export const measureWhole = async (service: BenchService, { payments, lines, say }: Measured): Promise<readonly Figure[]> => {
+  const { figures, add, addCommand, measureCommand } = recorder(service, say);
   const verified = await measureCommand('full verify', FULL_VERIFY, 'audit', 'verify', '--timeout-seconds', '3600', '--full');
   const { size = 0 } = verified.exitCode === 0 ? (JSON.parse(verified.stdout) as { size?: number }) : {};
   add('full verify, 1,000 events', { ms: (1_000_000 * verified.seconds) / size, note: `${(size / verified.seconds).toFixed(0)} events/s of ${size}, ${payments} payments`, gate: FULL_VERIFY_OF_1000 }); // prettier-ignore

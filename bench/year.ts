@@ -5,7 +5,7 @@
  * measured over its last UTC day, which has `--per-day` payments. At the end a full `payfold audit verify` reads every event.
  *
  * `--dir <folder>` keeps the store. The next run with the same folder goes on where an earlier one ended, and measures the same store again.
- * `--only-make` ends when the store is made. A plot of all recorded sizes is written to `reports/year.svg`.
+ * `--only-make` ends when the store is made. `--only-whole` measures only the full verification and the settlement batch. A plot of all recorded sizes is written to `reports/year.svg`.
  *
  * `--base 100000` compares each figure with the newest run of that size in `reports/bench.ndjson`. The last column says whether the gate of the figure
  * is met. `--lines` sets the size of the settlement batch, which is measured last, because it adds as many payments to the store (0: not measured).
@@ -21,7 +21,7 @@ import { SERVICES } from '../apps/demo/city.js';
 import { openContext } from '../apps/operator/context.js';
 import { printBytes } from './bytes.js';
 import { caughtUp } from './history.js';
-import { atRest, type Figure, type Gate, measureYear } from './measurements.js';
+import { atRest, type Figure, type Gate, measureWhole, measureYear } from './measurements.js';
 import { operate } from './operate.js';
 import { refuseWithoutFsync } from './pgbench.js';
 import { type Costs, writePlot } from './plot.js';
@@ -37,6 +37,7 @@ const { values } = parseArgs({
     history: { type: 'string', default: '2000' },
     dir: { type: 'string' },
     'only-make': { type: 'boolean', default: false },
+    'only-whole': { type: 'boolean', default: false },
     /** Seconds of each measured load. */
     seconds: { type: 'string', default: '10' },
     'idle-seconds': { type: 'string', default: '60' },
@@ -158,12 +159,15 @@ try {
     service = await startService(store);
     await atRest(service);
     service = await service.restart();
-    const figures = await measureYear(service, { ...store, payments, seconds, idleSeconds, lines, say });
+    const measure = values['only-whole'] ? measureWhole : measureYear;
+    const figures = await measure(service, { ...store, payments, seconds, idleSeconds, lines, say });
     await printBytes(service.pool);
     table(figures);
-    // The plot reads this line from the report.
-    console.log(JSON.stringify({ size: payments, costs: costsOf(figures) } satisfies Costs));
-    plotAll({ size: payments, costs: costsOf(figures) });
+    if (!values['only-whole']) {
+      // The plot reads this line from the report.
+      console.log(JSON.stringify({ size: payments, costs: costsOf(figures) } satisfies Costs));
+      plotAll({ size: payments, costs: costsOf(figures) });
+    }
   }
 } finally {
   await service?.close();

@@ -243,6 +243,23 @@ describe('a worker', () => {
     expect(await seen()).toEqual(ids);
   });
 
+  test('saves its position although a command has just saved an earlier one', async () => {
+    const { position: earlier } = await append(1, newStream('account-'));
+    const { position: head } = await append(1, newStream('account-'));
+    const raced = postgresCheckpoint(pool, 'seen');
+    const commit = raced.commit.bind(raced);
+    let isFirst = true;
+    raced.commit = async (from, ...rest) => {
+      if (isFirst) await commit(from, earlier, { owner: randomUUID(), ms: 0 }, null);
+      isFirst = false;
+      await commit(from, ...rest);
+    };
+    subscriber({ streamPrefixes: ['case-'], checkpoint: raced }).start();
+    // No event comes any more, so nothing else moves the checkpoint.
+    await eventually(async () => (await checkpoint())?.position === head);
+    expect(isFirst).toBe(false);
+  });
+
   test('three that compete while their connections are cut: every event once, in order', async () => {
     const workers = [subscriber({ batchEvents: 7 }), subscriber({ batchEvents: 20 }), subscriber({ batchEvents: 50 })];
     workers.forEach((worker) => worker.start());

@@ -294,7 +294,8 @@ class LogSubscriber<Tx> implements Subscriber {
         if (ended.signal.aborted) return;
         if (turn === 'late') {
           place = await this.moveOn(place, seen!);
-          seen = null;
+          // A command may have moved the checkpoint first, and not as far. Then the next turn saves the rest.
+          if (place.position >= seen!) seen = null;
           savedAt = this.clock.monotonic();
           continue;
         }

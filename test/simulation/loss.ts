@@ -64,6 +64,8 @@ export class LossWatch {
   readonly requestOf = new Map<string, string>();
   readonly log: EventStore;
   private readonly store: ExchangeableStore;
+  /** The logs that were in use, each with the time of its first use. */
+  private readonly uses: { readonly from: number; readonly log: EventStore }[];
   private readonly good = new Map<Process, { readonly began: number; readonly ended: number }>();
 
   constructor(
@@ -71,7 +73,8 @@ export class LossWatch {
     readonly right: EventStore,
   ) {
     this.store = exchangeableStore(right);
-    this.log = { ...this.store, append: (...given) => this.append(...given) };
+    this.uses = [{ from: Number.NEGATIVE_INFINITY, log: right }];
+    this.log = { ...this.store, append: (...given) => this.append(this.store, ...given) };
   }
 
   get isLost(): boolean {
@@ -88,14 +91,24 @@ export class LossWatch {
     const { sim } = this.world;
     sim.note('log', what);
     this.store.exchange(by);
+    this.uses.push({ from: sim.now, log: by });
   }
 
-  private append(...given: Parameters<EventStore['append']>): ReturnType<EventStore['append']> {
+  /**
+   * The log that was in use at a time. An append that was sent to it never reaches another log, because its connection ends with the server. Otherwise
+   * a late append of a dead process could put a lost event back at its place, and the marks of that event would be held again.
+   */
+  inUseAt(time: number): Pick<EventStore, 'append'> {
+    const { log } = this.uses.findLast(({ from }) => from <= time)!;
+    return { append: (...given) => this.append(log, ...given) };
+  }
+
+  private append(log: EventStore, ...given: Parameters<EventStore['append']>): ReturnType<EventStore['append']> {
     for (const { type, data, meta } of given[2])
       if (type === 'PaymentInitiated' || type === 'VoidRequested' || type === 'RefundRequested')
         for (const { references } of (data as unknown as { legs: readonly { references: Record<string, string> }[] }).legs)
           for (const reference of Object.values(references)) if (!this.requestOf.has(reference)) this.requestOf.set(reference, meta.correlationId);
-    return this.store.append(...given);
+    return log.append(...given);
   }
 
   // ---- the product's calls during the loss

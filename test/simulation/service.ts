@@ -433,7 +433,7 @@ export class Replica {
     const drawn = sim.ids(process);
     const ids = seams.ids?.(drawn, world) ?? drawn;
     const logged = logger(sim, process);
-    const bare = simulatedLog(sim, process, world.log);
+    const bare = simulatedLog(sim, process, world.log, (time) => world.watch?.inUseAt(time) ?? world.log);
     const store = seams.log?.(bare, world) ?? bare;
     const book = simulatedMarkBook(world.marks, process, simulatedStatement(sim, process, 'tables'));
     const ownLog = new OwnLog({

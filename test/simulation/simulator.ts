@@ -101,8 +101,8 @@ export class Process {
 export interface PortCall<T> {
   readonly store: Store;
   readonly name: string;
-  /** The effect of the call. It happens at one instant. */
-  effect(): T | Promise<T>;
+  /** The effect of the call. It happens at one instant. `sentAt`: the time at which the process sent the call. */
+  effect(sentAt: number): T | Promise<T>;
   /**
    * The result of a failed call for its caller: a value, or a thrown error. `dropped`: the effect does not happen. `lost`: the effect happened, or
    * may still happen.
@@ -349,6 +349,7 @@ export class Simulator {
 
       // A paused process sends the call only when it is resumed.
       const heldMs = Math.max(0, process.pausedUntil - this.now);
+      const sentAt = this.now + heldMs;
       if (dropped) {
         statistics.drops += 1;
         this.note(process.id, `${name} → DROPPED`);
@@ -370,7 +371,7 @@ export class Simulator {
           this.underway -= 1;
           return true;
         }
-        const result = attempt(() => port.effect());
+        const result = attempt(() => port.effect(sentAt));
         if (!result.ok || !(result.value instanceof Promise)) {
           take(result as Told<T>);
           return true;

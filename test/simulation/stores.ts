@@ -66,7 +66,13 @@ const LATE_APPEND_MS = [500, 15_000] as const;
 /** How long a new event takes to reach a subscriber. */
 const DELIVERY_MS = 2_000;
 
-export const simulatedLog = (sim: Simulator, process: Process, log: EventStore): EventStore => {
+/** `inUseAt`: the log that answered at a time. An append that takes place late does so in the log to which it was sent. */
+export const simulatedLog = (
+  sim: Simulator,
+  process: Process,
+  log: EventStore,
+  inUseAt: (time: number) => Pick<EventStore, 'append'> = () => log,
+): EventStore => {
   const away = (): never => {
     throw new Unavailable('the log is away');
   };
@@ -77,7 +83,7 @@ export const simulatedLog = (sim: Simulator, process: Process, log: EventStore):
       sim.call(process, {
         store: 'log',
         name: `append.${events.map(({ type }) => type).join('+')}`,
-        effect: () => log.append(stream, expected, events),
+        effect: (sentAt) => inUseAt(sentAt).append(stream, expected, events),
         failed: (kind) => {
           if (kind === 'lost' || sim.rng.chance(0.3)) throw new OutcomeUnknown('the log did not answer an append');
           return away();
