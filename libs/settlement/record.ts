@@ -132,8 +132,9 @@ export const recordBatch = async (
   };
   let caughtUp: { readonly lines: number; readonly at: number } | null = null;
   /**
-   * The batch was closed before this call. So the first catching up covers the intents of all its charges and refunds. A line without a reference, and the
-   * refund that undid a charge, need an event that recovery may append later. So the register catches up again and again.
+   * The batch was closed before this call. So the first catching up covers the intents of all its charges and refunds. It covers the refunds by which
+   * recovery undid a charge, too. A line without a reference, and the refund by which a request undid its own charge, need an event that may come later.
+   * So the register catches up again and again.
    */
   const catchUp = async (): Promise<boolean> => {
     const now = { lines: said.length, at: ports.payments.clock.monotonic() };

@@ -81,7 +81,7 @@ const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 8,
+  shape: 9,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
@@ -126,6 +126,12 @@ interface LateId {
   readonly card?: TransactionRow['card'] | undefined;
 }
 
+/** An attempt that is unknown or fenced. If it is a charge, a refund may undo it, and a batch may list that refund before our log names it. */
+interface UnknownAttempt {
+  readonly paymentId: string;
+  readonly attemptId: string;
+}
+
 /** A charge of a payment that was never charged, and the refund that undid it. Both settle. */
 interface UndoneRow extends UndoneCharge {
   readonly paymentId: string;
@@ -154,6 +160,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
     else lateIds.push(late);
   };
   const lessened: Lessened[] = [];
+  const unknown: UnknownAttempt[] = [];
   const undone: UndoneRow[] = [];
   const undo = (paymentId: string, attemptId: string, at: string, charges: readonly UndoneCharge[]) => {
     for (const charge of charges) {
@@ -200,6 +207,10 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
           identify({ paymentId, leg, refundAttemptId: null, transactionId, at: event.at, approval, card });
         break;
       }
+      case 'PaymentOutcomeUnknown':
+      case 'ReconciliationStarted':
+        unknown.push({ paymentId, attemptId: event.data.attemptId });
+        break;
       case 'RefundRequested':
         refunds.push({ paymentId, event });
         break;
@@ -232,6 +243,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeTransactions(client, [...rows.values()]);
   await writeRefunds(client, refunds);
   await writeTransactionIds(client, lateIds);
+  await writeReversals(client, unknown);
   await writeUndone(client, undone);
   await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
@@ -404,6 +416,34 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
   });
 };
 
+const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
+
+/**
+ * The references under which the charges of an attempt can be undone. A refund in a batch finds its payment by them. Such a row has no transaction, and
+ * nothing waits for it, until the log says that the charge was undone. The attempt of a refund or a void has no charge, so it gets no row.
+ */
+const writeReversals = async (client: Queryable, attempts: readonly UnknownAttempt[]): Promise<void> => {
+  const reversals = attempts.flatMap(({ paymentId, attemptId }) =>
+    LEGS.map((leg) => ({ paymentId, attemptId, leg, ref: gatewayRef(attemptId, leg, 'reversal') })),
+  );
+  if (reversals.length === 0) return;
+  await client.query({
+    name: 'register-reversals',
+    text: `
+      insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents)
+      select u.ref, c.gateway, c.merchant_account, c.payment_id, c.leg, 'refund', c.attempt_id, c.amount_cents
+      from unnest($1::text[], $2::uuid[], $3::text[], $4::uuid[]) as u (ref, payment_id, leg, attempt_id)
+      join gateway_transaction c on c.payment_id = u.payment_id and c.leg = u.leg and c.op = 'charge' and c.attempt_id = u.attempt_id
+      on conflict (ref) do nothing`,
+    values: [
+      reversals.map(({ ref }) => ref),
+      reversals.map(({ paymentId }) => paymentId),
+      reversals.map(({ leg }) => leg),
+      reversals.map(({ attemptId }) => attemptId),
+    ],
+  });
+};
+
 /** The refund of an undone charge has the reference of the charge's reversal. */
 const writeUndone = async (client: Queryable, rows: readonly UndoneRow[]): Promise<void> => {
   for (const { paymentId, leg, attemptId, amountCents, refundTransactionId, at } of rows)
@@ -412,7 +452,9 @@ const writeUndone = async (client: Queryable, rows: readonly UndoneRow[]): Promi
       text: `
         insert into gateway_transaction (ref, gateway, merchant_account, payment_id, leg, op, attempt_id, amount_cents, transaction_id, moved_at, brand, last4)
         select $3, gateway, merchant_account, payment_id, leg, 'refund', attempt_id, $4, $5, $6, brand, last4
-        from gateway_transaction where payment_id = $1 and leg = $2 and op = 'charge' on conflict (ref) do nothing`,
+        from gateway_transaction where payment_id = $1 and leg = $2 and op = 'charge'
+        on conflict (ref) do update set amount_cents = excluded.amount_cents, transaction_id = excluded.transaction_id, moved_at = excluded.moved_at,
+          brand = excluded.brand, last4 = excluded.last4`,
       values: [paymentId, leg, gatewayRef(attemptId, leg, 'reversal'), amountCents, refundTransactionId, at],
     });
 };

@@ -601,6 +601,13 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
     if (event.type === 'PaymentCreated' || event.type === 'PaymentResolved')
       for (const { leg, transactionId } of (event.type === 'PaymentCreated' ? event.data : event.data.charge)?.legs ?? [])
         identify(of(paymentId, leg, 'charge'), transactionId);
+    if (event.type === 'PaymentOutcomeUnknown' || event.type === 'ReconciliationStarted')
+      for (const charge of [...transactions.values()]) {
+        const { leg, op, attemptId } = charge;
+        const ref = gatewayRef(attemptId, leg, 'reversal');
+        if (charge.paymentId === paymentId && op === 'charge' && attemptId === event.data.attemptId && !transactions.has(ref))
+          register(paymentId, accountOf(charge), 'refund', ref, leg, attemptId);
+      }
     if (event.type === 'RefundRequested')
       for (const { leg, references } of event.data.legs) {
         const account = accountOf(of(paymentId, leg, 'charge')!);

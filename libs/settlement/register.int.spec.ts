@@ -1,0 +1,180 @@
+/**
+ * A batch may list the refund that undid an unknown charge before our log names that refund. Its line has our reference, so the register on Postgres
+ * must find its payment. The gateway is the simulation's bank without voids.
+ */
+import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
+import { memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
+import { Deadline } from '#kernel';
+import { charge, createRecovery, type GatewayAccount, type PaymentGateway, type PaymentPorts, type VisiblePayment } from '#payments';
+import { collect, createPool, migrate, type Pool, transaction } from '#platform';
+import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
+import { Bank, bankGateway, CARDS, directWire } from '../../test/simulation/bank.js';
+import { batchesOf } from '../../test/support/listed-lines.js';
+import { COMBINED, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
+import { freshDatabase } from '../../test/support/postgres.js';
+import { linesOf } from './batch.js';
+import { exceptionModel, openExceptions, paymentRegisterModel, postgresRegister, type SettlementPorts } from './index.js';
+import { batchOf, recordBatch } from './record.js';
+
+const MINUTE = 60_000;
+const DAY = 24 * 60 * MINUTE;
+const gateway = 'bank-refund-only';
+
+let ground: Ground;
+let database: Awaited<ReturnType<typeof freshDatabase>>;
+let pool: Pool;
+let house: House;
+let bank: Bank;
+let ports: PaymentPorts;
+let settlement: SettlementPorts;
+let cases: { caughtUp(): Promise<void> };
+/** The operation whose answers are lost. The bank executes it. */
+let unheard: 'charge' | 'void' | null;
+
+beforeAll(async () => {
+  ground = await openGround();
+});
+afterAll(() => ground.close());
+beforeEach(async () => {
+  database = await freshDatabase();
+  pool = createPool(database.url, { name: 'register', max: 4, searchPath: searchPathOf(READ_MODELS) });
+  await migrate(pool, MIGRATIONS);
+  await prepareReadModels(pool, READ_MODELS, memoryEventStore());
+  house = await openHouse(ground, COMBINED);
+  bank = new Bank(() => house.clock.now());
+  unheard = null;
+  const find = (account: GatewayAccount): PaymentGateway => {
+    const inner = bankGateway(bank, { ...account, gateway }, directWire, () => house.clock.now());
+    const lost = async (call: Promise<unknown>) => (await call, { kind: 'unknown', cause: 'disconnected' } as const);
+    return {
+      ...inner,
+      charge: (call, signal) => (unheard === 'charge' ? lost(inner.charge(call, signal)) : inner.charge(call, signal)),
+      void: (call, signal) => (unheard === 'void' ? lost(inner.void(call, signal)) : inner.void(call, signal)),
+    };
+  };
+  ports = { ...house.ports, gateways: { find } };
+  const register = follower(paymentRegisterModel);
+  cases = follower(exceptionModel);
+  settlement = { store: house.store, payments: ports, register: postgresRegister(pool, register.caughtUp) } as unknown as SettlementPorts;
+});
+afterEach(async () => {
+  await pool.end();
+  await database.drop();
+});
+
+/** Applies the new events of the log to a read model. */
+const follower = ({ apply, streamPrefixes }: ReadModel) => {
+  let seen: Position | null = null;
+  return {
+    caughtUp: async () => {
+      for await (const events of house.store.readAll(seen, { streamPrefixes })) {
+        await transaction(pool, (client) => apply(client, events));
+        seen = events.at(-1)!.position;
+      }
+    },
+  };
+};
+/** The payment whose charge the bank took, and whose answer was lost. */
+const unknownPayment = async (): Promise<string> => {
+  const paymentId = house.ids.uuid();
+  const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
+  const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
+  unheard = 'charge';
+  const request = house.request({ card: CARDS.approved });
+  expect((await refused(charge(ports, request, attempt, origin, new Deadline(house.clock, 28_000)))).code).toBe('PAYMENT_TIMEOUT');
+  unheard = null;
+  return paymentId;
+};
+/** Recovery tries the payment, a minute later. */
+const recover = async (paymentId: string): Promise<void> => {
+  house.clock.advance(MINUTE);
+  const { attemptId, createdAt: since } = (await house.state(paymentId)) as VisiblePayment;
+  const due = async () => [{ paymentId, attemptId, tries: 0, since, until: null }];
+  await createRecovery(ports, house.store, { due, record: async () => undefined, hurry: async () => undefined }).round();
+};
+const accountOf = async (paymentId: string): Promise<GatewayAccount> => ((await house.state(paymentId)) as VisiblePayment).terms.legs[0]!.account;
+/** Closes the batch at the bank, and records it. */
+const recordedLines = async (paymentId: string) => {
+  const account = await accountOf(paymentId);
+  const batchId = bank.closeBatch(account.merchantAccount)!;
+  for await (const batch of batchesOf(bank.lines))
+    await recordBatch(settlement, account, { fundedOn: null, ...batch }, null, new AbortController().signal);
+  await settlement.register.caughtUp();
+  return linesOf(await batchOf(house.store, { ...account, batchId })).map(({ type, result, paymentId: of, leg }) => ({
+    type,
+    result,
+    paymentId: of,
+    leg,
+  }));
+};
+const rowsOf = async (paymentId: string) =>
+  (
+    await pool.query(
+      `select op, transaction_id, settled_batch_id is not null as settled, last4 from gateway_transaction where payment_id = $1 order by op, ref`,
+      [paymentId],
+    )
+  ).rows;
+
+test('the batch is recorded before the undoing: sale and refund are both of the payment, and neither is missed later', async () => {
+  const paymentId = await unknownPayment();
+  unheard = 'void';
+  await recover(paymentId);
+  unheard = null;
+  const [refund] = bank.reversals.values();
+  expect([(await house.state(paymentId)).phase, refund!.op]).toEqual(['unknown', 'refund']);
+  const of = { result: 'STATUS_MISMATCH', paymentId, leg: 'combined' };
+  expect(await recordedLines(paymentId)).toEqual([
+    { ...of, type: 'sale' },
+    { ...of, type: 'refund' },
+  ]);
+  expect(await rowsOf(paymentId)).toMatchObject([
+    { op: 'charge', transaction_id: null },
+    { op: 'refund', transaction_id: null },
+  ]);
+
+  await recover(paymentId);
+  expect(await house.state(paymentId)).toMatchObject({ phase: 'voided', undone: [{ refundTransactionId: refund!.transactionId }] });
+  house.clock.advance(40 * DAY);
+  await openExceptions(settlement, pool, cases);
+  const opened = await pool.query('select kind, type, payment_id, suspense_cents::int as cents from settlement_exception where opened order by line');
+  expect(opened.rows).toEqual([
+    { kind: 'STATUS_MISMATCH', type: 'sale', payment_id: paymentId, cents: 10_325 },
+    { kind: 'STATUS_MISMATCH', type: 'refund', payment_id: paymentId, cents: -10_325 },
+  ]);
+  expect((await pool.query('select kind from settlement_case')).rows).toHaveLength(2);
+});
+
+test('the batch is recorded after the undoing: both lines match, whether the events came to the register one by one or together', async () => {
+  const paymentId = await unknownPayment();
+  await settlement.register.caughtUp();
+  unheard = 'void';
+  await recover(paymentId);
+  unheard = null;
+  await settlement.register.caughtUp();
+  await recover(paymentId);
+  expect((await recordedLines(paymentId)).map(({ type, result }) => [type, result])).toEqual([
+    ['sale', 'MATCHED'],
+    ['refund', 'MATCHED'],
+  ]);
+  const [[charged], [refund]] = [[...bank.charges.keys()], [...bank.reversals.keys()]];
+  const rows = await rowsOf(paymentId);
+  expect(rows).toEqual([
+    { op: 'charge', transaction_id: charged, settled: true, last4: '4242' },
+    { op: 'refund', transaction_id: refund, settled: true, last4: '4242' },
+  ]);
+
+  const events = (await collect(house.store.readAll(null, { streamPrefixes: paymentRegisterModel.streamPrefixes }))).flat();
+  for (const group of [[events], events.map((event) => [event])]) {
+    await pool.query('truncate gateway_account, gateway_transaction, settlement_begun, settlement_batch, settlement_exception');
+    for (const some of group) await transaction(pool, (client) => paymentRegisterModel.apply(client, some));
+    expect(await rowsOf(paymentId)).toEqual(rows);
+  }
+});
+
+test('a charge whose outcome is known has no row for its undoing', async () => {
+  const attempt = { paymentId: house.ids.uuid(), attemptId: house.ids.uuid(), idempotency: null };
+  const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
+  const { view } = await charge(ports, house.request({ card: CARDS.approved }), attempt, origin, new Deadline(house.clock, 28_000));
+  await settlement.register.caughtUp();
+  expect((await rowsOf(view.id)).map(({ op }) => op)).toEqual(['charge']);
+});
