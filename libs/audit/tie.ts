@@ -24,23 +24,19 @@ export const levelPosition = async (db: Queryable): Promise<string> => {
 
 /** Rows of the register, added up. Memory grows with the number of accounts, not with the rows. */
 export class LineTally {
-  private readonly sums = new Map<string, LineSums>();
+  private readonly sums = new Map<string, { -readonly [Name in keyof LineSums]: LineSums[Name] }>();
 
   add(row: LineSums): void {
     const { movement, rule, merchantAccount, portalId, ledgerAccount, principalCents, feeCents, processorFeeCents } = row;
     const key = `${movement} ${rule} ${merchantAccount} ${portalId} ${ledgerAccount}`;
     const sum = this.sums.get(key);
-    this.sums.set(
-      key,
-      sum
-        ? {
-            ...sum,
-            principalCents: sum.principalCents + principalCents,
-            feeCents: sum.feeCents + feeCents,
-            processorFeeCents: sum.processorFeeCents + processorFeeCents,
-          }
-        : row,
-    );
+    if (!sum) {
+      this.sums.set(key, { ...row });
+      return;
+    }
+    sum.principalCents += principalCents;
+    sum.feeCents += feeCents;
+    sum.processorFeeCents += processorFeeCents;
   }
 
   byAccount(): Map<string, number> {

@@ -21,9 +21,13 @@ const FORMULA_INSIDE = /([;\t-\r\x85\u2028\u2029])(?=(?:(?![\t-\r\x85\u2028\u202
 /** Characters that need quotes. Some spreadsheets separate cells at `;` or a tab. */
 const NEEDS_QUOTES = /[",;\t\r\n]/;
 
+/** Most cells are ids, times and codes. Nothing in such a text begins a formula, ends a cell or needs quotes. */
+const PLAIN = /^\w[\w.: -]*$/;
+
 const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
+  if (PLAIN.test(value)) return value;
   const inside = value.replace(FORMULA_INSIDE, "$1'");
   const safe = FORMULA.test(value) ? `'${inside}` : inside;
   return NEEDS_QUOTES.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
