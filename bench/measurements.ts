@@ -121,7 +121,7 @@ const recorder = (service: BenchService, say: (line: string) => void) => {
     say(`${name}: ${['ms', 'p99', 'cpuMs', 'pages', 'mib', 'note'].flatMap((key) => (one[key as 'ms'] === null ? [] : [`${key} ${typeof one[key as 'ms'] === 'number' ? one[key as 'ms']!.toFixed(1) : one.note}`])).join(', ')}`); // prettier-ignore
   };
   let idle = 0;
-  /** Pages of the work, less what the idle service reads in the same time. */
+  /** Pages of the work, less what the idle service reads in the same time, once that is known. */
   const counting = async <T>(work: () => Promise<T>) => {
     const { result, pages, seconds } = await countingPages(service.pool, work);
     return { result, pages: Math.max(0, pages - idle * seconds) };

@@ -4,7 +4,7 @@ import { rebuild } from '#eventstore';
 import { createPool } from '#platform';
 import { progressBar, table, type Terminal, UsageError } from './terminal.js';
 
-/** Three connections load, two follow the log, one swaps the tables. */
+/** One connection holds the lock, one loads, two follow the log, one swaps the tables, and one is to spare. */
 const REBUILD_CONNECTIONS = 6;
 
 export const addProjections = (program: Command, { action }: Terminal): void => {

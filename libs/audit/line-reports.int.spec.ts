@@ -14,6 +14,7 @@ import {
   rebuild,
   type Recorded,
   searchPathOf,
+  Unavailable,
 } from '#eventstore';
 import { EVERYTHING, type Scope } from '#accounts';
 import { type Json, type ServiceError, systemClock } from '#kernel';
@@ -337,20 +338,27 @@ describe('a history, exported step by step', () => {
       expect(await read('deposits', { after }).catch((error: unknown) => (error as ServiceError).code)).toBe('VALIDATION_ERROR');
   });
 
-  test.each([20_000, 1])('a rebuild in parts of %i events makes the same rows', async (partEvents) => {
+  test.each([20_000, 1])('a rebuild in parts of %i events makes the same rows, also after an interruption', async (partEvents) => {
     const tables = async () =>
       (await Promise.all(lineRegisterModel.tables.map((table) => pool.query(`select to_json(t)::text as row from ${table} t order by 1`)))).map(({ rows }) => rows); // prettier-ignore
     const before = await tables();
     expect(before.every((rows) => rows.length > 0)).toBe(true);
-    const inBatchesOfOne = { ...store, readAll: (...asked: Parameters<EventStore['readAll']>) => eachAlone(store.readAll(...asked)) };
-    await rebuild(lineRegisterModel, { store: inBatchesOfOne, pool, now: () => now, partEvents });
+    const from = (most: number): EventStore => ({ ...store, readAll: (...asked) => eachAlone(store.readAll(...asked), most) });
+    const again = (most: number) => rebuild(lineRegisterModel, { store: from(most), pool, now: () => now, partEvents });
+    for (const most of [7, 23]) await expect(again(most)).rejects.toThrow('the log is away');
+    await again(Number.POSITIVE_INFINITY);
     expect(await tables()).toEqual(before);
   });
 });
 
-/** Each event as a batch of its own. */
-const eachAlone = async function* (batches: AsyncIterable<readonly Recorded[]>): AsyncGenerator<readonly Recorded[], void, void> {
-  for await (const batch of batches) for (const event of batch) yield [event];
+/** Each event as a batch of its own. After `most` events the log is away. */
+const eachAlone = async function* (batches: AsyncIterable<readonly Recorded[]>, most: number): AsyncGenerator<readonly Recorded[], void, void> {
+  let left = most;
+  for await (const batch of batches)
+    for (const event of batch) {
+      if (left-- <= 0) throw new Unavailable('the log is away');
+      yield [event];
+    }
 };
 
 describe('the tie finds', () => {

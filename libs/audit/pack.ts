@@ -8,7 +8,7 @@ import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:
 import { once } from 'node:events';
 import { join } from 'node:path';
 import { EVERYTHING, type Scope } from '#accounts';
-import { type EventStore, type Position, readAhead, readStreams, type Recorded } from '#eventstore';
+import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { paymentStream } from '#payments';
 import { type KeyRing, type Pool, transaction } from '#platform';
@@ -114,8 +114,7 @@ export const reportText = async function* (
   let heading = format === 'csv' && changes ? csvLine(columns) : '';
   const lineOf = format === 'csv' ? csvLine : ndjsonLines(columns);
   const summed = totals.map((total) => [total, columns.indexOf(total)] as const);
-  // The next page is read while this one is written.
-  for await (const { rows, after, until, tie } of Symbol.asyncIterator in pages ? readAhead(pages) : pages) {
+  for await (const { rows, after, until, tie } of pages) {
     if (until !== undefined) said.until = until;
     if (tie !== undefined) said.tie = tie;
     let text = heading;

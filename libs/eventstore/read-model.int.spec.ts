@@ -7,7 +7,7 @@ import { type Client, copyInto, createPool, livingProcesses, migrate, type Pool,
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 import { freshDatabase } from '../../test/support/postgres.js';
-import type { EventStore, Recorded } from './event-store.js';
+import { type EventStore, type Recorded, Unavailable } from './event-store.js';
 import { eventStoreMigrations } from './open.js';
 import { createPostgresEventStore } from './postgres.js';
 import {
@@ -321,7 +321,7 @@ describe('a rebuild', () => {
       steps.push(step);
       if (step !== interrupted) return;
       interrupted = null;
-      throw new Error('interrupted by the spec');
+      throw new Unavailable('interrupted by the spec');
     };
     const load: Load = {
       add: async (client, part) => {
@@ -346,8 +346,10 @@ describe('a rebuild', () => {
       },
     };
     const loaded = (change: Partial<ReadModel> = {}) => model(1, { load, ...change });
-    const inParts = (pool: Pool, of = loaded(), from = store) =>
-      rebuild(of, { store: { ...from, readAll: (...asked) => halves(from.readAll(...asked)) }, pool, now: () => performance.now(), partEvents: 50 });
+    const inParts = (pool: Pool, of = loaded(), from = store, stop?: AbortSignal) => {
+      const inHalves: EventStore = { ...from, readAll: (...asked) => halves(from.readAll(...asked)) };
+      return rebuild(of, { store: inHalves, pool, now: () => performance.now(), partEvents: 50, ...(stop && { stop }) });
+    };
     const halves = async function* (batches: AsyncIterable<readonly Recorded[]>): AsyncGenerator<readonly Recorded[], void, void> {
       for await (const batch of batches) for (let at = 0; at < batch.length; at += 25) yield batch.slice(at, at + 25);
     };
@@ -367,7 +369,7 @@ describe('a rebuild', () => {
     test.each([
       ['in its third part', 'part of 50', 3, ['part of 50', 'part of 50', 'part of 50', 'late', 'late', 'late', 'late', 'late', 'nothing late']],
       ['while it applies what it had put aside', 'late', 2, ['late', 'late', 'late', 'late', 'nothing late']],
-      ['at the end of that', 'nothing late', 1, ['nothing late']],
+      ['after the last event that was put aside', 'nothing late', 1, ['nothing late']],
     ])('%s goes on there', async (_when, step, number, then) => {
       let left = number;
       const counting: Load = {
@@ -375,7 +377,7 @@ describe('a rebuild', () => {
         addLate: (client) => load.addLate!(client).then((applied) => (step.startsWith('part') ? applied : reached(applied))),
       };
       const reached = <T>(result: T): T => {
-        if (steps.at(-1) === step && --left === 0) throw new Error('interrupted by the spec');
+        if (steps.at(-1) === step && --left === 0) throw new Unavailable('interrupted by the spec');
         return result;
       };
       await expect(inParts(pool, loaded({ load: counting }))).rejects.toThrow('interrupted by the spec');
@@ -386,21 +388,64 @@ describe('a rebuild', () => {
       expect((await pool.query('select count(*) as rows, count(distinct id) as ids from seen')).rows).toEqual([{ rows: '250', ids: '250' }]);
     });
 
-    test('while it follows the log goes on with its checkpoint', async () => {
-      const broken = loaded({ apply: () => Promise.reject(new Error('a row that nobody expected')) });
-      const early = await store.head();
-      await append();
-      const looks = [early];
+    test('while it catches up goes on from its checkpoint', async () => {
+      const stop = new AbortController();
+      const stopping = loaded({
+        apply: () => {
+          stop.abort(new Error('stopped by the spec'));
+          return Promise.reject(new Unavailable('away'));
+        },
+      });
+      const looks = [await store.head()];
       const seesLess = { ...store, head: async () => looks.shift() ?? (await store.head()) };
-      await expect(inParts(pool, broken, seesLess)).rejects.toThrow('a row that nobody expected');
+      await append();
+      await expect(inParts(pool, stopping, seesLess, stop.signal)).rejects.toThrow('stopped by the spec');
       steps.length = 0;
       expect(await inParts(pool)).toMatchObject({ events: 250, rows: [{ live: 250, rebuilt: 300 }] });
       expect(steps).toEqual([]);
     });
 
+    test('by an error of its own begins anew', async () => {
+      const wrong: Load = { ...load, addLate: () => Promise.reject(new Error('a row that nobody expected')) };
+      await expect(inParts(pool, loaded({ load: wrong }))).rejects.toThrow('a row that nobody expected');
+      expect((await pool.query(`select from pg_namespace where nspname ~ '_new$'`)).rowCount).toBe(0);
+      expect(await inParts(pool)).toMatchObject(whole);
+    });
+
+    test('and loses its lock while it works is not disturbed by another one', async () => {
+      let another: Promise<unknown> = Promise.resolve(null);
+      let hasBegun = false;
+      const disturbed: Load = {
+        ...load,
+        add: async (client, part) => {
+          const aside = await load.add(client, part);
+          if (steps.length === 2 && !hasBegun) {
+            hasBegun = true;
+            await pool.query(
+              `select pg_terminate_backend(l.pid) from pg_locks l join pg_stat_activity a using (pid)
+               where l.locktype = 'advisory' and l.granted and a.datname = current_database()`,
+            );
+            another = inParts(pool).catch((error: unknown) => error);
+            await eventually(async () => (await pool.query(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)).rowCount === 1); // prettier-ignore
+          }
+          return aside;
+        },
+      };
+      expect(await inParts(pool, loaded({ load: disturbed }))).toMatchObject(whole);
+      expect(await another).toMatchObject({ message: 'another rebuild is running' });
+      expect((await pool.query('select count(*) as rows, count(distinct id) as ids from seen')).rows).toEqual([{ rows: '250', ids: '250' }]);
+    });
+
     test.each([
       ['its tables have changed since', async () => undefined, { createIndexes: 'alter table seen add unique (id)' }, 5],
       ['the log has lost what it had read', () => cutTo(pool, 50), {}, 1],
+      ['its rows also concern other tables', async () => undefined, { rebuildsAnew: true }, 5],
+      [
+        'another release made its rows',
+        async () => void (await pool.query(`update ${schemaOf(model(1))}_new.rebuild_progress set release = '0.1.0'`)),
+        {},
+        5,
+      ],
     ])('begins anew if %s', async (_why, change, other, parts) => {
       interrupted = 'late';
       await expect(inParts(pool)).rejects.toThrow('interrupted by the spec');

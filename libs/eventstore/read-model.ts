@@ -13,6 +13,7 @@ import {
   type Migration,
   type Pool,
   type Queryable,
+  RELEASE,
   transaction,
   transactionOn,
   withoutLimits,
@@ -23,6 +24,7 @@ import type { LogGate } from './own-log.js';
 import {
   createSubscriber,
   eventsBetween,
+  isTransient,
   type Projection,
   projectionPlace,
   readAhead,
@@ -37,6 +39,8 @@ export interface ReadModel extends Projection {
   /** SQL that makes the tables, with unqualified names. Indexes, which make loading slow, belong in `createIndexes`. */
   readonly createTables: string;
   readonly createIndexes: string;
+  /** True: `apply` also reads or changes other tables, so a rebuild never goes on from an earlier one. */
+  readonly rebuildsAnew?: boolean;
   /** Fills the tables of a rebuild faster than `apply`, before they have indexes. Default: `apply` gets every event. */
   readonly load?: Load;
 }
@@ -45,7 +49,10 @@ export interface ReadModel extends Projection {
 export interface Load {
   /** Adds the events of one part to the rows of the parts before. Returns the number of events that it put aside for `addLate`. */
   add(client: Client, part: AsyncIterable<readonly Recorded[]>): Promise<number>;
-  /** Applies some of the events that were put aside, when the indexes are made. One transaction. Returns their number; 0: none is left. */
+  /**
+   * Does work that needs the indexes, such as applying events that were put aside. Called after the indexes are made, each time in a transaction,
+   * until it returns 0. Returns the number of events that it applied.
+   */
   addLate?(client: Client): Promise<number>;
 }
 
@@ -294,6 +301,8 @@ export class ReadModels {
         if (!shape || shape.isBuilt || (lagEvents ?? Number.POSITIVE_INFINITY) <= LOAD_FROM_EVENTS) return;
         const started = clock.monotonic();
         let told = started;
+        /** Events of an interrupted rebuild, which took none of this time. */
+        let before: number | null = null;
         await rebuild(model, {
           store,
           pool,
@@ -301,9 +310,10 @@ export class ReadModels {
           now: () => clock.realNow(),
           stop,
           onProgress: ({ events, total }) => {
+            before ??= events;
             if (clock.monotonic() - told < TELL_EVERY_MS) return;
             told = clock.monotonic();
-            const secondsLeft = total === null ? null : Math.ceil((((told - started) / 1_000) * (total - events)) / events);
+            const secondsLeft = total === null ? null : Math.ceil((((told - started) / 1_000) * (total - events)) / Math.max(1, events - before));
             onBuild?.({ name: model.name, shape: model.shape, events, total, secondsLeft });
           },
         });
@@ -369,7 +379,7 @@ export interface RebuildOptions {
   stop?: AbortSignal;
   /** A part ends with the batch that reaches this number of events. */
   partEvents?: number;
-  /** Called after each part. `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
+  /** Called after each transaction. `total`: events of all streams when the rebuild began; null for KurrentDB, whose positions do not count events. */
   onProgress?: (done: { events: number; position: Position; total: number | null }) => void;
 }
 
@@ -380,12 +390,14 @@ export interface RebuildOptions {
  * The rebuild reads up to the head of the log, even if the live checkpoint lies beyond the head.
  *
  * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged,
- * and the next rebuild of the shape goes on after the last whole part.
+ * the new ones stay. The next rebuild of the shape goes on after their last whole part.
  */
 export const rebuild = async (model: ReadModel, options: RebuildOptions): Promise<RebuildReport> => {
   const { pool, ownLog } = options;
   await ownLog?.verified(null);
   const guard = await pool.connect();
+  // A connection that ends while it is idle only says so here.
+  guard.on('error', () => undefined);
   try {
     const { rows } = await guard.query<{ free: boolean }>('select pg_try_advisory_lock($1) as free', [REBUILD_LOCK]);
     if (!rows[0]!.free) throw new RebuildRunning();
@@ -419,12 +431,13 @@ const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Cl
     sessions.push(await sessionOf(connection));
     return connection;
   };
-  let clean = false;
+  let isClean = false;
+  let goesOn = false;
   const unlessStopped = <T>(work: Promise<T>): Promise<T> => orStopped(work, stop);
   try {
     const client = await connect(searchPath);
     const head = await unlessStopped(store.head());
-    const before = await unlessStopped(progressOf(client, model, { schema, shadow, head, ownLog }));
+    const before = model.rebuildsAnew ? null : await unlessStopped(progressOf(client, model, { schema, shadow, head, ownLog }));
     const begun = before ?? (await unlessStopped(begin(client, model, schema)));
     const { events } = await fill(client, model, options, { begun, head, shadow });
 
@@ -459,13 +472,18 @@ const rebuildAlone = async (model: ReadModel, options: RebuildOptions, guard: Cl
       return { rows, position, lagEvents: end === null ? 0 : eventsBetween(position, end) };
     });
     const swapped = await unlessStopped(swapping);
-    clean = true;
+    isClean = true;
     return { name: model.name, ...swapped, events, seconds: (now() - started) / 1000 };
+  } catch (error) {
+    // After another error, the next rebuild would meet it again. So it begins anew.
+    goesOn = stop?.aborted === true || error instanceof RebuildRunning || isTransient(error);
+    throw error;
   } finally {
     // After a stop or a failure, a COPY or the build of an index may still run and hold locks. The server would notice a closed connection only at
     // the end of the statement, so the sessions are terminated.
-    if (!clean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
+    if (!isClean) await guard.query('select pg_terminate_backend(pid) from unnest($1::int[]) pid', [sessions]).catch(() => undefined);
     for (const connection of connections) connection.release(true);
+    if (!isClean && !goesOn) await guard.query(`drop schema if exists ${schema} cascade`).catch(() => undefined);
   }
 };
 
@@ -474,12 +492,13 @@ const PROGRESS = 'rebuild_progress';
 /** Default of {@link RebuildOptions.partEvents}. A load may hold the events of a part in memory. */
 const PART_EVENTS = 20_000;
 
-/** How far a rebuild came. `rows`: it reads the log. `late`: it applies the events that were put aside. `level`: its checkpoint leads on. */
+/** How far a rebuild came. `rows`: it reads the log. `late`: it applies the events that were put aside. `level`: a subscriber
+ * applies newer events and moves the checkpoint. */
 interface Progress {
   readonly stage: 'rows' | 'late' | 'level';
   /** The last event that was read. null: none yet. */
   readonly last: Mark | null;
-  /** Number of events that were applied. */
+  /** Number of events that were applied before stage `level`. */
   readonly events: number;
 }
 
@@ -488,13 +507,13 @@ const begin = (client: Client, model: ReadModel, schema: string): Promise<Progre
   transactionOn(client, async () => {
     await client.query(
       `drop schema if exists ${schema} cascade; create schema ${schema}; ${model.createTables}; ${model.load ? '' : model.createIndexes};
-       create table ${PROGRESS} (sha256 text not null, stage text not null, position text collate "C", id uuid, events bigint not null)`,
+       create table ${PROGRESS} (release text not null, sha256 text not null, stage text not null, position text collate "C", id uuid, events bigint not null)`,
     );
-    await client.query(`insert into ${PROGRESS} values ($1, 'rows', null, null, 0)`, [sha256Of(model)]);
+    await client.query(`insert into ${PROGRESS} values ($1, $2, 'rows', null, null, 0)`, [RELEASE, sha256Of(model)]);
     return { stage: 'rows', last: null, events: 0 };
   });
 
-/** Where an interrupted rebuild of the same tables goes on. null: there is none, or it read events that this log does not hold. */
+/** Where an interrupted rebuild of the same release and tables goes on. null: there is none, or it read events that this log does not hold. */
 const progressOf = async (
   client: Client,
   model: ReadModel,
@@ -509,21 +528,23 @@ const progressOf = async (
     events: string;
     reached: string | null;
   }>(
-    `select stage, position, id, events, (select c.position from projection_checkpoint c where c.name = $2) as reached from ${PROGRESS} where sha256 = $1`,
-    [sha256Of(model), shadow],
+    `select stage, position, id, events, (select c.position from projection_checkpoint c where c.name = $2) as reached from ${PROGRESS}
+     where release = $1 and sha256 = $3`,
+    [RELEASE, shadow, sha256Of(model)],
   );
   if (!rows[0]) return null;
   const { stage, position, id, events, reached } = rows[0];
   const last = position === null ? null : { position, id: id! };
   const furthest = stage === 'level' ? reached : position;
+  if (stage === 'level' && reached === null) return null;
   if (furthest !== null && (head === null || furthest > head)) return null;
   if (last && ownLog && !(await ownLog.verifiedRead(last))) return null;
   return { stage, last, events: Number(events) };
 };
 
 /**
- * Fills the new tables up to `head`, part by part, and makes their indexes. From then on the checkpoint `shadow` leads. Returns the number of events
- * that were applied, those of an interrupted rebuild included.
+ * Fills the new tables in parts and makes their indexes. If it begins in stage `rows`, it reads up to `head`. Then the checkpoint `shadow` records the
+ * progress. Returns the progress.
  */
 const fill = async (
   client: Client,
@@ -535,12 +556,13 @@ const fill = async (
   const load = model.load ?? { add: (one: Client, part: AsyncIterable<readonly Recorded[]>) => applyAll(model, one, part) };
   let now = begun;
   /**
-   * One transaction, at whose end the rebuild has come as far as `work` says. Where it fails, a COPY may still be open, and a rollback would wait for
-   * it. The end of the session rolls back.
+   * Runs `work` in one transaction and saves the progress that it returns. If `work` fails, a COPY may be open, and a rollback would wait for it. So
+   * the server rolls back when the session ends.
    */
   const step = async (work: () => Promise<Progress>): Promise<void> => {
     const done = async () => {
       await client.query('begin');
+      await ownStep();
       const then = await work();
       const { stage, last, events } = then;
       await client.query(`update ${PROGRESS} set stage = $1, position = $2, id = $3, events = $4`, [stage, last?.position, last?.id, events]);
@@ -549,6 +571,18 @@ const fill = async (
     };
     now = await orStopped(done(), stop);
     if (now.last) onProgress?.({ events: now.events, position: now.last.position, total });
+  };
+
+  /**
+   * Locks the progress for this transaction. Another rebuild may have moved it: the lock of rebuilds ends with its connection, and a commit of a process
+   * that was killed may still be under way.
+   */
+  const ownStep = async (): Promise<void> => {
+    const { rowCount } = await client.query(
+      `select from ${PROGRESS} where stage = $1 and position is not distinct from $2 and events = $3 for update`,
+      [now.stage, now.last?.position, now.events],
+    );
+    if (rowCount !== 1) throw new RebuildRunning();
   };
 
   if (now.stage === 'rows' && head !== null) {
@@ -597,7 +631,8 @@ const fill = async (
   if (now.stage === 'late') {
     await orStopped(client.query(`analyze ${model.tables.join(', ')}`), stop);
     await step(async () => {
-      await resetCheckpoint(client, shadow, now.last?.position ?? null, now.last);
+      // The rows of a rebuild that goes on here may end before `head`.
+      await resetCheckpoint(client, shadow, begun.stage === 'rows' ? head : (now.last?.position ?? null), now.last);
       return { ...now, stage: 'level' };
     });
   }

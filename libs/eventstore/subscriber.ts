@@ -144,7 +144,7 @@ export class ProjectionFailed extends Error {
  */
 class Lost extends Error {}
 
-const isTransient = (error: unknown): boolean =>
+export const isTransient = (error: unknown): boolean =>
   !(error instanceof HandlerFault || error instanceof ProjectionFailed) &&
   (error instanceof Unavailable || error instanceof OutcomeUnknown || error instanceof DatabaseUnavailable);
 
@@ -294,7 +294,7 @@ class LogSubscriber<Tx> implements Subscriber {
         if (ended.signal.aborted) return;
         if (turn === 'late') {
           place = await this.moveOn(place, seen!);
-          // A command may have moved the checkpoint first, and not as far. Then the next turn saves the rest.
+          // If a command saved an earlier position first, the next turn saves ours.
           if (place.position >= seen!) seen = null;
           savedAt = this.clock.monotonic();
           continue;

@@ -26,6 +26,7 @@ export const erasureModel = (folder: string | null): ReadModel => ({
   tables: ['erasure'],
   createTables: TABLES,
   createIndexes: INDEXES,
+  rebuildsAnew: true,
   apply: (client, events) => applyErasures(client, folder, events),
 });
 

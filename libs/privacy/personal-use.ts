@@ -34,6 +34,7 @@ export const personalUseModel = (keys: KeyRing | null): ReadModel => ({
   tables: ['personal_use'],
   createTables: TABLES,
   createIndexes: INDEXES,
+  rebuildsAnew: true,
   apply: (client, events) => applyUse(client, keys, events),
 });
 

@@ -74,7 +74,7 @@ const follower = ({ apply, streamPrefixes }: ReadModel) => {
     },
   };
 };
-/** The payment whose charge the bank took, and whose answer was lost. */
+/** Makes a payment. The bank takes the charge, and its answer is lost. */
 const unknownPayment = async (): Promise<string> => {
   const paymentId = house.ids.uuid();
   const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
@@ -115,7 +115,7 @@ const rowsOf = async (paymentId: string) =>
     )
   ).rows;
 
-test('the batch is recorded before the undoing: sale and refund are both of the payment, and neither is missed later', async () => {
+test('the batch is recorded before the undoing: sale and refund are both of the payment, and neither is reported as missing later', async () => {
   const paymentId = await unknownPayment();
   unheard = 'void';
   await recover(paymentId);
@@ -171,7 +171,7 @@ test('the batch is recorded after the undoing: both lines match, whether the eve
   }
 });
 
-test('a charge whose outcome is known has no row for its undoing', async () => {
+test('a charge with a known outcome has no row for a refund that undoes it', async () => {
   const attempt = { paymentId: house.ids.uuid(), attemptId: house.ids.uuid(), idempotency: null };
   const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
   const { view } = await charge(ports, house.request({ card: CARDS.approved }), attempt, origin, new Deadline(house.clock, 28_000));

@@ -419,8 +419,8 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
 const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
 /**
- * The references under which the charges of an attempt can be undone. A refund in a batch finds its payment by them. Such a row has no transaction, and
- * nothing waits for it, until the log says that the charge was undone. The attempt of a refund or a void has no charge, so it gets no row.
+ * Adds a refund row for each reference that can undo a charge of these attempts, so that a refund in a batch finds its payment. Until the log names the
+ * refund, the row has no transaction and is never reported as missing. The attempt of a refund or a void has no charge, so it gets no row.
  */
 const writeReversals = async (client: Queryable, attempts: readonly UnknownAttempt[]): Promise<void> => {
   const reversals = attempts.flatMap(({ paymentId, attemptId }) =>

@@ -517,7 +517,7 @@ export const purgeAttempts = (db: Queryable, stop?: AbortSignal): Promise<number
  */
 export const purgeDelivered = async (pool: Pool, keepDays: number, stop?: AbortSignal): Promise<number> => {
   let deleted = 0;
-  for (let after: EventPlace | null = START; after !== null;) {
+  for (let after: PurgeCursor | null = START; after !== null;) {
     const page: PurgedPage = await transaction(pool, (client) => purgePage(client, keepDays, after!));
     deleted += page.deleted;
     after = stop?.aborted ? null : page.next;
@@ -526,20 +526,20 @@ export const purgeDelivered = async (pool: Pool, keepDays: number, stop?: AbortS
 };
 
 /** An event by its age. `createdAt`: as Postgres writes it, with microseconds. */
-interface EventPlace {
+interface PurgeCursor {
   readonly createdAt: string;
   readonly id: string;
 }
-const START: EventPlace = { createdAt: '-infinity', id: '' };
+const START: PurgeCursor = { createdAt: '-infinity', id: '' };
 interface PurgedPage {
   readonly deleted: number;
-  /** null: all events of that age were looked at. */
-  readonly next: EventPlace | null;
+  /** null: no event is left to check. */
+  readonly next: PurgeCursor | null;
 }
 
-/** Looks at the next events of that age. So events that must stay are looked at once, and not again for each batch behind them. */
-const purgePage = async (client: Client, keepDays: number, after: EventPlace): Promise<PurgedPage> => {
-  const { rows } = await client.query<EventPlace & { over: boolean }>(
+/** Checks the next page of events that are older than `keepDays`. Each is checked once, so events that stay do not slow the later pages. */
+const purgePage = async (client: Client, keepDays: number, after: PurgeCursor): Promise<PurgedPage> => {
+  const { rows } = await client.query<PurgeCursor & { over: boolean }>(
     `select v.id, v.created_at::text as "createdAt", not exists (
          select from webhook_delivery d where d.event_id = v.id
            and not (d.state = 'canceled' or (d.state = 'delivered' and d.delivered_at < now() - $1::int * interval '1 day'))) as over

@@ -83,7 +83,7 @@ test('an event stays while one of its deliveries is open or young', async () => 
   expect(await stage.query(`select from webhook_delivery d where not exists (select from webhook_event v where v.id = d.event_id)`)).toEqual([]);
 });
 
-test('events behind many that stay are deleted, also where all are of one time', async () => {
+test('events behind more than a page of events that stay are deleted, even if all have the same time', async () => {
   const [endpoint] = await twoEndpoints();
   await plant([endpoint!], { name: 'a-kept', ageDays: 900, states: ['held'] }, PURGE_BATCH + 1);
   await plant([endpoint!], { name: 'gone', ageDays: 900, states: ['delivered'] }, PURGE_BATCH + 1);

@@ -186,8 +186,8 @@ const postgresStaffRows = (client: Client): StaffRows => ({
 export const CANCELED_AT_ONCE = 10_000;
 
 /**
- * Cancels pending deliveries of disabled endpoints, and returns how many. Dispatchers repeat this call, since the outbox may add a delivery while its
- * endpoint is being disabled.
+ * Cancels up to {@link CANCELED_AT_ONCE} pending deliveries of disabled endpoints, and returns how many. Dispatchers cancel the rest. They repeat this
+ * call, since the outbox may add a delivery while its endpoint is being disabled.
  */
 export const cancelForDisabled = async (db: Queryable): Promise<number> => {
   const { rowCount } = await db.query(

@@ -55,7 +55,7 @@ describe('drift', () => {
       /terminat|EPIPE|ECONNRESET|closed/,
     ],
     ['cannot read on', () => Promise.reject(new Error('the log is damaged')), /the log is damaged/],
-  ])('a rebuild that %s while it loads ends with that, and leaves the live rows', async (_name, happens, told) => {
+  ])('a rebuild that %s while it loads fails with that error and leaves the live rows', async (_name, happens, told) => {
     const { store, pool, clock } = service.services;
     const { load, ...list } = paymentListModel;
     const add: Load['add'] = (client, part) =>

@@ -173,7 +173,7 @@ describe('a database that accepts connections and does not answer', () => {
 });
 
 test(
-  'SIGTERM during a rebuild ends it, and leaves the live rows alone; the next rebuild ends it',
+  'SIGTERM interrupts a rebuild and leaves the live rows alone; the next rebuild completes',
   async () => {
     const database = await freshDatabase();
     const pool = createPool(database.url, { name: 'spec', max: 2 });

@@ -64,7 +64,7 @@ export class LossWatch {
   readonly requestOf = new Map<string, string>();
   readonly log: EventStore;
   private readonly store: ExchangeableStore;
-  /** The logs that were in use, each with the time of its first use. */
+  /** Each change of the log in use, with its time. */
   private readonly uses: { readonly from: number; readonly log: EventStore }[];
   private readonly good = new Map<Process, { readonly began: number; readonly ended: number }>();
 
@@ -96,7 +96,7 @@ export class LossWatch {
 
   /**
    * The log that was in use at a time. An append that was sent to it never reaches another log, because its connection ends with the server. Otherwise
-   * a late append of a dead process could put a lost event back at its place, and the marks of that event would be held again.
+   * a late append of a dead process could put a lost event back at its place, and the loss could not be noticed.
    */
   inUseAt(time: number): Pick<EventStore, 'append'> {
     const { log } = this.uses.findLast(({ from }) => from <= time)!;

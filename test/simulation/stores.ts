@@ -66,7 +66,7 @@ const LATE_APPEND_MS = [500, 15_000] as const;
 /** How long a new event takes to reach a subscriber. */
 const DELIVERY_MS = 2_000;
 
-/** `inUseAt`: the log that answered at a time. An append that takes place late does so in the log to which it was sent. */
+/** `inUseAt`: the log that answered at a time. A late append takes effect in the log to which it was sent. */
 export const simulatedLog = (
   sim: Simulator,
   process: Process,

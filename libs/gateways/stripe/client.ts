@@ -152,7 +152,7 @@ export const createStripeClient = (endpoint: string, secretKey: string, transpor
     maxNetworkRetries: 0,
     telemetry: false,
   });
-  // The package describes itself anew for each request, in a header that is never sent ({@link HEADERS}). That took a sixteenth of a call's time.
+  // For each request, the package builds a header about itself, which is never sent ({@link HEADERS}). That took a sixteenth of a call's time.
   stripe.getClientUserAgent = (tell) => tell('{}');
 
   return {

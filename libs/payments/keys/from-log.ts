@@ -163,8 +163,8 @@ const answerOf = (
 const rowOfReversal: typeof rowOf = (ports, one, events, opened) => {
   const { answers } = ports;
   const { key, paymentId } = one;
-  // The newest event of a key makes its row. But an attempt that returned money, or whose void the gateway rejected, comes first: a process that stood
-  // still may record an intent long after the key was claimed anew. That intent gets no further.
+  // The newest event of a key makes its row. But two attempts come first: one that returned money, and a void that the gateway rejected, unless the
+  // settlement of a leg was rejected. A process that stood still may record an intent long after the key was claimed anew. That intent gets no further.
   const payment = fold(decider, events);
   const settlementRejected = payment.phase === 'charged' && payment.legs.some((leg) => leg.settlementRejected);
   const own = events.filter((other) => isSameKey(keyOf(other)?.key, key));

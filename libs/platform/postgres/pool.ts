@@ -109,15 +109,17 @@ const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), 
   }) as Call;
 
 /**
- * Prepares a connection for work over the whole history: no time limit of a statement, neither in the server nor in the driver, and every kind of scan
- * and join. Close the connection after use with `release(true)`, so that no other user gets it.
+ * Prepares a connection for work over the whole history: no time limit of a statement or of a pause within a transaction, neither in the server nor in
+ * the driver, and every kind of scan and join. Close the connection after use with `release(true)`, so that no other user gets it.
  */
 export const withoutLimits = async (client: Client): Promise<void> => {
   (client as unknown as { connectionParameters: { query_timeout: number } }).connectionParameters.query_timeout = 0;
-  await client.query(`set statement_timeout = 0; ${BY_KEY.map((setting) => `set ${setting} = on`).join('; ')}`);
+  await client.query(
+    `set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; ${BY_KEY.map((setting) => `set ${setting} = on`).join('; ')}`,
+  );
 };
 
-/** Runs `work` on a connection {@link withoutLimits}, and closes it. For commands of staff only: no request may take as long as it likes. */
+/** Runs `work` on a connection {@link withoutLimits}, and closes it. For commands of staff only: no API request may run without a time limit. */
 export const onUnlimited = async <T>(pool: Pool, work: (client: Client) => Promise<T>): Promise<T> => {
   const client = await pool.connect();
   try {
