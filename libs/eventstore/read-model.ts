@@ -389,8 +389,8 @@ export interface RebuildOptions {
  *
  * The rebuild reads up to the head of the log, even if the live checkpoint lies beyond the head.
  *
- * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged,
- * the new ones stay. The next rebuild of the shape goes on after their last whole part.
+ * Only one rebuild runs at a time per database ({@link RebuildRunning}). After an error, or after `stop` has aborted, the live tables are unchanged.
+ * After a stop, a kill or a lost connection, the new tables stay, and the next rebuild of the shape goes on after their last whole part.
  */
 export const rebuild = async (model: ReadModel, options: RebuildOptions): Promise<RebuildReport> => {
   const { pool, ownLog } = options;
@@ -492,8 +492,10 @@ const PROGRESS = 'rebuild_progress';
 /** Default of {@link RebuildOptions.partEvents}. A load may hold the events of a part in memory. */
 const PART_EVENTS = 20_000;
 
-/** How far a rebuild came. `rows`: it reads the log. `late`: it applies the events that were put aside. `level`: a subscriber
- * applies newer events and moves the checkpoint. */
+/**
+ * How far a rebuild came. `rows`: it reads the log. `late`: it applies the events that were put aside. `level`: a subscriber applies newer events and
+ * moves the checkpoint.
+ */
 interface Progress {
   readonly stage: 'rows' | 'late' | 'level';
   /** The last event that was read. null: none yet. */
