@@ -5,7 +5,8 @@
  * measured over its last UTC day, which has `--per-day` payments. At the end a full `payfold audit verify` reads every event.
  *
  * `--dir <folder>` keeps the store. The next run with the same folder goes on where an earlier one ended, and measures the same store again.
- * `--only-make` ends when the store is made. `--only-whole` measures only the full verification and the settlement batch, and draws no plot. A plot of all recorded sizes is written to `reports/year.svg`.
+ * `--only-make` ends when the store is made. `--only-whole` measures only the full verification and the settlement batch, and draws no plot. A plot of
+ * all recorded sizes is written to `reports/year.svg`.
  *
  * `--base 100000` compares each figure with the newest run of that size in `reports/bench.ndjson`. The last column says whether the gate of the figure
  * is met. `--lines` sets the size of the settlement batch, which is measured last, because it adds as many payments to the store (0: not measured).

@@ -6,7 +6,7 @@ import { type EventStore, readStreams } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
 import type { Pool } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
-import type { GatewayAccount, Leg } from './gateway/gateway.js';
+import { type GatewayAccount, LEGS } from './gateway/gateway.js';
 import { finalizeReference } from './reverse.js';
 import { paymentStream } from './stream.js';
 
@@ -87,7 +87,6 @@ export interface EmptyCreate extends EndedCreate {
   readonly until: string | null;
 }
 
-const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 const FINALISE_MS = 60_000;
 
 /**

@@ -45,6 +45,7 @@ export {
   lateAfterDays,
   type Gateways,
   type Leg,
+  LEGS,
   type LookedUp,
   MAX_CURSOR_CHARACTERS,
   type NamedTransaction,

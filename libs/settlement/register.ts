@@ -14,6 +14,7 @@ import {
   gatewayRef,
   lateAfterDays,
   type Leg,
+  LEGS,
   type PaymentEvent,
   paymentEvents,
   paymentIdOf,
@@ -415,8 +416,6 @@ const writeTransactionIds = async (client: Queryable, ids: readonly LateId[]): P
     ],
   });
 };
-
-const LEGS: readonly Leg[] = ['principal', 'fee', 'combined'];
 
 /**
  * Adds a refund row for each reference that can undo a charge of these attempts, so that a refund in a batch finds its payment. Until the log names the

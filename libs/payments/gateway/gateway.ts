@@ -7,8 +7,9 @@
 import type { Cents } from '#kernel';
 import type { DisputeStatus, Payer } from '../payment.js';
 
+export const LEGS = ['principal', 'fee', 'combined'] as const;
 /** One transaction of a payment at the processor: the principal, the fee, or both together (charge mode `combined`). */
-export type Leg = 'principal' | 'fee' | 'combined';
+export type Leg = (typeof LEGS)[number];
 
 /** `reversal` takes back a charge that must not stand: one of unknown outcome, or the principal if its fee failed (C41). */
 export type Op = 'charge' | 'void' | 'refund' | 'reversal';
