@@ -55,8 +55,8 @@ const wordOf = (value: unknown): string => {
   return WORD.test(word) ? word : '';
 };
 
-/** The API needs these headers of the package. Its diagnosis of this machine is not sent. */
-const HEADERS = ['authorization', 'content-type', 'stripe-version', 'idempotency-key'];
+/** The API needs these headers of the package, by the package's spelling. Its diagnosis of this machine is not sent. */
+const HEADERS = ['Authorization', 'Stripe-Version', 'Idempotency-Key'] as const;
 
 /** The call ended without an answer. The package must not see the cause, since it would repeat the request. */
 class NoAnswer extends Error {}
@@ -77,11 +77,11 @@ const httpClientOf = ({ HttpClient }: typeof Stripe, transport: Transport, calls
       const call = calls.get(headers);
       if (!call) throw new NoAnswer('no call');
       const sent: Record<string, string> = { accept: 'application/json', 'user-agent': 'payfold' };
-      for (const [name, value] of Object.entries(headers)) {
-        const lower = name.toLowerCase();
-        if (HEADERS.includes(lower) && !String(value).startsWith(OWN_KEY)) sent[lower] = String(value);
+      if (method !== 'GET') sent['content-type'] = 'application/x-www-form-urlencoded';
+      for (const name of HEADERS) {
+        const value = (headers as Readonly<Record<string, unknown>>)[name];
+        if (typeof value === 'string' && !value.startsWith(OWN_KEY)) sent[name] = value;
       }
-      if (method === 'GET') delete sent['content-type'];
       const exchanged = await transport.exchange({
         method: method as 'GET' | 'POST',
         path,

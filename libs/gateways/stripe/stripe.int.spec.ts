@@ -1115,12 +1115,12 @@ test('a refused connection and a name without an address: no byte was sent', asy
   }
 });
 
-test('a connection that is closed by a request is not used for a second try', async () => {
-  let requests = 0;
+test('a request is sent with the key, the version, and nothing about this host; after its connection was closed, it is not sent again', async () => {
+  const requests: string[] = [];
   const server = createServer((socket) => {
     socket.on('error', () => undefined);
-    socket.on('data', () => {
-      requests += 1;
+    socket.on('data', (bytes: Buffer) => {
+      requests.push(String(bytes));
       socket.destroy();
     });
   });
@@ -1128,7 +1128,21 @@ test('a connection that is closed by a request is not used for a second try', as
   const closing = open({ endpoint: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
   const call = { ref: drawRef(), account, leg: 'combined', begunAt: now(), chargeTransactionId: 'pi_1', amountCents: 1, last4: '' } as const;
   expect(await closing.refund(call, soon())).toMatchObject({ kind: 'unknown', cause: 'disconnected' });
-  expect(requests).toBe(1);
+  expect(requests).toHaveLength(1);
+  const [head] = requests[0]!.split('\r\n\r\n');
+  const headers = Object.fromEntries(
+    head!
+      .split('\r\n')
+      .slice(1)
+      .map((line) => [line.slice(0, line.indexOf(':')).toLowerCase(), line.slice(line.indexOf(':') + 2)]),
+  );
+  expect(Object.keys(headers).sort()).toEqual(['accept', 'authorization', 'connection', 'content-length', 'content-type', 'host', 'idempotency-key', 'stripe-version', 'user-agent']); // prettier-ignore
+  expect(headers).toMatchObject({
+    'idempotency-key': call.ref,
+    'stripe-version': '2026-10-28.endive',
+    'content-type': 'application/x-www-form-urlencoded',
+    'user-agent': 'payfold',
+  });
   await new Promise((resolve) => server.close(resolve));
 });
 
