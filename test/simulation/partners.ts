@@ -188,9 +188,15 @@ export class Outside {
         // No money was charged. The same key would only get "reconciliation required".
         if (ask.key === null || rng.chance(0.5)) return { kind: 'again' };
       } else if (answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED') {
-        return answer.details.id === undefined ? { kind: 'again' } : this.look(ask.request.accountId, answer.details.id as string, looks);
+        if (answer.details.id === undefined) return { kind: 'again' };
+        const seen = await this.look(ask.request.accountId, answer.details.id as string, looks);
+        if (seen.kind !== 'absent') return seen;
       } else if (answer.code === 'PAYMENT_TIMEOUT') {
-        if (ask.key === null || rng.chance(0.5)) return this.look(ask.request.accountId, answer.details.id as string, looks);
+        if (ask.key === null || rng.chance(0.5)) {
+          const seen = await this.look(ask.request.accountId, answer.details.id as string, looks);
+          if (seen.kind !== 'absent') return seen;
+          if (ask.key === null) return { kind: 'again' };
+        }
       } else if (answer.status === 500) {
         if (ask.key === null) return { kind: 'cannot tell' };
       } else if (answer.code === 'RATE_LIMITED') {
@@ -209,13 +215,20 @@ export class Outside {
     return final ?? { kind: 'cannot tell' };
   }
 
-  /** Errors, rule 1: read the payment to learn its outcome. */
-  private async look(accountId: string, paymentId: string, looks: number): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'cannot tell' }> {
+  /**
+   * Errors, rule 1: read the payment to learn its outcome. `absent`: there is no such payment. Then the request is sent again under its own key, since
+   * an earlier copy of it may still be executed.
+   */
+  private async look(
+    accountId: string,
+    paymentId: string,
+    looks: number,
+  ): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'absent' | 'cannot tell' }> {
     for (const ms of LOOKS_MS.slice(0, looks)) {
       const { reply } = await this.send(null, { kind: 'get', accountId, paymentId });
       const answer = reply && told(reply);
-      // The payment was abandoned before it began (C64).
-      if (answer?.status === 404) return { kind: 'again' };
+      // The payment was abandoned before it began (C64), or its intent was never recorded.
+      if (answer?.status === 404) return { kind: 'absent' };
       const status = answer?.status === 200 ? (answer.data.status as string) : 'pending';
       if (status === 'failed' || status === 'voided') return { kind: 'again' };
       if (status !== 'pending' && status !== 'unknown') return { kind: 'paid', id: paymentId };
