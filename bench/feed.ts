@@ -3,6 +3,7 @@
  * readers cost that wait while nothing happens. `--payments N` (default 100,000): the size of the log. If a figure is worse than its limit, the exit
  * code is 1.
  */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { caughtUp, multiply } from './history.js';
 import { judge } from './judge.js';
@@ -18,6 +19,8 @@ const PAGE = 1_000;
 /** All waiters wait for this long, so that the first poll and the last answer are outside of it. */
 const WAIT_SECONDS = 30;
 const IDLE_SECONDS = 20;
+/** Between the requests of two waiters. At most three pages are read at the same time; a further request is refused, and would come again. */
+const NEXT_WAITER_MS = 50;
 const LIMITS = { eventsPerSecond: 20_000, idleShare: 0.02 } as const;
 
 const { values } = parseArgs({ options: { payments: { type: 'string', default: '100000' } } });
@@ -33,13 +36,16 @@ const issue = async (service: BenchService, number: number): Promise<string> => 
   return (JSON.parse(stdout) as { auditKey: string }).auditKey;
 };
 
+/** Requests that were refused because too many pages were being read. */
+let refused = 0;
 const page = async ({ auditUrl }: BenchService, key: string, query: Readonly<Record<string, string>>): Promise<Page> => {
   for (;;) {
     const answer = await fetch(`${auditUrl.origin}/audit/v1/events?${new URLSearchParams(query).toString()}`, { headers: { authorization: key } });
     const body = (await answer.json()) as { data: Page };
     if (answer.status === 200) return body.data;
     if (answer.status !== 503) throw new Error(`${answer.status} ${JSON.stringify(body)}`);
-    await new Promise((wake) => setTimeout(wake, Number(answer.headers.get('retry-after')) * 1_000));
+    refused += 1;
+    await sleep(Number(answer.headers.get('retry-after')) * 1_000);
   }
 };
 
@@ -84,17 +90,21 @@ try {
 
   const idle = async (seconds_: number): Promise<number> => {
     const before = processorMs(service).api;
-    await new Promise((wake) => setTimeout(wake, seconds_ * 1_000));
+    await sleep(seconds_ * 1_000);
     return (processorMs(service).api - before) / (seconds_ * 1_000);
   };
   await caughtUp(service);
   const without = await idle(IDLE_SECONDS);
   const types = 'PortalCodingSet';
-  const waits = keys.flatMap((key) =>
-    Array.from({ length: WAITERS_PER_KEY }, () => page(service, key, { after: next, wait: String(WAIT_SECONDS), types })),
-  );
-  await new Promise((wake) => setTimeout(wake, (WAIT_SECONDS - IDLE_SECONDS) * 500));
+  const waits: Promise<Page>[] = [];
+  for (const key of keys)
+    for (let number = 0; number < WAITERS_PER_KEY; number++) {
+      waits.push(page(service, key, { after: next, wait: String(WAIT_SECONDS), types }));
+      await sleep(NEXT_WAITER_MS);
+    }
+  const refusedBefore = refused;
   const with_ = await idle(IDLE_SECONDS);
+  if (refused > refusedBefore) throw new Error('not all readers waited');
   const answers = await Promise.all(waits);
   if (answers.some((answer) => answer.events.length > 0)) throw new Error('something happened');
   judge(
