@@ -114,7 +114,12 @@ const readFile = async (file: string, onBatch: (batch: FileBatch) => Promise<voi
   return hash.digest('hex');
 };
 
-const digestOf = (batch: FileBatch): string => createHash('sha256').update(JSON.stringify(batch)).digest('base64');
+/** Of each line on its own: as one text, a large batch would take 30 MB, and as much again for its bytes. */
+const digestOf = ({ lines, ...head }: FileBatch): string => {
+  const hash = createHash('sha256').update(JSON.stringify(head));
+  for (const line of lines) hash.update(`\n${JSON.stringify(line)}`);
+  return hash.digest('base64');
+};
 
 const importedFile = async (store: EventStore, sha256: string): Promise<Omit<FileImported, 'repeated'> | null> => {
   for await (const recorded of store.read(fileStream(sha256))) {
@@ -162,8 +167,8 @@ const accountOf = async (ports: SettlementPorts, { batchId, lines }: FileBatch, 
   const wanted = asked === null ? [] : accounts.filter((one) => one.merchantAccount === asked);
   if (asked !== null && wanted.length !== 1) throw new RefusedFile(null, `merchant account ${asked} was never charged here`);
 
-  const names = new Set(lines.map(nameOfLine));
   const begun = await register.accountsOfBatch(batchId);
+  const names = new Set(begun.length === 0 ? [] : lines.map(nameOfLine));
   const same: GatewayAccount[] = [];
   for (const account of begun) {
     const recorded = await batchOf(store, { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId });

@@ -1,7 +1,7 @@
 /**
  * The soak: partners pay at an even rate for a long time, while finance settles, exports and verifies, and while processes of `npm start` are killed
  * and restarted with commands in between. In the end all money must be exact. No start may be refused, no alarm may fire without a cause, and a
- * request in the last quarter may cost no more than in the first.
+ * request in the last quarter may cost no more than in the second.
  */
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import { recordSettlements } from '#settlement';
 import { Random } from '../../apps/demo/city.js';
 import type { Services } from '../../apps/services.js';
 import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
-import { pidsOf, serviceMs } from '../../bench/service.js';
+import { PARTS, pidsOf, processorMs } from '../../bench/service.js';
 import { Alerts, readRules } from '../support/alerts.js';
 import { DataDir, type Ended, kill, launch, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { CARD, PARTNER } from '../support/service.js';
@@ -40,14 +40,23 @@ const SHOWN_AT_ONCE = 5;
 const COMMAND_MS = 10 * 60_000;
 /** How many of the newest charges are sent again at the end. */
 const ASKED_AGAIN = 500;
-/** A run of this length must have flat costs. In a shorter one, the first quarter is that of a cold service. */
+/** A request without an outcome is repeated this often. Without the pause, those that wait for staff would double the load. */
+const AGAIN_EVERY_MS = 30_000;
+/** A payment that was begun this long before a fault may still be under way when it comes. */
+const UNDER_WAY_MS = 30_000;
+/** A run of this length must have flat costs. */
 const FLAT_FROM_MINUTES = 20;
+/** The quarter with which the last one is compared. In the first one, the store is empty, and staff have little to do. */
+const BASE_QUARTER = 1;
+/** A percentile of fewer answers is printed, and proves nothing. */
+const LEAST_ANSWERS = { p50: 100, p99: 1_000 } as const;
 const FLAT = { p50: 1.2, p99: 1.5, cpu: 1.2 } as const;
 /** A difference below this is noise. */
 const NOISE_MS = 2;
 /** Alarms that the faults of this run cause. They are true. */
 const CAUSED: Readonly<Record<string, string>> = { PayfoldChildRestarts: 'child' };
 const QUARTERS = 4;
+const STAFF_NEEDED = 'a payment needs a decision by staff';
 
 export interface SoakOptions {
   readonly minutes: number;
@@ -66,6 +75,10 @@ class Kept {
   process: RunningProcess | null = null;
   /** Since when nothing disturbs the service. Infinity: it is being restarted. */
   private calmSince = 0;
+  /** Wall-clock times of the faults, from the fault until the service is ready again. */
+  private readonly disturbances: { readonly from: number; to: number }[] = [];
+  /** Each error line that asks staff for a decision: the payment and the reason. */
+  readonly askedStaff: string[] = [];
   readonly readySeconds: number[] = [];
   readonly violations: string[] = [];
   readonly errors = { calm: new Map<string, number>(), faults: new Map<string, number>() };
@@ -83,17 +96,25 @@ class Kept {
   disturbed(): void {
     this.collectErrors();
     this.calmSince = Number.POSITIVE_INFINITY;
+    this.disturbances.push({ from: Date.now(), to: Number.POSITIVE_INFINITY });
   }
 
   private settled(): void {
     this.calmSince = performance.now();
+    const newest = this.disturbances.at(-1);
+    if (newest) newest.to = Date.now();
+  }
+
+  /** True if a fault may have interrupted a payment that was begun at this time, in milliseconds of the epoch. */
+  mayHaveInterrupted(begunAt: number): boolean {
+    return this.disturbances.some(({ from, to }) => begunAt >= from - UNDER_WAY_MS && begunAt <= to);
   }
 
   async start(): Promise<void> {
     const begun = performance.now();
-    this.read = 0;
     try {
       this.process = await start('standalone', this.dataDir, this.env);
+      this.read = 0;
       this.readySeconds.push((performance.now() - begun) / 1_000);
     } catch (error) {
       this.violations.push(`a start was refused: ${(error as Error).message.slice(0, 2_000)}`);
@@ -119,8 +140,12 @@ class Kept {
     const into = this.isCalm ? this.errors.calm : this.errors.faults;
     for (const line of lines.slice(this.read)) {
       if (!line.startsWith('{')) continue;
-      const { level, msg, loop, line: postgres } = JSON.parse(line) as { level: number; msg: string; loop?: string; line?: string };
+      const { level, msg, loop, line: postgres, paymentId, reason } = JSON.parse(line) as Record<string, string | undefined> & { level: number };
       if (level < 50) continue;
+      if (msg === STAFF_NEEDED) {
+        this.askedStaff.push(`${paymentId} ${reason}`);
+        continue;
+      }
       const name = [msg, loop, postgres?.slice(0, 200)].filter(Boolean).join(': ');
       into.set(name, (into.get(name) ?? 0) + 1);
     }
@@ -129,17 +154,24 @@ class Kept {
 }
 
 interface Commanded {
+  /** Of each run in calm times, by quarter. */
+  readonly seconds: number[][];
   runs: number;
   /** Ended with an error because the service below it was stopped. */
   cutOff: number;
   slowestSeconds: number;
 }
 
-/** Costs of a quarter of the run, in calm times only. */
+/** The parts of the service whose processor time is measured. */
+const SERVED = PARTS.filter((part) => part !== 'load');
+type Served = (typeof SERVED)[number];
+
+/** Costs of a quarter of the run, in calm times only. A command of staff shares the processors, so what is measured beside one is kept apart. */
 interface Quarter {
   readonly latencies: Map<string, number[]>;
-  cpuMs: number;
-  answers: number;
+  /** While no command runs. */
+  readonly cpuMs: Map<Served, number>;
+  answersAlone: number;
 }
 
 export const runSoak = async (random: Random, { minutes, rate, onProgress }: SoakOptions): Promise<SoakReport> => {
@@ -161,19 +193,28 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     partners = new Partners([`${url}${PARTNER}`, `${url}${PARTNER}`], apiKey, portalId, 'soak', PATIENCE_MS);
     const begun = performance.now();
     const lasts = minutes * 60_000;
-    const quarters: Quarter[] = Array.from({ length: QUARTERS }, () => ({ latencies: new Map(), cpuMs: 0, answers: 0 }));
-    const quarter = () => quarters[Math.min(QUARTERS - 1, Math.floor(((performance.now() - begun) / lasts) * QUARTERS))]!;
+    const quarters: Quarter[] = Array.from({ length: QUARTERS }, () => ({ latencies: new Map(), cpuMs: new Map(), answersAlone: 0 }));
+    const quarterNow = () => Math.min(QUARTERS - 1, Math.floor(((performance.now() - begun) / lasts) * QUARTERS));
+    const quarter = () => quarters[quarterNow()]!;
+    let commandsRunning = 0;
     partners.onAnswered = (kind, ms) => {
       if (!service.isCalm) return;
       const { latencies } = quarter();
-      if (!latencies.has(kind)) latencies.set(kind, []);
-      latencies.get(kind)!.push(ms);
-      quarter().answers += 1;
+      const isAlone = commandsRunning === 0;
+      const name = isAlone ? kind : `${kind} beside a command`;
+      if (!latencies.has(name)) latencies.set(name, []);
+      latencies.get(name)!.push(ms);
+      if (isAlone) quarter().answersAlone += 1;
     };
     const alerts = new Alerts(readRules());
     const watching = [
       watchAlerts(alerts, `http://127.0.0.1:${metrics}/metrics`, begun, stop.signal, service),
-      measureProcessors(service, (ms) => (quarter().cpuMs += ms), stop.signal),
+      measureProcessors(
+        service,
+        () => commandsRunning === 0,
+        (part, ms) => quarter().cpuMs.set(part, (quarter().cpuMs.get(part) ?? 0) + ms),
+        stop.signal,
+      ),
     ];
     const paying = pay(partners, rate, random, service, stop.signal);
     const payfold = (args: readonly string[]): Promise<Ended> => {
@@ -184,11 +225,14 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     const command = async (during: 'calm' | 'down' | 'stopping', ...args: readonly string[]): Promise<Ended> => {
       const name = args.filter((word) => !/[/\d]/.test(word)).join(' ');
       const started = performance.now();
-      const ended = await payfold(args);
-      const one = commands.get(name) ?? { runs: 0, cutOff: 0, slowestSeconds: 0 };
+      commandsRunning += 1;
+      const ended = await payfold(args).finally(() => (commandsRunning -= 1));
+      const seconds = (performance.now() - started) / 1_000;
+      const one = commands.get(name) ?? { seconds: quarters.map(() => []), runs: 0, cutOff: 0, slowestSeconds: 0 };
       commands.set(name, one);
       one.runs += 1;
-      one.slowestSeconds = Math.max(one.slowestSeconds, (performance.now() - started) / 1_000);
+      one.slowestSeconds = Math.max(one.slowestSeconds, seconds);
+      if (during === 'calm') one.seconds[quarterNow()]!.push(seconds);
       const isVerdict = ended.stdout.includes('"ok":false');
       if (ended.code !== 0 && during === 'stopping' && !isVerdict) one.cutOff += 1;
       else if (ended.code !== 0)
@@ -274,6 +318,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     onProgress('the load has ended; recovery and comparison begin');
     const { databaseUrl, simulatorUrl } = runtimeOf(dataDir);
     const opened = (stores = await openStores({ databaseUrl, simulatorUrl }, join(dataDir.data, 'master.key'), dataDir.data));
+    violations.push(...(await judgeStaffLines(service, opened)));
     let decidedByStaff = 0;
     /** A batch settled some sales before their outcome was known. Staff say that the charge stands. If that is refused, its money goes back. */
     const decide = async (): Promise<void> => {
@@ -307,8 +352,8 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     if (differences !== 0) violations.push(`audit drift: ${differences ?? 'no'} differences were told`);
     const alarms = [...alerts.fired].map(([alert, times]) => `${alert} at ${times.map((at) => `${(at / 1_000).toFixed(0)} s`).join(', ')}`);
     const false_ = [...alerts.fired.keys()].filter((alert) => !(alert in CAUSED && Object.keys(faults).some((fault) => /api|worker/.test(fault))));
-    const costs = compareQuarters(quarters[0]!, quarters.at(-1)!);
-    const grown = minutes < FLAT_FROM_MINUTES ? [] : costs.filter(({ flat }) => !flat).map(({ name }) => `the cost of ${name} has grown`);
+    const costs = compareQuarters(quarters[BASE_QUARTER]!, quarters.at(-1)!);
+    const grown = minutes < FLAT_FROM_MINUTES ? [] : costs.filter(({ flat }) => flat === false).map(({ name }) => `the cost of ${name} has grown`);
     printTable({ costs, service, commands, faults, alarms, partners, verified: (JSON.parse(verified.stdout || '{}') as { checks?: { name: string; ok: boolean }[] }).checks ?? [], differences: differences ?? null, resolvedByRecovery, verdict }); // prettier-ignore
     return {
       minutes,
@@ -322,6 +367,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       askedAgain: verdict.replayed,
       resolvedByRecovery,
       decidedByStaff,
+      staffLines: service.askedStaff.length,
       starts: service.readySeconds.length,
       slowestStartSeconds: Math.max(...service.readySeconds),
       faults,
@@ -350,16 +396,16 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
 /** Begins `rate` charges a second, and reads, lists and returns beside them. Resolves when all of them have ended or are put aside. */
 const pay = async (partners: Partners, rate: number, random: Random, service: Kept, stop: AbortSignal): Promise<void> => {
   const running = new Set<Promise<unknown>>();
-  const aside: (Charge | Return)[] = [];
+  const aside: { readonly one: Charge | Return; readonly from: number }[] = [];
   const begin = (work: Promise<unknown>) => {
     const one: Promise<unknown> = work.finally(() => running.delete(one));
     running.add(one);
   };
   const charged = async (charge: Charge) => {
-    if ((await partners.pursueCharge(charge, random, TRIES)) !== 'ended') aside.push(charge);
+    if ((await partners.pursueCharge(charge, random, TRIES)) !== 'ended') aside.push({ one: charge, from: performance.now() + AGAIN_EVERY_MS });
   };
   const returned = async (one: Return) => {
-    if ((await partners.pursueReturn(one, random, TRIES)) !== 'ended') aside.push(one);
+    if ((await partners.pursueReturn(one, random, TRIES)) !== 'ended') aside.push({ one, from: performance.now() + AGAIN_EVERY_MS });
   };
   const begun = performance.now();
   for (let number = 0; !stop.aborted; number++) {
@@ -372,7 +418,8 @@ const pay = async (partners: Partners, rate: number, random: Random, service: Ke
     if (random.next() < BESIDE.list) begin(partners.list(random));
     const paid = partners.idlePayment(random);
     if (paid && random.next() < BESIDE.return) begin(returned(partners.beginReturn(paid, random)));
-    const waits = service.isCalm ? aside.shift() : undefined;
+    const isDue = service.isCalm && aside.length > 0 && aside[0]!.from <= performance.now();
+    const waits = isDue ? aside.shift()!.one : undefined;
     if (waits) begin('operation' in waits ? returned(waits) : charged(waits));
   }
   partners.close();
@@ -389,25 +436,40 @@ const watchAlerts = async (alerts: Alerts, url: string, begun: number, stop: Abo
   }
 };
 
-interface Spent {
-  readonly pid: number;
-  readonly ms: number;
-}
+/** Staff are asked once for a payment and a reason, and only for a payment that a fault may have interrupted. */
+const judgeStaffLines = async (service: Kept, { pool }: Services): Promise<string[]> => {
+  const asked = new Map<string, number>();
+  for (const line of service.askedStaff) asked.set(line, (asked.get(line) ?? 0) + 1);
+  const { rows } = await pool.query<{ id: string; at: Date }>(
+    'select payment_id as id, created_at as at from payment_list where payment_id = any ($1)',
+    [[...asked.keys()].map((line) => line.split(' ')[0])],
+  );
+  const begun = new Map(rows.map(({ id, at }) => [id, at.getTime()]));
+  return [...asked].flatMap(([line, times]) => [
+    ...(times > 1 ? [`staff were asked ${times} times: ${line}`] : []),
+    ...(service.mayHaveInterrupted(begun.get(line.split(' ')[0]!) ?? Number.NaN) ? [] : [`staff were asked, and no fault was near: ${line}`]),
+  ]);
+};
 
-/** Adds the processor time of the service in calm times. */
-const measureProcessors = async (service: Kept, add: (ms: number) => void, stop: AbortSignal): Promise<void> => {
-  let last = null as Spent | null;
+/** Adds the processor time of each part of the service, in calm times while `isAlone`. */
+const measureProcessors = async (
+  service: Kept,
+  isAlone: () => boolean,
+  add: (part: Served, ms: number) => void,
+  stop: AbortSignal,
+): Promise<void> => {
+  let last = null as { readonly pid: number; readonly ms: ReturnType<typeof processorMs> } | null;
   while (!stop.aborted) {
     const pid = service.process?.pid;
-    let now: Spent | null = null;
+    let now: typeof last = null;
     // While a process is missing, the service is not calm.
-    if (pid !== undefined && service.isCalm)
+    if (pid !== undefined && service.isCalm && isAlone())
       try {
-        now = { pid, ms: serviceMs({ pids: pidsOf(pid) }) };
+        now = { pid, ms: processorMs({ pids: pidsOf(pid) }) };
       } catch {
         // A process has ended meanwhile.
       }
-    if (now && last?.pid === now.pid) add(now.ms - last.ms);
+    if (now && last?.pid === now.pid) for (const part of SERVED) add(part, now.ms[part] - last.ms[part]);
     last = now;
     await sleep(CPU_EVERY_MS, undefined, { signal: stop }).catch(() => undefined);
   }
@@ -415,9 +477,10 @@ const measureProcessors = async (service: Kept, add: (ms: number) => void, stop:
 
 interface Cost {
   readonly name: string;
-  readonly first: number;
+  readonly before: number;
   readonly last: number;
-  readonly flat: boolean;
+  /** null: it is not judged. */
+  readonly flat: boolean | null;
 }
 
 const percentile = (values: readonly number[], share: number): number => {
@@ -426,24 +489,35 @@ const percentile = (values: readonly number[], share: number): number => {
 };
 
 const compareQuarters = (one: Quarter, other: Quarter): Cost[] => {
-  const compared = (name: string, first: number, last: number, times: number): Cost => ({
+  const compared = (name: string, before: number, last: number, times: number, isEnough = true): Cost => ({
     name,
-    first,
+    before,
     last,
-    flat: !(last > times * first + NOISE_MS),
+    flat: isEnough ? !(last > times * before + NOISE_MS) : null,
   });
   const kinds = [...one.latencies.keys()].filter((kind) => other.latencies.has(kind)).sort();
   return [
     ...kinds.flatMap((kind) => {
-      const [first, last] = [one.latencies.get(kind)!, other.latencies.get(kind)!];
+      const [before, last] = [one.latencies.get(kind)!, other.latencies.get(kind)!];
+      const answers = Math.min(before.length, last.length);
       return [
-        compared(`${kind} p50 ms (${first.length}, ${last.length} answers)`, percentile(first, 0.5), percentile(last, 0.5), FLAT.p50),
-        compared(`${kind} p99 ms`, percentile(first, 0.99), percentile(last, 0.99), FLAT.p99),
+        compared(
+          `${kind} p50 ms (${before.length}, ${last.length} answers)`,
+          percentile(before, 0.5),
+          percentile(last, 0.5),
+          FLAT.p50,
+          answers >= LEAST_ANSWERS.p50,
+        ),
+        compared(`${kind} p99 ms`, percentile(before, 0.99), percentile(last, 0.99), FLAT.p99, answers >= LEAST_ANSWERS.p99),
       ];
     }),
-    compared('processor ms of the service per answer', one.cpuMs / one.answers, other.cpuMs / other.answers, FLAT.cpu),
+    ...SERVED.map((part) => compared(`processor ms of ${part} per answer`, cpuOf(one, [part]), cpuOf(other, [part]), FLAT.cpu, false)),
+    compared('processor ms of the service per answer', cpuOf(one, SERVED), cpuOf(other, SERVED), FLAT.cpu),
   ];
 };
+
+const cpuOf = ({ cpuMs, answersAlone }: Quarter, parts: readonly Served[]): number =>
+  parts.reduce((sum, part) => sum + (cpuMs.get(part) ?? 0), 0) / answersAlone;
 
 interface Printed {
   readonly costs: readonly Cost[];
@@ -460,10 +534,19 @@ interface Printed {
 
 const printTable = ({ costs, service, commands, faults, alarms, partners, verified, differences, resolvedByRecovery, verdict }: Printed): void => {
   const line = (name: string, ...cells: readonly string[]) => console.log(`${name.padEnd(52)}${cells.map((cell) => cell.padStart(14)).join('')}`);
-  line('in calm times', 'first quarter', 'last quarter', '');
-  for (const { name, first, last, flat } of costs) line(name, first.toFixed(1), last.toFixed(1), flat ? 'flat' : 'GROWN');
-  line('command', 'runs', 'cut off', 'slowest s');
-  for (const [name, { runs, cutOff, slowestSeconds }] of commands) line(`payfold ${name}`, String(runs), String(cutOff), slowestSeconds.toFixed(1));
+  line('in calm times', 'second quarter', 'last quarter', '');
+  for (const { name, before, last, flat } of costs) line(name, before.toFixed(1), last.toFixed(1), flat === null ? '' : flat ? 'flat' : 'GROWN');
+  line('command; its mean seconds in calm times', 'second quarter', 'last quarter', 'runs', 'cut off', 'slowest s');
+  const mean = (values: readonly number[]) => (values.length === 0 ? '' : (values.reduce((sum, one) => sum + one, 0) / values.length).toFixed(1));
+  for (const [name, { seconds, runs, cutOff, slowestSeconds }] of commands)
+    line(
+      `payfold ${name.slice(0, 40)}`,
+      mean(seconds[BASE_QUARTER]!),
+      mean(seconds.at(-1)!),
+      String(runs),
+      String(cutOff),
+      slowestSeconds.toFixed(1),
+    );
   line('fault', 'times');
   for (const [name, times] of Object.entries(faults)) line(name, String(times));
   const { readySeconds, errors } = service;

@@ -223,7 +223,7 @@ export class Outside {
     accountId: string,
     paymentId: string,
     looks: number,
-  ): Promise<{ kind: 'paid'; id: string } | { kind: 'again' | 'absent' | 'cannot tell' }> {
+  ): Promise<{ kind: 'paid'; id: string } | { kind: 'again' } | { kind: 'absent' } | { kind: 'cannot tell' }> {
     for (const ms of LOOKS_MS.slice(0, looks)) {
       const { reply } = await this.send(null, { kind: 'get', accountId, paymentId });
       const answer = reply && told(reply);
