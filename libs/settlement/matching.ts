@@ -114,7 +114,7 @@ const readFile = async (file: string, onBatch: (batch: FileBatch) => Promise<voi
   return hash.digest('hex');
 };
 
-/** Of each line on its own: as one text, a large batch would take 30 MB, and as much again for its bytes. */
+/** Hashes line by line. The text of a large batch would take 30 MB, and its bytes as much again. */
 const digestOf = ({ lines, ...head }: FileBatch): string => {
   const hash = createHash('sha256').update(JSON.stringify(head));
   for (const line of lines) hash.update(`\n${JSON.stringify(line)}`);

@@ -216,8 +216,8 @@ export class Outside {
   }
 
   /**
-   * Errors, rule 1: read the payment to learn its outcome. `absent`: there is no such payment. Then the request is sent again under its own key, since
-   * an earlier copy of it may still be executed.
+   * Errors, rule 1: read the payment to learn its outcome. `absent`: there is no such payment. A client with a key then sends the same request again:
+   * another copy may have been executed as another payment, or may be later.
    */
   private async look(
     accountId: string,

@@ -1115,7 +1115,7 @@ test('a refused connection and a name without an address: no byte was sent', asy
   }
 });
 
-test('a request is sent with the key, the version, and nothing about this host; after its connection was closed, it is not sent again', async () => {
+describe('a request', () => {
   const requests: string[] = [];
   const server = createServer((socket) => {
     socket.on('error', () => undefined);
@@ -1124,26 +1124,49 @@ test('a request is sent with the key, the version, and nothing about this host; 
       socket.destroy();
     });
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  const closing = open({ endpoint: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
-  const call = { ref: drawRef(), account, leg: 'combined', begunAt: now(), chargeTransactionId: 'pi_1', amountCents: 1, last4: '' } as const;
-  expect(await closing.refund(call, soon())).toMatchObject({ kind: 'unknown', cause: 'disconnected' });
-  expect(requests).toHaveLength(1);
-  const [head] = requests[0]!.split('\r\n\r\n');
-  const headers = Object.fromEntries(
-    head!
-      .split('\r\n')
-      .slice(1)
-      .map((line) => [line.slice(0, line.indexOf(':')).toLowerCase(), line.slice(line.indexOf(':') + 2)]),
-  );
-  expect(Object.keys(headers).sort()).toEqual(['accept', 'authorization', 'connection', 'content-length', 'content-type', 'host', 'idempotency-key', 'stripe-version', 'user-agent']); // prettier-ignore
-  expect(headers).toMatchObject({
-    'idempotency-key': call.ref,
-    'stripe-version': '2026-10-28.endive',
-    'content-type': 'application/x-www-form-urlencoded',
-    'user-agent': 'payfold',
+  const call = () => ({ ref: drawRef(), account, leg: 'combined', begunAt: now(), chargeTransactionId: 'pi_1', amountCents: 1, last4: '' }) as const;
+  let closing: ReturnType<typeof open>;
+  beforeAll(async () => {
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+    closing = open({ endpoint: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
   });
-  await new Promise((resolve) => server.close(resolve));
+  beforeEach(() => void requests.splice(0));
+  afterAll(() => new Promise((resolve) => server.close(resolve)));
+  const headersOf = (text: string) =>
+    Object.fromEntries(
+      text
+        .slice(0, text.indexOf('\r\n\r\n'))
+        .split('\r\n')
+        .slice(1)
+        .map((line) => [line.slice(0, line.indexOf(':')).toLowerCase(), line.slice(line.indexOf(':') + 2)]),
+    );
+
+  test('is not sent again after its connection was closed', async () => {
+    expect(await closing.refund(call(), soon())).toMatchObject({ kind: 'unknown', cause: 'disconnected' });
+    expect(requests).toHaveLength(1);
+  });
+
+  test('that moves money carries its key, the secret key and the API version, and nothing about this host', async () => {
+    const refund = call();
+    await closing.refund(refund, soon());
+    const { connection: _, host: __, 'content-length': ___, ...headers } = headersOf(requests[0]!);
+    expect(headers).toEqual({
+      accept: 'application/json',
+      authorization: `Bearer ${SECRET_KEY}`,
+      'content-type': 'application/x-www-form-urlencoded',
+      'idempotency-key': refund.ref,
+      'stripe-version': '2026-10-28.endive',
+      'user-agent': 'payfold',
+    });
+  });
+
+  test('that only reads carries no key and no type of a body', async () => {
+    await expect(closing.describe(soon())).rejects.toThrow();
+    const headers = headersOf(requests[0]!);
+    expect(headers).toMatchObject({ authorization: `Bearer ${SECRET_KEY}`, 'stripe-version': '2026-10-28.endive' });
+    expect(headers).not.toHaveProperty('idempotency-key');
+    expect(headers).not.toHaveProperty('content-type');
+  });
 });
 
 /** A port without a listener. */
