@@ -69,11 +69,11 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
 
 /**
  * The names as which servers may read the name of a parameter: without case and blanks around it, with `_` for a dot or blank within. The part from a
- * bracket on is cut off, or the bracket is read as `_`, as PHP does if it is not closed.
+ * bracket on is cut off, or the bracket is read as `_`, as PHP does if it is not closed. Brackets at the start are left out, as qs does.
  */
 const asServersRead = (name: string): string[] => {
   const plain = name.normalize('NFKC').toLowerCase();
-  return [plain.replace(/\[.*$/s, ''), plain.replaceAll('[', '_')].map((read) =>
+  return [plain.replace(/^[\s[\]]+/, '').replace(/[[\]].*$/s, ''), plain.replaceAll('[', '_')].map((read) =>
     read.replace(/^[\s\p{Cc}]+|[\s\p{Cc}]+$/gu, '').replace(/[\s.]/g, '_'),
   );
 };

@@ -233,6 +233,14 @@ describe('limits', () => {
       `Transfer-Encoding: ${coding}`,
       `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ntransfer-encoding: ${coding}\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
     ]),
+    ...[' ', '\t'].map((nothing) => [
+      'an empty Transfer-Encoding beside a length',
+      `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ntransfer-encoding:${nothing}\r\ncontent-length: 2\r\n\r\n{}`,
+    ]),
+    [
+      'chunks and a second, empty Transfer-Encoding',
+      `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\ntransfer-encoding:\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
+    ],
     ['two lengths', `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}  `],
     ['a bare line feed in a header', `GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx: a\nauthorization: x\r\n\r\n`],
   ])('%s → 400 and the connection is closed', async (_, text) => {

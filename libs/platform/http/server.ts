@@ -137,8 +137,9 @@ const refusalOf = ({ rawHeaders, headers, headersDistinct, httpVersion }: Incomi
   // HTTP/1.0 knows no chunks, so the end of such a body is not certain (RFC 9112, 6.1).
   if (headers['transfer-encoding'] !== undefined && httpVersion === '1.0')
     return new ServiceError('VALIDATION_ERROR', 'HTTP/1.0 has no Transfer-Encoding.');
-  // Node itself refuses a body whose last coding is not `chunked`.
-  if (/,\s*chunked\s*$/i.test(headers['transfer-encoding'] ?? ''))
+  // Node itself refuses a body whose last coding is not `chunked`. It takes an empty coding for none, and ignores codings before `chunked`. A proxy may
+  // read them otherwise (RFC 9112, 6.1).
+  if (/^\s*$|,\s*(?:chunked\s*)?$/i.test(headers['transfer-encoding'] ?? 'chunked'))
     return new ServiceError('VALIDATION_ERROR', 'The only Transfer-Encoding that is understood is chunked.');
   if (headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue' && httpVersion === '1.1')
     return new ServiceError('VALIDATION_ERROR', 'Nothing but 100-continue can be expected.', {}, { status: 417 });
