@@ -13,6 +13,7 @@ import { recordSettlements } from '#settlement';
 import { Random } from '../../apps/demo/city.js';
 import type { Services } from '../../apps/services.js';
 import { controlKeyOf, createSimulatorControl } from '../../apps/simulator/control.js';
+import { percentile } from '../../bench/load.js';
 import { PARTS, pidsOf, processorMs } from '../../bench/service.js';
 import { Alerts, readRules } from '../support/alerts.js';
 import { DataDir, type Ended, kill, launch, type RunningProcess, runtimeOf, start, welcomeOf } from '../support/processes.js';
@@ -219,8 +220,11 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       measureProcessors(
         service,
         () => (commandsRunning === 0 ? answers : null),
-        (part, ms) => quarter().alone.cpuMs.set(part, (quarter().alone.cpuMs.get(part) ?? 0) + ms),
-        (count) => (quarter().alone.answers += count),
+        (ms, count) => {
+          const { alone } = quarter();
+          for (const part of SERVED) alone.cpuMs.set(part, (alone.cpuMs.get(part) ?? 0) + ms(part));
+          alone.answers += count;
+        },
         stop.signal,
       ),
     ];
@@ -409,26 +413,26 @@ const pay = async (partners: Partners, rate: number, random: Random, service: Ke
     const one: Promise<unknown> = work.finally(() => running.delete(one));
     running.add(one);
   };
-  const charged = async (charge: Charge) => {
-    if ((await partners.pursueCharge(charge, random, TRIES)) !== 'ended') aside.push({ one: charge, from: performance.now() + AGAIN_EVERY_MS });
-  };
-  const returned = async (one: Return) => {
-    if ((await partners.pursueReturn(one, random, TRIES)) !== 'ended') aside.push({ one, from: performance.now() + AGAIN_EVERY_MS });
+  const pursue = async (one: Charge | Return) => {
+    const end = await ('operation' in one ? partners.pursueReturn(one, random, TRIES) : partners.pursueCharge(one, random, TRIES));
+    if (end !== 'ended') aside.push({ one, from: performance.now() + AGAIN_EVERY_MS });
   };
   const begun = performance.now();
   for (let number = 0; !stop.aborted; number++) {
     await sleep(Math.max(0, begun + (number * 1_000) / rate - performance.now()));
     const draw = random.next();
     const card = draw < DECLINED_SHARE ? CARD.declined : draw < DECLINED_SHARE + FEE_DECLINED_SHARE ? CARD.feeDeclined : CARD.approved;
-    begin(charged(partners.beginCharge(random, card)));
+    begin(pursue(partners.beginCharge(random, card)));
     const known = partners.idlePayment(random);
     if (known && random.next() < BESIDE.read) begin(partners.read(known, random));
     if (random.next() < BESIDE.list) begin(partners.list(random));
     const paid = partners.idlePayment(random);
-    if (paid && random.next() < BESIDE.return) begin(returned(partners.beginReturn(paid, random)));
-    const isDue = service.isCalm && aside.length > 0 && aside[0]!.from <= performance.now();
-    const waits = isDue ? aside.shift()!.one : undefined;
-    if (waits) begin('operation' in waits ? returned(waits) : charged(waits));
+    if (paid && random.next() < BESIDE.return) begin(pursue(partners.beginReturn(paid, random)));
+    const [next] = aside;
+    if (next && service.isCalm && next.from <= performance.now()) {
+      aside.shift();
+      begin(pursue(next.one));
+    }
   }
   partners.close();
   await Promise.all(running);
@@ -471,8 +475,7 @@ const judgeStaffTasks = async (service: Kept, { pool, store }: Services): Promis
 const measureProcessors = async (
   service: Kept,
   answered: () => number | null,
-  add: (part: Served, ms: number) => void,
-  addAnswers: (count: number) => void,
+  add: (ms: (part: Served) => number, answers: number) => void,
   stop: AbortSignal,
 ): Promise<void> => {
   let last = null as { readonly pid: number; readonly ms: ReturnType<typeof processorMs>; readonly answers: number } | null;
@@ -488,8 +491,8 @@ const measureProcessors = async (
         // A process has ended meanwhile.
       }
     if (now && last?.pid === now.pid) {
-      for (const part of SERVED) add(part, now.ms[part] - last.ms[part]);
-      addAnswers(now.answers - last.answers);
+      const [from, to] = [last, now];
+      add((part) => to.ms[part] - from.ms[part], to.answers - from.answers);
     }
     last = now;
     await sleep(CPU_EVERY_MS, undefined, { signal: stop }).catch(() => undefined);
@@ -504,11 +507,6 @@ interface Cost {
   readonly flat: boolean | null;
 }
 
-const percentile = (values: readonly number[], share: number): number => {
-  const sorted = values.toSorted((a, b) => a - b);
-  return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? Number.NaN;
-};
-
 const compareQuarters = (one: Quarter, other: Quarter, commands: ReadonlyMap<string, Commanded>): Cost[] => {
   const compared = (name: string, before: number, last: number, times: number, isEnough = true): Cost => ({
     name,
@@ -519,7 +517,7 @@ const compareQuarters = (one: Quarter, other: Quarter, commands: ReadonlyMap<str
   const kinds = [...one.latencies.keys()].filter((kind) => other.latencies.has(kind)).sort();
   return [
     ...kinds.flatMap((kind) => {
-      const [before, last] = [one.latencies.get(kind)!, other.latencies.get(kind)!];
+      const [before, last] = [one, other].map(({ latencies }) => Float64Array.from(latencies.get(kind)!).sort()) as [Float64Array, Float64Array];
       const answers = Math.min(before.length, last.length);
       return [
         compared(

@@ -233,8 +233,8 @@ describe('limits', () => {
       `Transfer-Encoding: ${coding}`,
       `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ntransfer-encoding: ${coding}\r\n\r\n2\r\n{}\r\n0\r\n\r\n`,
     ]),
-    ...[' ', '\t'].map((nothing) => [
-      'an empty Transfer-Encoding beside a length',
+    ...Object.entries({ 'a blank': ' ', 'a tab': '\t' }).map(([name, nothing]) => [
+      `a length and a Transfer-Encoding that is ${name}`,
       `POST ${PAYMENTS} HTTP/1.1\r\nhost: test\r\ntransfer-encoding:${nothing}\r\ncontent-length: 2\r\n\r\n{}`,
     ]),
     [
