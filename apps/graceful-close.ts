@@ -7,6 +7,8 @@ import { connectionOf } from '#platform/http';
 
 const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
+/** Connections that may wait to be accepted: the backlog with which Node listens. */
+const ACCEPT_TURNS = 511;
 /** After the grace, a client that has begun a request has this long to finish it. A request that is not whole has changed nothing. */
 const WHOLE_REQUEST_MS = 10_000;
 
@@ -16,8 +18,10 @@ const WHOLE_REQUEST_MS = 10_000;
  */
 export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, graceMs: number) => Promise<void>) => {
   let leaving = false;
+  let accepted = 0;
   const sockets = new Set<Socket>();
   fastify.server.on('connection', (socket: Socket) => {
+    accepted += 1;
     sockets.add(socket);
     socket.once('close', () => sockets.delete(socket));
   });
@@ -28,9 +32,12 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
   return async (app, graceMs) => {
     const server = app.getHttpServer();
     const listening = server.listening;
-    // Before `setImmediate` calls back, the event loop accepts all waiting connections. The plain TCP `close` is used, because the HTTP `close` would
-    // also close idle connections.
-    await new Promise((next) => setImmediate(next));
+    // A close resets connections that wait to be accepted. Each turn of the event loop accepts one of them. The second `setImmediate` calls back
+    // after a whole turn. The plain TCP `close` is used, because the HTTP `close` would also close idle connections.
+    for (let turn = 0, before = -1; turn < ACCEPT_TURNS && accepted > before; turn++) {
+      before = accepted;
+      await new Promise((next) => setImmediate(() => setImmediate(next)));
+    }
     leaving = true;
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
     for (let waited = 0; waited < graceMs && sockets.size > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);

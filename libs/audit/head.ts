@@ -7,6 +7,7 @@
 import { createHash, createPrivateKey, createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 import {
   closeSync,
+  type Dirent,
   existsSync,
   fsyncSync,
   linkSync,
@@ -118,6 +119,8 @@ export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
 
 const DIGITS = 20;
 const EXTENSION = '.head';
+/** A file is written in a folder with such a name, which is then removed. */
+const DRAFT = '.draft-';
 
 /** Writes a head to its file and returns the file's path. An existing file is not changed. */
 export const writeHead = (folder: string, head: Head, note: string, name: string = String(head.size).padStart(DIGITS, '0')): string => {
@@ -125,7 +128,7 @@ export const writeHead = (folder: string, head: Head, note: string, name: string
   mkdirSync(day, { recursive: true, mode: 0o755 });
   const file = join(day, `${name}${EXTENSION}`);
   if (existsSync(file)) return file;
-  const place = mkdtempSync(join(day, '.draft-'));
+  const place = mkdtempSync(join(day, DRAFT));
   const draft = join(place, 'head');
   const descriptor = openSync(draft, 'w', 0o644);
   writeSync(descriptor, note);
@@ -144,20 +147,27 @@ export const writeHead = (folder: string, head: Head, note: string, name: string
 /** Writes the public keys of this log's heads to `keys.txt`, for auditors. If several processes write at once, no reader sees half a file. */
 export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   mkdirSync(folder, { recursive: true, mode: 0o755 });
-  const place = mkdtempSync(join(folder, '.draft-'));
+  const place = mkdtempSync(join(folder, DRAFT));
   writeFileSync(join(place, 'keys.txt'), keys.map(({ vkey }) => `${vkey}\n`).join(''), { mode: 0o644 });
   renameSync(join(place, 'keys.txt'), join(folder, 'keys.txt'));
   rmSync(place, { recursive: true, force: true });
 };
 
+/** What is in a folder, by name. Drafts are left out: another process may remove one before it can be read. */
+const entriesOf = (folder: string): Dirent[] =>
+  readdirSync(folder, { withFileTypes: true })
+    .filter(({ name }) => !name.startsWith(DRAFT))
+    .sort((one, other) => (one.name < other.name ? -1 : 1));
+
 /** All head files in a folder, oldest first. Empty if the folder does not exist. */
-export const headFiles = (folder: string): string[] =>
-  existsSync(folder) && statSync(folder).isDirectory()
-    ? readdirSync(folder, { recursive: true, encoding: 'utf8' })
-        .filter((name) => name.endsWith(EXTENSION))
-        .sort()
-        .map((name) => join(folder, name))
-    : [];
+export const headFiles = (folder: string): string[] => {
+  if (!existsSync(folder) || !statSync(folder).isDirectory()) return [];
+  return entriesOf(folder).flatMap((entry) => {
+    const place = join(folder, entry.name);
+    if (entry.isDirectory()) return headFiles(place);
+    return entry.name.endsWith(EXTENSION) ? [place] : [];
+  });
+};
 
 /**
  * All head files in a folder, oldest day first. One day's folder is listed at a time, since a year has half a million head files. Files whose names
@@ -165,7 +175,7 @@ export const headFiles = (folder: string): string[] =>
  */
 export const headFilesAfter = function* (folder: string, after: number): Generator<string, void, void> {
   if (!existsSync(folder)) return;
-  for (const day of readdirSync(folder).sort()) {
+  for (const { name: day } of entriesOf(folder)) {
     const files = day.endsWith(EXTENSION) ? [join(folder, day)] : headFiles(join(folder, day));
     for (const file of files) if (after === 0 || !(Number(basename(file, EXTENSION)) <= after)) yield file;
   }
@@ -173,8 +183,8 @@ export const headFilesAfter = function* (folder: string, after: number): Generat
 
 /** The newest head file. Looks into the newest day's folder first, since a year has half a million head files. */
 export const newestHeadFile = (folder: string): string | null => {
-  const days = existsSync(folder) ? readdirSync(folder).sort().reverse() : [];
-  for (const day of days) {
+  const days = existsSync(folder) ? entriesOf(folder).reverse() : [];
+  for (const { name: day } of days) {
     const [newest] = headFiles(join(folder, day)).reverse();
     if (newest) return newest;
   }

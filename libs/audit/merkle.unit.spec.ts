@@ -4,10 +4,13 @@
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { createHash } from 'node:crypto';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
 import type { Recorded } from '#eventstore';
 import type { Json } from '#kernel';
 import { newKeyRing } from '#platform';
-import { ForgedHead, headKeys, openHead, signHead } from './head.js';
+import { ForgedHead, headFiles, headFilesAfter, headKeys, newestHeadFile, openHead, signHead } from './head.js';
 import {
   consistencyProof,
   EMPTY_ROOT,
@@ -215,4 +218,19 @@ describe('signed heads', () => {
       '{"a":{"10":1,"9":null,"A":true},"b":[1e+21,0,"é\\n"]}',
     );
   });
+});
+
+test('head files are listed by day; drafts, which another process may remove at any time, are not looked into', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'payfold-heads-'));
+  try {
+    const files = ['2026-01-01/1.head', '2026-01-02/2.head', '2026-01-02/.draft-a/3.head', '.draft-b/4.head', 'keys.txt'];
+    for (const file of files) {
+      mkdirSync(dirname(join(folder, file)), { recursive: true });
+      writeFileSync(join(folder, file), '');
+    }
+    const heads = files.slice(0, 2).map((file) => join(folder, file));
+    expect([headFiles(folder), [...headFilesAfter(folder, 0)], newestHeadFile(folder)]).toEqual([heads, heads, heads[1]]);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });

@@ -54,6 +54,7 @@ export {
 } from './read-model.js';
 export {
   append,
+  type AppendOptions,
   change,
   type DecidedStreamType,
   execute,

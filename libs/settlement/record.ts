@@ -4,7 +4,18 @@
  *
  * Every step can be repeated: a leg settles once, and a line is recorded once. Two processes can record the same batch at the same time.
  */
-import { append, Conflict, type EventStore, load, type Loaded, type Origin, OutcomeUnknown, StoreIncident, Unavailable } from '#eventstore';
+import {
+  append,
+  type AppendOptions,
+  Conflict,
+  type EventStore,
+  load,
+  type Loaded,
+  type Origin,
+  OutcomeUnknown,
+  StoreIncident,
+  Unavailable,
+} from '#eventstore';
 import { type Cents, Deadline, isDay, ServiceError, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import {
@@ -90,6 +101,12 @@ export interface IncomingBatch {
   readonly lines: AsyncIterable<SettlementRecord>;
 }
 
+/**
+ * Lines are recorded at most this long after their payments were read, in ms by the host's time. The payment of a line that does not settle it gets no
+ * event. So if this process stood still, nothing else would notice that another one has changed the payment meanwhile.
+ */
+const JUDGED_FOR_MS = 60_000;
+
 /** Maximum number of lines in a batch. Memory holds the whole batch. */
 export const MAX_BATCH_LINES = 200_000;
 
@@ -152,10 +169,10 @@ export const recordBatch = async (
     while (same < both && sameName(recorded[same]!, said[same]!) && saysTheSame(recorded[same]!, said[same]!)) same++;
     return same === both;
   };
-  /** Appends at the loaded revision. If another writer was first, loads the batch again and returns false. */
-  const appended = async (event: WithoutTime<SettlementEvent>): Promise<boolean> => {
+  /** Appends at the loaded revision. If another writer was first, or if `notAfter` has passed, loads the batch again and returns false. */
+  const appended = async (event: WithoutTime<SettlementEvent>, options?: AppendOptions): Promise<boolean> => {
     try {
-      place = await appendTo(ports, place, event);
+      place = await appendTo(ports, place, event, undefined, options);
       return true;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
@@ -168,8 +185,9 @@ export const recordBatch = async (
       if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
       const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
+      const notAfter = ports.payments.clock.realNow() + JUDGED_FOR_MS;
       const lines = await matchLines(ports, account, head(), names, missing, catchUp);
-      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } });
+      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter });
     }
   };
 
@@ -417,7 +435,8 @@ const appendTo = (
   loaded: LoadedBatch,
   event: WithoutTime<SettlementEvent>,
   origin: Origin = { actor: { type: 'system', id: 'settlement' }, correlationId: ids.uuid() },
-): Promise<LoadedBatch> => append({ store, clock, ids }, BATCH_STREAM, loaded, [{ ...event, at: timestamp(clock.now()) }], origin);
+  options?: AppendOptions,
+): Promise<LoadedBatch> => append({ store, clock, ids }, BATCH_STREAM, loaded, [{ ...event, at: timestamp(clock.now()) }], origin, options);
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Matching: find the payment of a line by the transaction id, else by our reference.

@@ -136,6 +136,18 @@ test('700 pipelined requests on each of 20 connections: another client is answer
   expect(before).toBeLessThan(10 * 700);
 });
 
+test('400 new connections with two requests each: the next one, of another client, is answered before most of them', async () => {
+  const opening = Array.from({ length: 400 }, () => FloodSocket.open(service.url, STRANGER, get('/healthz').repeat(2)));
+  flood = await Promise.all([...opening, FloodSocket.open(service.url, HONEST, get('/healthz'))]);
+  const other = flood.at(-1);
+  for (const one of flood) one.read();
+  const answers = () => flood.reduce((sum, { received }) => sum + received.split('HTTP/1.1 200').length - 1, 0);
+  await eventually(() => other!.received.startsWith('HTTP/1.1 200 '), { everyMs: 1 });
+  const before = answers();
+  await eventually(() => answers() === 2 * 400 + 1);
+  expect(before).toBeLessThan(600);
+});
+
 test('4,096 connections of one client', async () => {
   flood = await FloodSocket.openMany(4_096, service.url, STRANGER, get('/healthz'));
   for (const one of flood) one.read();

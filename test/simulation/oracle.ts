@@ -81,6 +81,8 @@ const FOUND_WITHIN_MS = 6 * 60_000;
 const HELD_UP_MS = 3_600_000;
 /** The largest difference between the wall clocks of two replicas, in any seed. */
 const CLOCKS_DIFFER_MS = 240_000;
+/** Lines are recorded at most this long after their payments were read. */
+const JUDGED_FOR_MS = 60_000;
 
 const read = new WeakMap<Reply, Told>();
 
@@ -1052,7 +1054,8 @@ export class Oracle {
       const book = books.find((one) => one.chargeRefs.includes(ref!) || one.intent?.legs.some(({ references }) => references.reversal === ref) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
       // A batch may close before recovery has undone an unknown charge by a refund.
-      const wasUnknown = book !== undefined && line.at < book.voidedAt && book.intent !== null && this.abilityOf(book.intent).voids === 'none';
+      const wasUnknown =
+        book !== undefined && line.at - JUDGED_FOR_MS < book.voidedAt && book.intent !== null && this.abilityOf(book.intent).voids === 'none';
       const undecided = book?.phase === 'unknown' || book?.resolved === true || wasUnknown;
       // After an hour, a batch no longer waits for an open reversal. The line is then compared with the present state of the payment, and may
       // mismatch.

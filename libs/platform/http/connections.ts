@@ -3,6 +3,9 @@
  *
  * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes only up to the end of the next
  * head, and no further while the client has unanswered requests. A connection with many requests takes turns with all others.
+ *
+ * Node accepts one connection in each turn of the event loop. While many clients wait to be accepted, turns must be short. So the requests of new
+ * connections wait until a turn brings no further one.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
@@ -11,6 +14,12 @@ import { isIPv6, type Socket } from 'node:net';
 const MAX_UNANSWERED = 2;
 /** Requests of one connection that begin in one turn of the event loop. Then all other connections have their turn. */
 const MAX_IN_TURN = 2;
+/** Pieces that the parser gets in one turn from all connections of one address. A piece is a head, or a part of a head or body. */
+const MAX_PIECES_IN_TURN = 16;
+/** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
+const MAX_PIECE_BYTES = 8 * 1024;
+/** Milliseconds for which the first request of a connection waits, at most, while others are accepted. */
+const MAX_NEW_MS = 200;
 /** Every head ends so. The parser refuses all other forms. */
 const HEAD_END = '\r\n\r\n';
 /** Milliseconds in which a client can read the last answer. If a socket is closed with unread bytes, the client may lose the answer. */
@@ -22,10 +31,43 @@ const MAX_BODIES_PER_ADDRESS_BYTES = 16 * 1024 * 1024;
 const MAX_BODIES_OF_STRANGERS_BYTES = 16 * 1024 * 1024;
 const NOTHING = Buffer.alloc(0);
 
-/** Connections and bodies from one address. */
-interface Peer {
-  connections: number;
-  bodyBytes: number;
+/** The connections and bodies of one address, and its pieces in this turn of the event loop. */
+class Peer {
+  connections = 0;
+  bodyBytes = 0;
+  private piecesInTurn = 0;
+  private readonly waiting = new Set<Connection>();
+  private turnEnds = false;
+
+  /** Counts a piece. Returns false if this turn has no more. */
+  takePiece(): boolean {
+    if (this.piecesInTurn >= MAX_PIECES_IN_TURN) return false;
+    this.piecesInTurn += 1;
+    this.endTurn();
+    return true;
+  }
+
+  /** The connection reads on in a later turn, after those that wait already. */
+  wait(connection: Connection): void {
+    this.waiting.add(connection);
+    this.endTurn();
+  }
+
+  private endTurn(): void {
+    if (this.turnEnds) return;
+    this.turnEnds = true;
+    setImmediate(() => {
+      this.turnEnds = false;
+      this.piecesInTurn = 0;
+      let left = MAX_PIECES_IN_TURN;
+      for (const connection of this.waiting) {
+        if (left-- === 0) break;
+        this.waiting.delete(connection);
+        connection.goOn();
+      }
+      if (this.waiting.size > 0) this.endTurn();
+    });
+  }
 }
 
 const connections = new WeakMap<Socket, Connection>();
@@ -38,6 +80,9 @@ export class Connections {
   private readonly peers = new Map<string, Peer>();
   private bodyBytes = 0;
   private strangersBytes = 0;
+  /** Connections that have not read yet, oldest first, and when each was accepted, in milliseconds. */
+  private readonly fresh = new Map<Connection, number>();
+  private acceptedInTurn = false;
 
   /** `perAddress`: the number of connections from one address. null: no limit, because all clients come through a proxy. */
   constructor(private readonly perAddress: number | null) {}
@@ -45,8 +90,8 @@ export class Connections {
   /** Call this after Node has attached its parser. A connection over the limit gets `refusal`, and is closed. */
   add(socket: Socket, refusal: string): void {
     const address = addressGroup(socket.remoteAddress ?? '');
-    const peer = this.peers.get(address) ?? { connections: 0, bodyBytes: 0 };
-    const connection = new Connection(socket, (bytes, isStranger) => this.takeForBody(peer, bytes, isStranger));
+    const peer = this.peers.get(address) ?? new Peer();
+    const connection = new Connection(socket, peer, (bytes, isStranger) => this.takeForBody(peer, bytes, isStranger));
     connections.set(socket, connection);
     if (this.perAddress !== null && peer.connections >= this.perAddress) return connection.turnAway(refusal);
     peer.connections += 1;
@@ -55,6 +100,21 @@ export class Connections {
       peer.connections -= 1;
       if (peer.connections === 0) this.peers.delete(address);
     });
+    connection.hold();
+    this.acceptedInTurn = true;
+    if (this.fresh.size === 0) setImmediate(() => this.endTurn());
+    this.fresh.set(connection, performance.now());
+  }
+
+  private endTurn(): void {
+    const dueBefore = performance.now() - MAX_NEW_MS;
+    for (const [connection, acceptedAt] of this.fresh) {
+      if (this.acceptedInTurn && acceptedAt > dueBefore) break;
+      this.fresh.delete(connection);
+      connection.peer.wait(connection);
+    }
+    this.acceptedInTurn = false;
+    if (this.fresh.size > 0) setImmediate(() => this.endTurn());
   }
 
   private takeForBody(peer: Peer, bytes: number, isStranger: boolean): boolean {
@@ -84,6 +144,7 @@ export class Connection {
   /** `takeForBody` counts memory for a body, or gives it back if the number is negative. It returns false if a limit is reached. */
   constructor(
     private readonly socket: Socket,
+    readonly peer: Peer,
     readonly takeForBody: (bytes: number, isStranger: boolean) => boolean,
   ) {
     // Node's listener gives the bytes to its parser. Ours takes its place.
@@ -106,16 +167,23 @@ export class Connection {
         this.rest = NOTHING;
         return;
       }
-      if (this.unanswered.size >= MAX_UNANSWERED || this.begunInTurn >= MAX_IN_TURN) {
-        this.holds = true;
-        this.socket.pause();
-        return;
+      if (!this.mayBegin) return this.hold();
+      if (!this.peer.takePiece()) {
+        this.peer.wait(this);
+        return this.hold();
       }
-      const end = this.rest.indexOf(HEAD_END);
-      const piece = end < 0 ? this.rest : this.rest.subarray(0, end + HEAD_END.length);
+      const next = this.rest.subarray(0, MAX_PIECE_BYTES);
+      const end = next.indexOf(HEAD_END);
+      const piece = end < 0 ? next : next.subarray(0, end + HEAD_END.length);
       this.rest = this.rest.subarray(piece.length);
       this.parse(piece);
     }
+  }
+
+  /** Reads nothing until {@link goOn}. */
+  hold(): void {
+    this.holds = true;
+    this.socket.pause();
   }
 
   /** Counts a request until its answer is sent. */
@@ -134,8 +202,13 @@ export class Connection {
     });
   }
 
-  private goOn(): void {
-    if (this.holds && this.unanswered.size < MAX_UNANSWERED && this.begunInTurn < MAX_IN_TURN) this.socket.resume();
+  private get mayBegin(): boolean {
+    return this.unanswered.size < MAX_UNANSWERED && this.begunInTurn < MAX_IN_TURN;
+  }
+
+  /** Reads on, if it may. */
+  goOn(): void {
+    if (this.holds && this.mayBegin) this.socket.resume();
   }
 
   /** Discards all further bytes of the client. The answer that is being sent is the last one, and must close the connection. */
