@@ -7,8 +7,9 @@ import { connectionOf } from '#platform/http';
 
 const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
-/** Connections that may wait to be accepted: the backlog with which Node listens. */
-const ACCEPT_TURNS = 511;
+/** Limits of the time in which waiting connections are accepted, and in which the requests that have come begin. */
+const ACCEPT_MS = 1_000;
+const BEGIN_MS = 1_000;
 /** After the grace, a client that has begun a request has this long to finish it. A request that is not whole has changed nothing. */
 const WHOLE_REQUEST_MS = 10_000;
 
@@ -32,15 +33,19 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
   return async (app, graceMs) => {
     const server = app.getHttpServer();
     const listening = server.listening;
+    leaving = true;
     // A close resets connections that wait to be accepted. Each turn of the event loop accepts one of them. The second `setImmediate` calls back
     // after a whole turn. The plain TCP `close` is used, because the HTTP `close` would also close idle connections.
-    for (let turn = 0, before = -1; turn < ACCEPT_TURNS && accepted > before; turn++) {
+    const acceptUntil = performance.now() + ACCEPT_MS;
+    for (let before = -1; accepted > before && performance.now() < acceptUntil;) {
       before = accepted;
       await new Promise((next) => setImmediate(() => setImmediate(next)));
     }
-    leaving = true;
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
     for (let waited = 0; waited < graceMs && sockets.size > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
+    // Node counts a connection as idle while its next request waits for a turn of the event loop.
+    const beginUntil = performance.now() + BEGIN_MS;
+    while ([...sockets].some((socket) => connectionOf({ socket }).holdsBytes) && performance.now() < beginUntil) await clock.sleep(GRACE_POLL_MS);
     // An answer whose headers were sent before the stop did not ask its client to close. After this answer, its idle connection would keep the server
     // open for a minute. Node does not count a connection without a whole request as idle, and no longer checks its time limits.
     let waited = 0;

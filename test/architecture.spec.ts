@@ -228,6 +228,7 @@ describe('two clocks', () => {
     'libs/payments/stream.ts': AGE_OF_A_LOADED_STREAM,
     'libs/payments/charge.ts': AGE_OF_A_LOADED_STREAM,
     'libs/payments/commands.ts': AGE_OF_A_LOADED_STREAM,
+    'libs/settlement/record.ts': AGE_OF_A_LOADED_STREAM,
     'libs/platform/postgres/sandbox-time.ts': 'adds to it',
     'libs/gateways/transport/clocks.ts': 'difference from the clock of the processor',
     'libs/payments/keys/from-log.ts': 'age of an idempotency key',
@@ -268,6 +269,7 @@ describe('two clocks', () => {
     'libs/payments/commands.ts',
     'libs/payments/reverse.ts',
     'libs/platform/postgres/sandbox-time.ts',
+    'libs/settlement/record.ts',
   ];
 
   test('the host’s time is taken in these files only', () => expect(filesWith(/\brealNow\b/)).toEqual(Object.keys(REAL).sort()));

@@ -7,7 +7,6 @@
 import { createHash, createPrivateKey, createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 import {
   closeSync,
-  type Dirent,
   existsSync,
   fsyncSync,
   linkSync,
@@ -119,7 +118,7 @@ export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
 
 const DIGITS = 20;
 const EXTENSION = '.head';
-/** A file is written in a folder with such a name, which is then removed. */
+/** Each file is made in a folder with such a name. */
 const DRAFT = '.draft-';
 
 /** Writes a head to its file and returns the file's path. An existing file is not changed. */
@@ -153,19 +152,18 @@ export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   rmSync(place, { recursive: true, force: true });
 };
 
-/** What is in a folder, by name. Drafts are left out: another process may remove one before it can be read. */
-const entriesOf = (folder: string): Dirent[] =>
-  readdirSync(folder, { withFileTypes: true })
-    .filter(({ name }) => !name.startsWith(DRAFT))
-    .sort((one, other) => (one.name < other.name ? -1 : 1));
+/** Names in a folder, in order. Hidden ones are left out: they are drafts, and another process may remove one before it can be read. */
+const namesIn = (folder: string): string[] =>
+  readdirSync(folder)
+    .filter((name) => !name.startsWith('.'))
+    .sort();
 
 /** All head files in a folder, oldest first. Empty if the folder does not exist. */
 export const headFiles = (folder: string): string[] => {
-  if (!existsSync(folder) || !statSync(folder).isDirectory()) return [];
-  return entriesOf(folder).flatMap((entry) => {
-    const place = join(folder, entry.name);
-    if (entry.isDirectory()) return headFiles(place);
-    return entry.name.endsWith(EXTENSION) ? [place] : [];
+  if (!statSync(folder, { throwIfNoEntry: false })?.isDirectory()) return [];
+  return namesIn(folder).flatMap((name) => {
+    const place = join(folder, name);
+    return name.endsWith(EXTENSION) ? [place] : headFiles(place);
   });
 };
 
@@ -175,7 +173,7 @@ export const headFiles = (folder: string): string[] => {
  */
 export const headFilesAfter = function* (folder: string, after: number): Generator<string, void, void> {
   if (!existsSync(folder)) return;
-  for (const { name: day } of entriesOf(folder)) {
+  for (const day of namesIn(folder)) {
     const files = day.endsWith(EXTENSION) ? [join(folder, day)] : headFiles(join(folder, day));
     for (const file of files) if (after === 0 || !(Number(basename(file, EXTENSION)) <= after)) yield file;
   }
@@ -183,8 +181,8 @@ export const headFilesAfter = function* (folder: string, after: number): Generat
 
 /** The newest head file. Looks into the newest day's folder first, since a year has half a million head files. */
 export const newestHeadFile = (folder: string): string | null => {
-  const days = existsSync(folder) ? entriesOf(folder).reverse() : [];
-  for (const { name: day } of days) {
+  const days = existsSync(folder) ? namesIn(folder).reverse() : [];
+  for (const day of days) {
     const [newest] = headFiles(join(folder, day)).reverse();
     if (newest) return newest;
   }

@@ -102,8 +102,8 @@ export interface IncomingBatch {
 }
 
 /**
- * Lines are recorded at most this long after their payments were read, in ms by the host's time. The payment of a line that does not settle it gets no
- * event. So if this process stood still, nothing else would notice that another one has changed the payment meanwhile.
+ * Lines are sent to the log at most this long after their payments were read, in ms by the host's time. Later they are judged again. A payment gets no
+ * event from a line that does not settle it. So if this process stands still, nothing else notices that another process changes the payment.
  */
 const JUDGED_FOR_MS = 60_000;
 
@@ -185,9 +185,8 @@ export const recordBatch = async (
       if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
       const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
-      const notAfter = ports.payments.clock.realNow() + JUDGED_FOR_MS;
-      const lines = await matchLines(ports, account, head(), names, missing, catchUp);
-      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter });
+      const { lines, readAt } = await matchLines(ports, account, head(), names, missing, catchUp);
+      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter: readAt + JUDGED_FOR_MS });
     }
   };
 
@@ -391,7 +390,9 @@ const correctBatch = async (
     const kept = lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
     let next = nextNumber(lines);
     const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ }));
-    const judged = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered, () => ports.register.caughtUp().then(() => true));
+    const { lines: judged } = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered, () =>
+      ports.register.caughtUp().then(() => true),
+    );
     const corrections: LineCorrection[] = [
       ...gone.map((before) => ({ before, after: null })),
       ...numbered.map(({ before }, index) => ({ before, after: judged[index]! })),
@@ -450,7 +451,7 @@ const matchLines = async (
   lines: readonly { number: number; line: SettlementRecord }[],
   /** Brings the register up to date. Resolves to false if that was not due. */
   catchUp: () => Promise<boolean>,
-): Promise<RecordedLine[]> => {
+): Promise<{ readonly lines: RecordedLine[]; readonly readAt: number }> => {
   const find = async () => {
     const found = await ports.register.transactions(
       account.gateway,
@@ -500,6 +501,7 @@ const matchLines = async (
     results.set(number, toRecorded(number, line, judgement.result, origin, judgement.expectedCents));
   }
   const queue = [...byPayment];
+  const readAt = ports.payments.clock.realNow();
   const loaded = await ports.payments.streams.loadAll([...byPayment.keys()]);
   await Promise.all(
     Array.from({ length: PARALLEL_PAYMENTS }, async () => {
@@ -510,7 +512,7 @@ const matchLines = async (
       }
     }),
   );
-  return lines.map(({ number }) => results.get(number)!);
+  return { lines: lines.map(({ number }) => results.get(number)!), readAt };
 };
 
 /** A line with the transaction that it names. */

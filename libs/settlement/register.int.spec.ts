@@ -3,7 +3,7 @@
  * must find its payment. The gateway is the simulation's bank without voids.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
-import { memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
+import { type EventStore, memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
 import { Deadline } from '#kernel';
 import { charge, createRecovery, type GatewayAccount, type PaymentGateway, type PaymentPorts, type VisiblePayment } from '#payments';
 import { collect, createPool, migrate, type Pool, transaction } from '#platform';
@@ -94,11 +94,11 @@ const recover = async (paymentId: string): Promise<void> => {
 };
 const accountOf = async (paymentId: string): Promise<GatewayAccount> => ((await house.state(paymentId)) as VisiblePayment).terms.legs[0]!.account;
 /** Closes the batch at the bank, and records it. */
-const recordedLines = async (paymentId: string) => {
+const recordedLines = async (paymentId: string, ports = settlement) => {
   const account = await accountOf(paymentId);
   const batchId = bank.closeBatch(account.merchantAccount)!;
   for await (const batch of batchesOf(bank.lines))
-    await recordBatch(settlement, account, { fundedOn: null, ...batch }, null, new AbortController().signal);
+    await recordBatch(ports, account, { fundedOn: null, ...batch }, null, new AbortController().signal);
   await settlement.register.caughtUp();
   return linesOf(await batchOf(house.store, { ...account, batchId })).map(({ type, result, paymentId: of, leg }) => ({
     type,
@@ -177,4 +177,24 @@ test('a charge with a known outcome has no row for a refund that undoes it', asy
   const { view } = await charge(ports, house.request({ card: CARDS.approved }), attempt, origin, new Deadline(house.clock, 28_000));
   await settlement.register.caughtUp();
   expect((await rowsOf(view.id)).map(({ op }) => op)).toEqual(['charge']);
+});
+
+test('a worker stands still after it has judged a line, and another one undoes the charge: the line is judged again', async () => {
+  const paymentId = await unknownPayment();
+  await settlement.register.caughtUp();
+  let stoodStill = false;
+  const store: EventStore = {
+    ...house.store,
+    append: async (stream, revision, events) => {
+      const appended = await house.store.append(stream, revision, events);
+      if (!stoodStill && events.some(({ type }) => type === 'StaffTaskRaised')) {
+        stoodStill = true;
+        await recover(paymentId);
+        house.clock.advance(1);
+      }
+      return appended;
+    },
+  };
+  expect(await recordedLines(paymentId, { ...settlement, store })).toEqual([{ result: 'MATCHED', paymentId, leg: 'combined', type: 'sale' }]);
+  expect([stoodStill, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
 });

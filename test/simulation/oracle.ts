@@ -711,7 +711,7 @@ export class Oracle {
           if (phase !== 'charged') {
             must((phase === 'unknown' && fenced) || phase === 'voided', event.type);
             book.phase = 'voided';
-            book.voidedAt = Date.parse(event.meta.recordedAt) + CLOCKS_DIFFER_MS;
+            book.voidedAt = Date.parse(event.meta.recordedAt) + this.world.clocksDifferMs;
             break;
           }
           const returned = event.data as unknown as Returned;

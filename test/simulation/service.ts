@@ -306,9 +306,15 @@ export class World {
   /** Partners' servers, by URL. */
   readonly receivers = new Map<string, Receiver>();
 
+  /** The largest difference between the clocks of two replicas in this run. */
+  get clocksDifferMs(): number {
+    const skews = this.processes.map(({ skewMs }) => skewMs);
+    return Math.max(...skews) - Math.min(...skews);
+  }
+
   constructor(
     readonly sim: Simulator,
-    processes: readonly Process[],
+    private readonly processes: readonly Process[],
     readonly seams: Seams = {},
     /** True if this run exchanges its log. */
     isExchanged = false,

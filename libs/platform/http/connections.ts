@@ -1,25 +1,27 @@
 /**
- * Limits of what one client may hold of this server: connections, unanswered requests, and memory for bodies (docs/contract.md#the-http-edge).
+ * Limits of what one client may hold of this server: connections, unanswered requests, time and memory for bodies
+ * (docs/contract.md#the-http-edge).
  *
- * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes only up to the end of the next
- * head, and no further while the client has unanswered requests. A connection with many requests takes turns with all others.
+ * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes in pieces. It gets no further piece
+ * while the client has unanswered requests. A connection with many pieces takes turns with all others.
  *
- * Node accepts one connection in each turn of the event loop. While many clients wait to be accepted, turns must be short. So the requests of new
- * connections wait until a turn brings no further one.
+ * Node accepts one connection in each turn of the event loop. So what an address sends waits while it opens connections: turns stay short, and the
+ * next client is accepted soon.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
+import { systemClock } from '#kernel';
 
 /** Requests of one connection that are parsed and not answered. The end of a body is seen only with the next head, so one would not do. */
 const MAX_UNANSWERED = 2;
-/** Requests of one connection that begin in one turn of the event loop. Then all other connections have their turn. */
-const MAX_IN_TURN = 2;
-/** Pieces that the parser gets in one turn from all connections of one address. A piece is a head, or a part of a head or body. */
-const MAX_PIECES_IN_TURN = 16;
+/** Pieces of one connection that the parser gets in one turn of the event loop. A piece is a head, or a part of a head or body. */
+const MAX_PIECES_IN_TURN = 2;
 /** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
 const MAX_PIECE_BYTES = 8 * 1024;
-/** Milliseconds for which the first request of a connection waits, at most, while others are accepted. */
-const MAX_NEW_MS = 200;
+/** Milliseconds for which the connections of an address wait, at most, while it opens others. If it opens more, one may go on in each turn. */
+const MAX_OPENING_MS = 200;
+/** Connections that may go on in each turn after that. */
+const ADMITTED_IN_TURN = 8;
 /** Every head ends so. The parser refuses all other forms. */
 const HEAD_END = '\r\n\r\n';
 /** Milliseconds in which a client can read the last answer. If a socket is closed with unread bytes, the client may lose the answer. */
@@ -31,42 +33,22 @@ const MAX_BODIES_PER_ADDRESS_BYTES = 16 * 1024 * 1024;
 const MAX_BODIES_OF_STRANGERS_BYTES = 16 * 1024 * 1024;
 const NOTHING = Buffer.alloc(0);
 
-/** The connections and bodies of one address, and its pieces in this turn of the event loop. */
+/** What one address holds. */
 class Peer {
   connections = 0;
   bodyBytes = 0;
-  private piecesInTurn = 0;
-  private readonly waiting = new Set<Connection>();
-  private turnEnds = false;
+  /** True while this address opens connections, and until those that waited meanwhile have gone on. */
+  isOpening = false;
+  /** Connections that have bytes for the parser, in order. */
+  readonly waiting = new Set<Connection>();
 
-  /** Counts a piece. Returns false if this turn has no more. */
-  takePiece(): boolean {
-    if (this.piecesInTurn >= MAX_PIECES_IN_TURN) return false;
-    this.piecesInTurn += 1;
-    this.endTurn();
-    return true;
-  }
-
-  /** The connection reads on in a later turn, after those that wait already. */
-  wait(connection: Connection): void {
-    this.waiting.add(connection);
-    this.endTurn();
-  }
-
-  private endTurn(): void {
-    if (this.turnEnds) return;
-    this.turnEnds = true;
-    setImmediate(() => {
-      this.turnEnds = false;
-      this.piecesInTurn = 0;
-      let left = MAX_PIECES_IN_TURN;
-      for (const connection of this.waiting) {
-        if (left-- === 0) break;
-        this.waiting.delete(connection);
-        connection.goOn();
-      }
-      if (this.waiting.size > 0) this.endTurn();
-    });
+  admit(count: number): void {
+    let left = count;
+    for (const connection of this.waiting) {
+      if (left-- === 0) return;
+      this.waiting.delete(connection);
+      connection.admit();
+    }
   }
 }
 
@@ -80,8 +62,9 @@ export class Connections {
   private readonly peers = new Map<string, Peer>();
   private bodyBytes = 0;
   private strangersBytes = 0;
-  /** Connections that have not read yet, oldest first, and when each was accepted, in milliseconds. */
-  private readonly fresh = new Map<Connection, number>();
+  private readonly opening = new Set<Peer>();
+  /** When the first of these began, in milliseconds. */
+  private openingSince = 0;
   private acceptedInTurn = false;
 
   /** `perAddress`: the number of connections from one address. null: no limit, because all clients come through a proxy. */
@@ -93,6 +76,7 @@ export class Connections {
     const peer = this.peers.get(address) ?? new Peer();
     const connection = new Connection(socket, peer, (bytes, isStranger) => this.takeForBody(peer, bytes, isStranger));
     connections.set(socket, connection);
+    this.opened(peer);
     if (this.perAddress !== null && peer.connections >= this.perAddress) return connection.turnAway(refusal);
     peer.connections += 1;
     this.peers.set(address, peer);
@@ -100,21 +84,29 @@ export class Connections {
       peer.connections -= 1;
       if (peer.connections === 0) this.peers.delete(address);
     });
-    connection.hold();
+  }
+
+  private opened(peer: Peer): void {
+    if (this.opening.size === 0) {
+      this.openingSince = systemClock.monotonic();
+      setImmediate(() => this.endTurn());
+    }
     this.acceptedInTurn = true;
-    if (this.fresh.size === 0) setImmediate(() => this.endTurn());
-    this.fresh.set(connection, performance.now());
+    peer.isOpening = true;
+    this.opening.add(peer);
   }
 
   private endTurn(): void {
-    const dueBefore = performance.now() - MAX_NEW_MS;
-    for (const [connection, acceptedAt] of this.fresh) {
-      if (this.acceptedInTurn && acceptedAt > dueBefore) break;
-      this.fresh.delete(connection);
-      connection.peer.wait(connection);
-    }
+    const count = this.acceptedInTurn ? 1 : ADMITTED_IN_TURN;
+    if (!this.acceptedInTurn || systemClock.monotonic() - this.openingSince >= MAX_OPENING_MS)
+      for (const peer of this.opening) {
+        peer.admit(count);
+        if (this.acceptedInTurn || peer.waiting.size > 0) continue;
+        peer.isOpening = false;
+        this.opening.delete(peer);
+      }
     this.acceptedInTurn = false;
-    if (this.fresh.size > 0) setImmediate(() => this.endTurn());
+    if (this.opening.size > 0) setImmediate(() => this.endTurn());
   }
 
   private takeForBody(peer: Peer, bytes: number, isStranger: boolean): boolean {
@@ -134,7 +126,9 @@ export class Connection {
   private readonly unanswered = new Set<IncomingMessage>();
   /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
   private holds = false;
-  private begunInTurn = 0;
+  private piecesInTurn = 0;
+  /** True if this connection may take the pieces of a turn, although its address opens connections. */
+  private isAdmitted = false;
   /** True if no further request of this connection is read. */
   private closing = false;
   /** The answer to what the client sent after its last whole request. */
@@ -144,7 +138,7 @@ export class Connection {
   /** `takeForBody` counts memory for a body, or gives it back if the number is negative. It returns false if a limit is reached. */
   constructor(
     private readonly socket: Socket,
-    readonly peer: Peer,
+    private readonly peer: Peer,
     readonly takeForBody: (bytes: number, isStranger: boolean) => boolean,
   ) {
     // Node's listener gives the bytes to its parser. Ours takes its place.
@@ -167,34 +161,22 @@ export class Connection {
         this.rest = NOTHING;
         return;
       }
-      if (!this.mayBegin) return this.hold();
-      if (!this.peer.takePiece()) {
-        this.peer.wait(this);
-        return this.hold();
+      if (!this.mayGoOn()) {
+        this.holds = true;
+        this.socket.pause();
+        return;
       }
-      const next = this.rest.subarray(0, MAX_PIECE_BYTES);
-      const end = next.indexOf(HEAD_END);
-      const piece = end < 0 ? next : next.subarray(0, end + HEAD_END.length);
+      this.countPiece();
+      const end = this.rest.subarray(0, MAX_PIECE_BYTES + HEAD_END.length - 1).indexOf(HEAD_END);
+      const piece = this.rest.subarray(0, end < 0 ? MAX_PIECE_BYTES : end + HEAD_END.length);
       this.rest = this.rest.subarray(piece.length);
       this.parse(piece);
     }
   }
 
-  /** Reads nothing until {@link goOn}. */
-  hold(): void {
-    this.holds = true;
-    this.socket.pause();
-  }
-
   /** Counts a request until its answer is sent. */
   began(request: IncomingMessage, response: ServerResponse): void {
     this.unanswered.add(request);
-    this.begunInTurn += 1;
-    if (this.begunInTurn === 1)
-      setImmediate(() => {
-        this.begunInTurn = 0;
-        this.goOn();
-      });
     response.once('finish', () => {
       this.unanswered.delete(request);
       if (this.refusal !== null) this.sendRefusal();
@@ -202,13 +184,37 @@ export class Connection {
     });
   }
 
-  private get mayBegin(): boolean {
-    return this.unanswered.size < MAX_UNANSWERED && this.begunInTurn < MAX_IN_TURN;
+  /** Returns false if the parser may not get a piece now. Then the connection goes on by itself later. */
+  private mayGoOn(): boolean {
+    if (this.unanswered.size >= MAX_UNANSWERED || this.piecesInTurn >= MAX_PIECES_IN_TURN) return false;
+    if (!this.peer.isOpening || this.isAdmitted) return true;
+    this.peer.waiting.add(this);
+    return false;
   }
 
-  /** Reads on, if it may. */
-  goOn(): void {
-    if (this.holds && this.mayBegin) this.socket.resume();
+  private countPiece(): void {
+    this.piecesInTurn += 1;
+    if (this.piecesInTurn === 1)
+      setImmediate(() => {
+        this.piecesInTurn = 0;
+        this.isAdmitted = false;
+        this.goOn();
+      });
+  }
+
+  private goOn(): void {
+    if (this.holds && this.mayGoOn()) this.socket.resume();
+  }
+
+  /** The connection goes on, although its address opens connections. */
+  admit(): void {
+    this.isAdmitted = true;
+    this.goOn();
+  }
+
+  /** True if bytes have come that the parser has not got. Node may take the connection for an idle one. */
+  get holdsBytes(): boolean {
+    return this.rest.length > 0 || this.socket.readableLength > 0;
   }
 
   /** Discards all further bytes of the client. The answer that is being sent is the last one, and must close the connection. */
