@@ -7,14 +7,15 @@ import { connectionOf } from '#platform/http';
 
 const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
-/** Limits of the time in which waiting connections are accepted, and in which the requests that have come begin. */
+/** The longest time to accept connections that wait. */
 const ACCEPT_MS = 1_000;
+/** The longest time until requests that have come begin. */
 const BEGIN_MS = 1_000;
 /** After the grace, a client that has begun a request has this long to finish it. A request that is not whole has changed nothing. */
 const WHOLE_REQUEST_MS = 10_000;
 
 /**
- * Returns the function that closes the listener. The function first stops accepting connections. From then on, each answer asks its client to close
+ * Returns the function that closes the listener. The function accepts the connections that wait, and then no more. From its call on, each answer asks its client to close
  * the connection, and clients have `graceMs` to do so. Requests in flight are finished.
  */
 export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, graceMs: number) => Promise<void>) => {
@@ -34,8 +35,8 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     const server = app.getHttpServer();
     const listening = server.listening;
     leaving = true;
-    // A close resets connections that wait to be accepted. Each turn of the event loop accepts one of them. The second `setImmediate` calls back
-    // after a whole turn. The plain TCP `close` is used, because the HTTP `close` would also close idle connections.
+    // Accepts connections until a turn of the event loop brings none, because a close resets those that wait. Each turn accepts one, and the second
+    // `setImmediate` calls back after a whole turn. The plain TCP `close` is used, because the HTTP `close` would also close idle connections.
     const acceptUntil = performance.now() + ACCEPT_MS;
     for (let before = -1; accepted > before && performance.now() < acceptUntil;) {
       before = accepted;

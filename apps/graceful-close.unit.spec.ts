@@ -15,7 +15,7 @@ class Nothing {}
 
 const CLIENTS = 100;
 
-/** A client that sends requests, and all that it has received when the connection ends. */
+/** A client. `ask` sends a request. `ended` resolves to all that it has received. */
 const client = (port: number) => {
   let received = '';
   const socket = connect({ port, host: '127.0.0.1' }).on('data', (bytes) => (received += bytes.toString('latin1')));

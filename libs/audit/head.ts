@@ -118,7 +118,7 @@ export const openHead = (note: string, keys: readonly HeadKey[]): Head => {
 
 const DIGITS = 20;
 const EXTENSION = '.head';
-/** Each file is made in a folder with such a name. */
+/** Prefix of the folder in which a file is written before it is moved to its place. */
 const DRAFT = '.draft-';
 
 /** Writes a head to its file and returns the file's path. An existing file is not changed. */
@@ -152,7 +152,7 @@ export const writeKeys = (folder: string, keys: readonly HeadKey[]): void => {
   rmSync(place, { recursive: true, force: true });
 };
 
-/** Names in a folder, in order. Hidden ones are left out: they are drafts, and another process may remove one before it can be read. */
+/** Names in a folder, in order, without those that begin with a dot. Another process may remove a draft before it can be read. */
 const namesIn = (folder: string): string[] =>
   readdirSync(folder)
     .filter((name) => !name.startsWith('.'))

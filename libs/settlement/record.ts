@@ -102,8 +102,8 @@ export interface IncomingBatch {
 }
 
 /**
- * Lines are sent to the log at most this long after their payments were read, in ms by the host's time. Later they are judged again. A payment gets no
- * event from a line that does not settle it. So if this process stands still, nothing else notices that another process changes the payment.
+ * New lines are sent to the log at most this long after their payments were read, in ms. Later they are judged again. A line that does not settle its
+ * payment appends nothing to the payment's stream. So no append fails if another process has changed the payment meanwhile. This limit catches that.
  */
 const JUDGED_FOR_MS = 60_000;
 

@@ -33,6 +33,7 @@ const DECLINED_SHARE = 0.03;
 const FEE_DECLINED_SHARE = 0.01;
 const SCRAPE_EVERY_MS = 5_000;
 const CPU_EVERY_MS = 1_000;
+const DELAY_EVERY_MS = 100;
 /** After a fault, costs and error lines count as those of the fault for this long after the service is ready again. */
 const CALM_AFTER_MS = 15_000;
 const PAUSE_MS = { least: 4_000, most: 12_000 } as const;
@@ -79,7 +80,7 @@ class Kept {
   /** Since when nothing disturbs the service. Infinity: it is being restarted. */
   private calmSince = 0;
   /** When processes were killed that may have been at work on payments, in milliseconds of the epoch. */
-  private readonly interruptions: number[] = [];
+  readonly interruptions: number[] = [];
   /** Each error line that asks staff for a decision: the payment and the reason. */
   readonly askedStaff: string[] = [];
   readonly readySeconds: number[] = [];
@@ -105,11 +106,6 @@ class Kept {
 
   private settled(): void {
     this.calmSince = performance.now();
-  }
-
-  /** True if a kill may have interrupted a payment that began at this time, in milliseconds of the epoch. */
-  mayHaveInterrupted(begunAt: number): boolean {
-    return this.interruptions.some((at) => begunAt >= at - UNDER_WAY_MS && begunAt <= at);
   }
 
   async start(): Promise<void> {
@@ -206,16 +202,20 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     const quarterNow = () => Math.min(QUARTERS - 1, Math.floor(((performance.now() - begun) / lasts) * QUARTERS));
     const quarter = () => quarters[quarterNow()]!;
     let [commandsRunning, answers] = [0, 0];
-    partners.onAnswered = (kind, ms) => {
-      answers += 1;
+    const measured = (kind: string, ms: number): void => {
       if (!service.isCalm) return;
       const { latencies } = quarter();
       const name = commandsRunning === 0 ? kind : `${kind} beside a command`;
       if (!latencies.has(name)) latencies.set(name, []);
       latencies.get(name)!.push(ms);
     };
+    partners.onAnswered = (kind, ms) => {
+      answers += 1;
+      measured(kind, ms);
+    };
     const alerts = new Alerts(readRules());
     const watching = [
+      measureLoad((ms) => measured(LOAD, ms), stop.signal),
       watchAlerts(alerts, `http://127.0.0.1:${metrics}/metrics`, begun, stop.signal, service),
       measureProcessors(
         service,
@@ -449,27 +449,36 @@ const watchAlerts = async (alerts: Alerts, url: string, begun: number, stop: Abo
 };
 
 /** Returns a violation for each task that staff were told of twice, and for each task whose payment no kill can have interrupted. */
-const judgeStaffTasks = async (service: Kept, { pool, store }: Services): Promise<string[]> => {
+const judgeStaffTasks = async (service: Kept, { store }: Services): Promise<string[]> => {
   const told = new Map<string, number>();
   for (const line of service.askedStaff) told.set(line, (told.get(line) ?? 0) + 1);
   // Commands raise tasks, too.
-  const raised: string[] = [];
+  const raised: { readonly paymentId: string; readonly reason: string }[] = [];
   for await (const events of store.readAll(null, { streamPrefixes: ['staff-task-'] }))
-    for (const { type, data } of events) if (type === 'StaffTaskRaised') raised.push((data as { paymentId: string }).paymentId);
-  const { rows } = await pool.query<{ id: string; at: Date }>(
-    'select payment_id as id, created_at as at from payment_list where payment_id = any ($1)',
-    [raised],
-  );
-  const begun = new Map(rows.map(({ id, at }) => [id, at.getTime()]));
+    for (const { type, data } of events) if (type === 'StaffTaskRaised') raised.push(data as (typeof raised)[number]);
   return [
     ...[...told].flatMap(([line, times]) => (times > 1 ? [`staff were told ${times} times: ${line}`] : [])),
-    ...[...new Set(raised)].flatMap((id) =>
-      service.mayHaveInterrupted(begun.get(id) ?? Number.NaN)
-        ? []
-        : [`staff were asked about ${id}, and no kill came within ${UNDER_WAY_MS / 1_000} s after it began`],
-    ),
+    ...raised.flatMap(({ paymentId, reason }) => {
+      const begunAt = timeOfUuid(paymentId);
+      if (service.interruptions.some((at) => begunAt >= at - UNDER_WAY_MS && begunAt <= at)) return [];
+      const before = Math.max(...service.interruptions.filter((at) => at < begunAt));
+      return `staff were asked about ${paymentId} (${reason}), and no kill came within ${UNDER_WAY_MS / 1_000} s after it began; the last came ${(begunAt - before) / 1_000} s before`;
+    }),
   ];
 };
+
+/** The delay of a timer of the load. All other times of requests contain it. */
+const LOAD = 'delay of the load itself';
+const measureLoad = async (add: (ms: number) => void, stop: AbortSignal): Promise<void> => {
+  while (!stop.aborted) {
+    const due = performance.now() + DELAY_EVERY_MS;
+    await sleep(DELAY_EVERY_MS, undefined, { signal: stop }).catch(() => undefined);
+    add(Math.max(0, performance.now() - due));
+  }
+};
+
+/** When a payment began, in milliseconds of the epoch: its id is a UUID of version 7. */
+const timeOfUuid = (id: string): number => Number.parseInt(id.replaceAll('-', '').slice(0, 12), 16);
 
 /** Adds the processor time of each part of the service and the answers in the same time. `answered`: all answers so far; null: a command runs. */
 const measureProcessors = async (

@@ -136,12 +136,12 @@ test('700 pipelined requests on each of 20 connections: another client is answer
   expect(before).toBeLessThan(10 * 700);
 });
 
-test('400 new connections with two requests each: the next one, of another client, is answered before half of them', async () => {
+test('400 new connections with two requests each: the request of another client begins before half of theirs', async () => {
   const opening = Array.from({ length: 400 }, () => FloodSocket.open(service.url, STRANGER, get('/healthz').repeat(2)));
   flood = await Promise.all([...opening, FloodSocket.open(service.url, HONEST, get('/healthz'))]);
   const other = flood.at(-1);
   for (const one of flood) one.read();
-  // The service makes these ids in the order in which requests begin.
+  // The service makes these ids when requests begin. They hold the millisecond.
   const begun = ({ received }: FloodSocket) => [...received.matchAll(/^x-request-id: (\S+)\r$/gm)].map(([, id]) => id!);
   await eventually(() => flood.flatMap(begun).length === 2 * 400 + 1);
   const [own] = begun(other!);

@@ -81,7 +81,7 @@ const FOUND_WITHIN_MS = 6 * 60_000;
 const HELD_UP_MS = 3_600_000;
 /** The largest difference between the wall clocks of two replicas, in any seed. */
 const CLOCKS_DIFFER_MS = 240_000;
-/** Lines are recorded at most this long after their payments were read. */
+/** Lines are sent to the log at most this long after their payments were read. */
 const JUDGED_FOR_MS = 60_000;
 
 const read = new WeakMap<Reply, Told>();
@@ -1053,7 +1053,7 @@ export class Oracle {
       }
       const book = books.find((one) => one.chargeRefs.includes(ref!) || one.intent?.legs.some(({ references }) => references.reversal === ref) || [...one.attempts.values()].some((attempt) => attempt.request.legs.some((leg) => leg.references.refund === ref))); // prettier-ignore
       this.check(line.paymentId === book?.paymentId, 'a settlement line was recorded for another payment');
-      // A batch may close before recovery has undone an unknown charge by a refund.
+      // A batch may close before recovery has undone an unknown charge by a refund. The line was judged by the payment as it was up to a minute before.
       const wasUnknown =
         book !== undefined && line.at - JUDGED_FOR_MS < book.voidedAt && book.intent !== null && this.abilityOf(book.intent).voids === 'none';
       const undecided = book?.phase === 'unknown' || book?.resolved === true || wasUnknown;
@@ -1243,7 +1243,7 @@ interface Book {
   netCents: number;
   /** True if staff have resolved the payment. */
   resolved: boolean;
-  /** When recovery undid the charge. −Infinity: it did not. */
+  /** The latest time at which recovery can have undone the charge, by any clock of the run. −Infinity: it did not. */
   voidedAt: number;
 }
 

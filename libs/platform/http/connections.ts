@@ -3,10 +3,10 @@
  * (docs/contract.md#the-http-edge).
  *
  * Node parses all requests of one read, up to 64 KiB, before the first is answered. So its parser gets the bytes in pieces. It gets no further piece
- * while the client has unanswered requests. A connection with many pieces takes turns with all others.
+ * while two requests of the connection are unanswered. A connection with many pieces takes turns with all others.
  *
- * Node accepts one connection in each turn of the event loop. So what an address sends waits while it opens connections: turns stay short, and the
- * next client is accepted soon.
+ * Node accepts one connection in each turn of the event loop. So the requests of an address wait while it opens connections. Then turns stay short,
+ * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md).
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
@@ -14,13 +14,13 @@ import { systemClock } from '#kernel';
 
 /** Requests of one connection that are parsed and not answered. The end of a body is seen only with the next head, so one would not do. */
 const MAX_UNANSWERED = 2;
-/** Pieces of one connection that the parser gets in one turn of the event loop. A piece is a head, or a part of a head or body. */
+/** Pieces of one connection that the parser gets in one turn of the event loop. A piece ends with a head, or after {@link MAX_PIECE_BYTES}. */
 const MAX_PIECES_IN_TURN = 2;
 /** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
 const MAX_PIECE_BYTES = 8 * 1024;
-/** Milliseconds for which the connections of an address wait, at most, while it opens others. If it opens more, one may go on in each turn. */
+/** Milliseconds for which the connections of an address wait, while it opens others. After that, one of them goes on in each turn. */
 const MAX_OPENING_MS = 200;
-/** Connections that may go on in each turn after that. */
+/** Connections of an address that go on in each turn, once a turn has brought no new one. */
 const ADMITTED_IN_TURN = 8;
 /** Every head ends so. The parser refuses all other forms. */
 const HEAD_END = '\r\n\r\n';
@@ -37,9 +37,9 @@ const NOTHING = Buffer.alloc(0);
 class Peer {
   connections = 0;
   bodyBytes = 0;
-  /** True while this address opens connections, and until those that waited meanwhile have gone on. */
+  /** True from a new connection of this address until a turn has brought none to the server and nothing of {@link waiting} is left. */
   isOpening = false;
-  /** Connections that have bytes for the parser, in order. */
+  /** Connections that have bytes for the parser, and wait because of {@link isOpening}. The oldest is first. */
   readonly waiting = new Set<Connection>();
 
   admit(count: number): void {
@@ -62,8 +62,9 @@ export class Connections {
   private readonly peers = new Map<string, Peer>();
   private bodyBytes = 0;
   private strangersBytes = 0;
+  /** The addresses whose `isOpening` is true. */
   private readonly opening = new Set<Peer>();
-  /** When the first of these began, in milliseconds. */
+  /** When this set was last empty, in milliseconds. */
   private openingSince = 0;
   private acceptedInTurn = false;
 
@@ -127,7 +128,7 @@ export class Connection {
   /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
   private holds = false;
   private piecesInTurn = 0;
-  /** True if this connection may take the pieces of a turn, although its address opens connections. */
+  /** True if the parser may get pieces in this turn, although other connections of the address wait. */
   private isAdmitted = false;
   /** True if no further request of this connection is read. */
   private closing = false;
