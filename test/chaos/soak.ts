@@ -172,7 +172,7 @@ interface Commanded {
 const SERVED = PARTS.filter((part) => part !== 'load');
 type Served = (typeof SERVED)[number];
 
-/** Costs of a quarter of the run, in calm times only. A command of staff uses the same processors. So requests that end beside one are counted apart. */
+/** Costs of a quarter of the run, in calm times only. A command of staff uses the same processors. So requests beside one are counted apart. */
 interface Quarter {
   readonly latencies: Map<string, number[]>;
   /** Processor time while no command runs, and the answers in the same time. */
@@ -201,11 +201,12 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
     const quarters: Quarter[] = Array.from({ length: QUARTERS }, () => ({ latencies: new Map(), alone: { cpuMs: new Map(), answers: 0 } }));
     const quarterNow = () => Math.min(QUARTERS - 1, Math.floor(((performance.now() - begun) / lasts) * QUARTERS));
     const quarter = () => quarters[quarterNow()]!;
-    let [commandsRunning, answers] = [0, 0];
+    let [commandsRunning, commandEnded, answers] = [0, 0, 0];
     const measured = (kind: string, ms: number): void => {
       if (!service.isCalm) return;
       const { latencies } = quarter();
-      const name = commandsRunning === 0 ? kind : `${kind} beside a command`;
+      const isAlone = commandsRunning === 0 && commandEnded < performance.now() - ms;
+      const name = isAlone ? kind : `${kind} beside a command`;
       if (!latencies.has(name)) latencies.set(name, []);
       latencies.get(name)!.push(ms);
     };
@@ -239,6 +240,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       const started = performance.now();
       commandsRunning += 1;
       const ended = await payfold(args).finally(() => (commandsRunning -= 1));
+      commandEnded = performance.now();
       const seconds = (performance.now() - started) / 1_000;
       const one = commands.get(name) ?? { seconds: quarters.map(() => []), runs: 0, cutOff: 0, slowestSeconds: 0 };
       commands.set(name, one);
