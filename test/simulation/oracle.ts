@@ -13,7 +13,6 @@ import {
   gatewayRef,
   isVisible,
   KEYS_FROM_LOG,
-  LEASE_SECONDS,
   type Payment,
   payment as decider,
   paymentView,
@@ -358,10 +357,10 @@ export class Oracle {
     const { ask, reply } = exchange;
     if (!isKeyed(ask) || !this.mayBeLost(exchange)) return false;
     const hash = RING.mac('idempotency-key', ask.key!, RING.kids[0]).toString('hex');
-    const loggedAt = this.world.loggedKeys.get(loggedKeyName('accountId' in ask.request ? ask.request.accountId : null, hash));
-    const { wentBackAt, how } = this.world.keyLoss!;
-    // After a restart, claims open as soon as the log was compared. So an intent that comes later may belong to a new request under the key.
-    const isLogged = loggedAt !== undefined && loggedAt <= wentBackAt + (how === 'promoted' ? LEASE_SECONDS * 1000 : 0);
+    const logged = this.world.loggedKeys.get(loggedKeyName('accountId' in ask.request ? ask.request.accountId : null, hash));
+    const { wentBackAt } = this.world.keyLoss!;
+    // A request that was sent before may append its intent later.
+    const isLogged = logged !== undefined && (logged.at <= wentBackAt || this.sentAt(logged.requestId) <= wentBackAt);
     return !isLogged || reply?.body.includes('batch has settled') === true;
   }
 
@@ -1045,7 +1044,7 @@ export class Oracle {
       this.check(!recorded.has(name), 'a settlement line was recorded twice');
       recorded.set(name, line);
     }
-    for (const { type, transactionId, ref } of this.world.bank.lines) {
+    for (const { type, transactionId, ref, accepted } of this.world.bank.lines) {
       const line = recorded.get(`${type} ${transactionId}`);
       if (!line) {
         this.check(false, 'a settlement line was not recorded');
@@ -1062,8 +1061,10 @@ export class Oracle {
       const heldUp = [...(book?.attempts.values() ?? [])].some(
         ({ requestedAt, endedAt }) => line.at - requestedAt >= HELD_UP_MS - CLOCKS_DIFFER_MS && endedAt >= line.at - CLOCKS_DIFFER_MS,
       );
+      // The processor rejected a sale that recovery had undone by a refund: the refund stands alone.
+      const isRejected = !accepted && book?.phase === 'voided';
       this.check(
-        line.result === 'MATCHED' || (line.result === 'STATUS_MISMATCH' && (undecided || heldUp)),
+        line.result === 'MATCHED' || (line.result === 'STATUS_MISMATCH' && (undecided || heldUp || isRejected)),
         `a settlement line is ${line.result} of a payment that is ${book?.phase}`,
       );
     }

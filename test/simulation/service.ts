@@ -295,8 +295,8 @@ export class World {
   checks = 0;
   /** Set when the keys' database has gone back. */
   keyLoss: KeyLoss | null = null;
-  /** When the log first named a key, by {@link loggedKeyName}. Only these keys can be made from the log. */
-  readonly loggedKeys = new Map<string, number>();
+  /** When the log first named a key, and for which request, by {@link loggedKeyName}. Only these keys can be made from the log. */
+  readonly loggedKeys = new Map<string, { readonly at: number; readonly requestId: string }>();
   /** References of which the gateway has just told recovery that it shows no trace. */
   readonly unseen = new Set<string>();
   /** References that recovery has sent again (C72). */
@@ -378,10 +378,10 @@ export class World {
       ...log,
       append: async (stream, expected, events, options) => {
         const appended = await log.append(stream, expected, events, options);
-        for (const { data } of events) {
+        for (const { data, meta } of events) {
           const { idempotency: key } = data as { readonly idempotency?: RecordedKey | null };
           const name = key && loggedKeyName(key.keySpace, key.keyHash);
-          if (name && !this.loggedKeys.has(name)) this.loggedKeys.set(name, this.sim.now);
+          if (name && !this.loggedKeys.has(name)) this.loggedKeys.set(name, { at: this.sim.now, requestId: meta.correlationId });
         }
         return appended;
       },
