@@ -15,8 +15,8 @@ const BEGIN_MS = 1_000;
 const WHOLE_REQUEST_MS = 10_000;
 
 /**
- * Returns the function that closes the listener. The function accepts the connections that wait, and then no more. From its call on, each answer asks its client to close
- * the connection, and clients have `graceMs` to do so. Requests in flight are finished.
+ * Returns the function that closes the listener. The function accepts the connections that wait, and then no more. From its call on, each answer
+ * asks its client to close the connection, and clients have `graceMs` to do so. Requests in flight are finished.
  */
 export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: NestFastifyApplication, graceMs: number) => Promise<void>) => {
   let leaving = false;
@@ -45,8 +45,8 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
     for (let waited = 0; waited < graceMs && sockets.size > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
     // Node counts a connection as idle while its next request waits for a turn of the event loop.
-    const beginUntil = performance.now() + BEGIN_MS;
-    while ([...sockets].some((socket) => connectionOf({ socket }).holdsBytes) && performance.now() < beginUntil) await clock.sleep(GRACE_POLL_MS);
+    const somethingWaits = () => [...sockets].some((socket) => connectionOf({ socket }).holdsBytes);
+    for (let waited = 0; waited < BEGIN_MS && somethingWaits(); waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);
     // An answer whose headers were sent before the stop did not ask its client to close. After this answer, its idle connection would keep the server
     // open for a minute. Node does not count a connection without a whole request as idle, and no longer checks its time limits.
     let waited = 0;

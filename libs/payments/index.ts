@@ -199,7 +199,17 @@ export {
   type StaffTaskReason,
 } from './staff.js';
 export { OPEN_STAFF_TASKS, openStaffTasks, type OpenStaffTasks, staffTasks, staffWorkModel, WAITS_FOR_STAFF } from './staff-work.js';
-export { type LoadedPayment, paymentEvents, paymentIdOf, paymentStream, PaymentStreams, retryingConflicts, shownEvent, textOf } from './stream.js';
+export {
+  type LoadedPayment,
+  paymentEvents,
+  paymentIdOf,
+  paymentStream,
+  PaymentStreams,
+  READ_TOO_LONG_AGO_MS,
+  retryingConflicts,
+  shownEvent,
+  textOf,
+} from './stream.js';
 export {
   listRefusals,
   postgresRefusals,

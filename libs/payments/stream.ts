@@ -159,7 +159,7 @@ export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
  * ours, and the revision can fit by accident (C76). Every request, every try of recovery and every command of staff ends sooner. The host's time
  * counts, since the monotonic clock stops while a machine is suspended.
  */
-const READ_TOO_LONG_AGO_MS = 60_000;
+export const READ_TOO_LONG_AGO_MS = 60_000;
 
 export interface LoadedPayment {
   readonly paymentId: string;

@@ -27,6 +27,7 @@ import {
   type PaymentCommand,
   type PaymentPorts,
   raiseStaffTask,
+  READ_TOO_LONG_AGO_MS,
   refuseClearText,
   REQUEST_DEADLINE_MS,
   retryingConflicts,
@@ -100,12 +101,6 @@ export interface IncomingBatch {
   readonly fundedOn: string | null;
   readonly lines: AsyncIterable<SettlementRecord>;
 }
-
-/**
- * New lines are sent to the log at most this long after their payments were read, in ms. Later they are judged again. A line that does not settle its
- * payment appends nothing to the payment's stream. So no append fails if another process has changed the payment meanwhile. This limit catches that.
- */
-const JUDGED_FOR_MS = 60_000;
 
 /** Maximum number of lines in a batch. Memory holds the whole batch. */
 export const MAX_BATCH_LINES = 200_000;
@@ -186,7 +181,9 @@ export const recordBatch = async (
       const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
       const { lines, readAt } = await matchLines(ports, account, head(), names, missing, catchUp);
-      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter: readAt + JUDGED_FOR_MS });
+      // A line that does not settle its payment appends nothing to the payment's stream. So no append fails if another process has changed the payment
+      // meanwhile. After this time, the lines are judged again.
+      await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter: readAt + READ_TOO_LONG_AGO_MS });
     }
   };
 

@@ -241,7 +241,7 @@ export const runSoak = async (random: Random, { minutes, rate, onProgress }: Soa
       commandsRunning += 1;
       const ended = await payfold(args).finally(() => (commandsRunning -= 1));
       commandEnded = performance.now();
-      const seconds = (performance.now() - started) / 1_000;
+      const seconds = (commandEnded - started) / 1_000;
       const one = commands.get(name) ?? { seconds: quarters.map(() => []), runs: 0, cutOff: 0, slowestSeconds: 0 };
       commands.set(name, one);
       one.runs += 1;

@@ -33,7 +33,7 @@ const MAX_BODIES_PER_ADDRESS_BYTES = 16 * 1024 * 1024;
 const MAX_BODIES_OF_STRANGERS_BYTES = 16 * 1024 * 1024;
 const NOTHING = Buffer.alloc(0);
 
-/** What one address holds. */
+/** The connections and bodies of one address. */
 class Peer {
   connections = 0;
   bodyBytes = 0;
