@@ -186,14 +186,19 @@ describe('bodies that do not end', () => {
   const head = (path: string, ...lines: string[]) =>
     [`POST ${path} HTTP/1.1`, 'host: test', 'content-type: application/json', ...lines, '', ''].join('\r\n');
   const announced = (path: string, ...lines: string[]) => head(path, ...lines, `content-length: ${256 * KIB}`) + ' '.repeat(256 * KIB - 1);
+  const CHUNK = `4000\r\n${' '.repeat(16 * KIB)}\r\n`;
+  const chunked = (path: string, ...lines: string[]) => head(path, ...lines, 'transfer-encoding: chunked') + CHUNK.repeat(15);
 
-  test('1,500 of 256 KiB, of three clients, with and without a key', async () => {
+  test.each([
+    { form: 'announced', bodyOf: announced },
+    { form: 'chunked', bodyOf: chunked },
+  ])('1,500 of 256 KiB, $form, of three clients, with and without a key', async ({ bodyOf }) => {
     for (const [path, lines, from] of [
       [INTAKE, [], STRANGERS[0]],
       [INTAKE, [], STRANGERS[1]],
       [PAYMENTS, [key()], STRANGERS[2]],
     ] as const)
-      flood.push(...(await FloodSocket.openMany(500, service.url, from, announced(path, ...lines))));
+      flood.push(...(await FloodSocket.openMany(500, service.url, from, bodyOf(path, ...lines))));
     for (const one of flood) one.read();
     await honestFor(FLOOD_MS);
     const refused = flood.filter(({ received }) => received.startsWith('HTTP/1.1 503 '));

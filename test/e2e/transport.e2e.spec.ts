@@ -305,6 +305,11 @@ describe('credentials before the body', () => {
     const pieces = '1\r\n \r\n'.repeat(4_097);
     expectTransport(await raw(post(PAYMENTS, `ApiKey ${partner.apiKey}`, ['transfer-encoding: chunked']) + pieces), 400);
   });
+
+  test('10,000 empty lines in an announced body are no pieces', async () => {
+    const body = JSON.stringify(paymentOf(portal)) + '\r\n\r\n'.repeat(10_000);
+    expect((await raw(post(PAYMENTS, `ApiKey ${partner.apiKey}`, [`content-length: ${body.length}`, 'connection: close']) + body)).status).toBe(200);
+  });
 });
 
 describe('several requests on a connection', () => {

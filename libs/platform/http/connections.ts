@@ -6,7 +6,7 @@
  * while two requests of the connection are unanswered. A connection with many pieces takes turns with all others.
  *
  * Node accepts one connection in each turn of the event loop. So the requests of an address wait while it opens connections. Then turns stay short,
- * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md).
+ * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
@@ -14,8 +14,8 @@ import { systemClock } from '#kernel';
 
 /** Requests of one connection that are parsed and not answered. The end of a body is seen only with the next head, so one would not do. */
 const MAX_UNANSWERED = 2;
-/** Pieces of one connection that the parser gets in one turn of the event loop. A piece ends with a head, or after {@link MAX_PIECE_BYTES}. */
-const MAX_PIECES_IN_TURN = 2;
+/** Milliseconds of one turn of the event loop after which the parser gets no further piece of the same connection. */
+const MAX_TURN_MS = 0.5;
 /** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
 const MAX_PIECE_BYTES = 8 * 1024;
 /** Milliseconds for which the connections of an address wait, while it opens others. After that, one of them goes on in each turn. */
@@ -39,7 +39,7 @@ class Peer {
   bodyBytes = 0;
   /** True from a new connection of this address until a turn has brought none to the server and nothing of {@link waiting} is left. */
   isOpening = false;
-  /** Connections that have bytes for the parser, and wait because of {@link isOpening}. The oldest is first. */
+  /** Connections that wait because of {@link isOpening}: new ones, and those with bytes for the parser. The oldest is first. */
   readonly waiting = new Set<Connection>();
 
   admit(count: number): void {
@@ -71,7 +71,9 @@ export class Connections {
   /** `perAddress`: the number of connections from one address. null: no limit, because all clients come through a proxy. */
   constructor(private readonly perAddress: number | null) {}
 
-  /** Call this after Node has attached its parser. A connection over the limit gets `refusal`, and is closed. */
+  /**
+   * Call this after Node has attached its parser. The socket must be paused, and unread. A connection over the limit gets `refusal`, and is closed.
+   */
   add(socket: Socket, refusal: string): void {
     const address = addressGroup(socket.remoteAddress ?? '');
     const peer = this.peers.get(address) ?? new Peer();
@@ -85,6 +87,7 @@ export class Connections {
       peer.connections -= 1;
       if (peer.connections === 0) this.peers.delete(address);
     });
+    connection.awaitTurn();
   }
 
   private opened(peer: Peer): void {
@@ -125,9 +128,14 @@ export class Connection {
   /** Bytes that the parser has not got. */
   private rest: Buffer = NOTHING;
   private readonly unanswered = new Set<IncomingMessage>();
+  /** True until the first bytes could be read. */
+  private isUnread = true;
   /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
-  private holds = false;
-  private piecesInTurn = 0;
+  private holds = true;
+  /** Milliseconds of this turn in which the parser had a piece of this connection. null: it had none. */
+  private usedInTurnMs: number | null = null;
+  /** Bytes of the announced body that the parser has not got. They are one piece, since Node makes one object of them. */
+  private bodyLeft = 0;
   /** True if the parser may get pieces in this turn, although other connections of the address wait. */
   private isAdmitted = false;
   /** True if no further request of this connection is read. */
@@ -167,17 +175,24 @@ export class Connection {
         this.socket.pause();
         return;
       }
-      this.countPiece();
-      const end = this.rest.subarray(0, MAX_PIECE_BYTES + HEAD_END.length - 1).indexOf(HEAD_END);
-      const piece = this.rest.subarray(0, end < 0 ? MAX_PIECE_BYTES : end + HEAD_END.length);
+      const begun = systemClock.monotonic();
+      const piece = this.rest.subarray(0, this.bodyLeft || this.endOfPiece());
       this.rest = this.rest.subarray(piece.length);
+      this.bodyLeft = Math.max(0, this.bodyLeft - piece.length);
       this.parse(piece);
+      this.countTime(systemClock.monotonic() - begun);
     }
+  }
+
+  private endOfPiece(): number {
+    const end = this.rest.subarray(0, MAX_PIECE_BYTES + HEAD_END.length - 1).indexOf(HEAD_END);
+    return end < 0 ? MAX_PIECE_BYTES : end + HEAD_END.length;
   }
 
   /** Counts a request until its answer is sent. */
   began(request: IncomingMessage, response: ServerResponse): void {
     this.unanswered.add(request);
+    this.bodyLeft = Number(request.headers['content-length'] ?? 0);
     response.once('finish', () => {
       this.unanswered.delete(request);
       if (this.refusal !== null) this.sendRefusal();
@@ -187,35 +202,44 @@ export class Connection {
 
   /** Returns false if the parser may not get a piece now. Then the connection goes on by itself later. */
   private mayGoOn(): boolean {
-    if (this.unanswered.size >= MAX_UNANSWERED || this.piecesInTurn >= MAX_PIECES_IN_TURN) return false;
+    if (this.unanswered.size >= MAX_UNANSWERED || (this.usedInTurnMs ?? 0) >= MAX_TURN_MS) return false;
     if (!this.peer.isOpening || this.isAdmitted) return true;
-    this.peer.waiting.add(this);
+    this.awaitTurn();
     return false;
   }
 
-  private countPiece(): void {
-    this.piecesInTurn += 1;
-    if (this.piecesInTurn === 1)
+  private countTime(ms: number): void {
+    if (this.usedInTurnMs === null)
       setImmediate(() => {
-        this.piecesInTurn = 0;
-        this.isAdmitted = false;
+        this.usedInTurnMs = null;
         this.goOn();
       });
+    this.usedInTurnMs = (this.usedInTurnMs ?? 0) + ms;
   }
 
   private goOn(): void {
     if (this.holds && this.mayGoOn()) this.socket.resume();
   }
 
-  /** The connection goes on, although its address opens connections. */
+  /** The connection goes on when its address has a turn for it. */
+  awaitTurn(): void {
+    this.peer.waiting.add(this);
+  }
+
+  /** The connection goes on for one turn of the event loop, although its address opens connections. */
   admit(): void {
     this.isAdmitted = true;
     this.goOn();
+    // A new socket is read before this is called.
+    setImmediate(() => {
+      this.isAdmitted = false;
+      this.isUnread = false;
+    });
   }
 
-  /** True if bytes have come that the parser has not got. Node may take the connection for an idle one. */
+  /** True if bytes may have come that the parser has not got. Node may take the connection for an idle one. */
   get holdsBytes(): boolean {
-    return this.rest.length > 0 || this.socket.readableLength > 0;
+    return this.isUnread || this.rest.length > 0 || this.socket.readableLength > 0;
   }
 
   /** Discards all further bytes of the client. The answer that is being sent is the last one, and must close the connection. */

@@ -121,6 +121,8 @@ const createLimitedServer = (handler: Handler, { timeouts = {}, connectionsPerAd
   server.setTimeout(timeouts.silentMs ?? SILENT_MS);
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS_PER_SOCKET;
+  // {@link Connections} begins to read. `createServer` of HTTP does not take this option.
+  Object.assign(server, { pauseOnConnect: true });
   server.on('connection', (socket: Socket) => connections.add(socket, TOO_MANY_CONNECTIONS));
   // Without this listener, Node would ask for the body before the credentials are checked. The body guard asks for it.
   server.on('checkContinue', handle);
