@@ -142,19 +142,10 @@ export const recordBatch = async (
     }
     pagesRead = place.state.pages.length;
   };
-  let caughtUp: { readonly lines: number; readonly at: number } | null = null;
-  /**
-   * The batch was closed before this call. So the first catching up covers the intents of all its charges and refunds. It covers the refunds by which
-   * recovery undid a charge, too. A line without a reference, and the refund by which a request undid its own charge, need an event that may come later.
-   * So the register catches up again and again.
-   */
-  const catchUp = async (): Promise<boolean> => {
-    const now = { lines: said.length, at: ports.payments.clock.monotonic() };
-    if (caughtUp !== null && now.lines - caughtUp.lines < CATCH_UP_LINES && now.at - caughtUp.at < CATCH_UP_MS) return false;
-    caughtUp = now;
-    await ports.register.caughtUp();
-    return true;
-  };
+  // The batch was closed before this call. So the first catching up covers the intents of all its charges and refunds. It covers the refunds by which
+  // recovery undid a charge, too. A line without a reference, and the refund by which a request undid its own charge, need an event that may come later.
+  // So the register catches up again and again.
+  const catchUp = catchingUp(ports, () => said.length);
   let same = 0;
   /** True if the batch is incomplete and its recorded lines agree with the source so far. `same`: number of lines that were already compared. */
   const agrees = (): boolean => {
@@ -181,8 +172,7 @@ export const recordBatch = async (
       const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
       const { lines, readAt } = await matchLines(ports, account, head(), names, missing, catchUp);
-      // A line that does not settle its payment appends nothing to the payment's stream. So no append fails if another process has changed the payment
-      // meanwhile. After this time, the lines are judged again.
+      // After this time, the lines are judged again: see {@link matchLines}.
       await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter: readAt + READ_TOO_LONG_AGO_MS });
     }
   };
@@ -208,6 +198,18 @@ export const recordBatch = async (
   }
   const complete = () => (fileId === null ? listBatch(ports, account, incoming, said) : correctBatch(ports, account, incoming, said, fileId));
   return { batchId, count: said.length, amountCents: sumsOf(said).grossCents, corrected: isAsSaid ? 0 : await complete() };
+};
+
+/** Brings the register up to date, if enough lines were judged or enough time has passed since the last call that did. Else resolves to false. */
+const catchingUp = ({ register, payments: { clock } }: SettlementPorts, judged: () => number): (() => Promise<boolean>) => {
+  let last: { readonly lines: number; readonly at: number } | null = null;
+  return async () => {
+    const now = { lines: judged(), at: clock.monotonic() };
+    if (last !== null && now.lines - last.lines < CATCH_UP_LINES && now.at - last.at < CATCH_UP_MS) return false;
+    last = now;
+    await register.caughtUp();
+    return true;
+  };
 };
 
 const sumsOf = (lines: readonly { accepted: boolean; grossCents: number; feeCents: number; netCents: number }[]) => {
@@ -368,6 +370,7 @@ const correctBatch = async (
 ): Promise<number> => {
   const { gateway, merchantAccount } = account;
   const name = { gateway, merchantAccount, batchId };
+  let corrected = 0;
   for (let conflicts = 0; ; conflicts++) {
     let place = await loadBatch(ports.store, name);
     const { state: batch } = place;
@@ -380,32 +383,38 @@ const correctBatch = async (
       reference: null,
     };
     const { changed, gone, lacking } = compared(batch, said, fileId === null ? 'interface' : 'file');
-    if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return 0;
+    if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return corrected;
     const touched = new Set(lacking);
-    // Leave out duplicate lines. Otherwise the first line of a transaction would count as a duplicate of the second.
     const lines = linesOf(batch);
-    const kept = lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY');
+    // Duplicate lines are left out. Otherwise the first line of a transaction would count as a duplicate of the second.
+    const names = new Set(lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY').map(nameOfLine));
     let next = nextNumber(lines);
-    const numbered = changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ }));
-    const { lines: judged } = await matchLines(ports, account, head, new Set(kept.map(nameOfLine)), numbered, () =>
-      ports.register.caughtUp().then(() => true),
-    );
-    const corrections: LineCorrection[] = [
-      ...gone.map((before) => ({ before, after: null })),
-      ...numbered.map(({ before }, index) => ({ before, after: judged[index]! })),
+    const left = [
+      ...gone.map((before) => ({ before, line: null, number: before.number })),
+      ...changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ })),
     ];
-    for (const { before, after } of corrections)
-      if (before && before.accepted && isSettledSale(before) && !(after && isSettledSale(after)))
-        await tellPayment(ports, account, head, before.paymentId!, before.leg!, null);
+    let done = 0;
+    const catchUp = catchingUp(ports, () => done);
     try {
-      for (let from = 0; from === 0 || from < corrections.length; from += CORRECTIONS_PER_EVENT)
-        place = await appendTo(ports, place, {
-          type: 'SettlementLinesCorrected',
-          data: { ...head, corrections: corrections.slice(from, from + CORRECTIONS_PER_EVENT) },
-        });
-      return corrections.length + (head.fundedOn === batch.fundedOn ? 0 : 1);
+      do {
+        const some = left.slice(done, done + CORRECTIONS_PER_EVENT);
+        const received = some.flatMap(({ line, number }) => (line === null ? [] : [{ line, number }]));
+        const { lines: judged, readAt } = await matchLines(ports, account, head, names, received, catchUp);
+        const judgedAs = new Map(judged.map((line) => [line.number, line]));
+        const corrections: LineCorrection[] = some.map(({ before, line, number }) => ({ before, after: line === null ? null : judgedAs.get(number)! }));
+        for (const { before, after } of corrections)
+          if (before && before.accepted && isSettledSale(before) && !(after && isSettledSale(after)))
+            await tellPayment(ports, account, head, before.paymentId!, before.leg!, null);
+        const data = { ...head, corrections };
+        place = await appendTo(ports, place, { type: 'SettlementLinesCorrected', data }, undefined, { notAfter: readAt + READ_TOO_LONG_AGO_MS });
+        for (const line of judged) names.add(nameOfLine(line));
+        done += some.length;
+      } while (done < left.length);
+      return corrected + done + (head.fundedOn === batch.fundedOn ? 0 : 1);
     } catch (error) {
-      if (!(error instanceof Conflict) || conflicts >= MAX_CONFLICTS) throw error;
+      if (!(error instanceof Conflict)) throw error;
+      if (conflicts >= MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
+      corrected += done;
     }
   }
 };
@@ -439,6 +448,10 @@ const appendTo = (
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Matching: find the payment of a line by the transaction id, else by our reference.
 
+/**
+ * A line that does not settle its payment appends nothing to the payment's stream. So no append fails if another process has changed the payment
+ * meanwhile. Record the lines at most {@link READ_TOO_LONG_AGO_MS} after `readAt`, the time at which their payments were read.
+ */
 const matchLines = async (
   ports: SettlementPorts,
   account: GatewayAccount,

@@ -179,22 +179,50 @@ test('a charge with a known outcome has no row for a refund that undoes it', asy
   expect((await rowsOf(view.id)).map(({ op }) => op)).toEqual(['charge']);
 });
 
-test('a worker stands still after it has judged a line, and another one undoes the charge: the line is judged again', async () => {
-  const paymentId = await unknownPayment();
-  await settlement.register.caughtUp();
-  let stoodStill = false;
+/** A worker that stands still after it has judged a line of this unknown payment. Meanwhile another one undoes the charge. */
+const standingStill = (paymentId: string) => {
+  const been = { still: false };
   const store: EventStore = {
     ...house.store,
     append: async (stream, revision, events) => {
       const appended = await house.store.append(stream, revision, events);
-      if (!stoodStill && events.some(({ type }) => type === 'StaffTaskRaised')) {
-        stoodStill = true;
+      if (!been.still && events.some(({ type }) => type === 'StaffTaskRaised')) {
+        been.still = true;
         await recover(paymentId);
         house.clock.advance(1);
       }
       return appended;
     },
   };
-  expect(await recordedLines(paymentId, { ...settlement, store })).toEqual([{ result: 'MATCHED', paymentId, leg: 'combined', type: 'sale' }]);
-  expect([stoodStill, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
+  return { been, ports: { ...settlement, store } };
+};
+
+test('a worker stands still after it has judged a line, and another one undoes the charge: the line is judged again', async () => {
+  const paymentId = await unknownPayment();
+  await settlement.register.caughtUp();
+  const { been, ports: still } = standingStill(paymentId);
+  expect(await recordedLines(paymentId, still)).toEqual([{ result: 'MATCHED', paymentId, leg: 'combined', type: 'sale' }]);
+  expect([been.still, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
+});
+
+test('the same, for a line that the processor adds to a complete batch', async () => {
+  const [first, paymentId] = [await unknownPayment(), await unknownPayment()];
+  await recover(first);
+  await settlement.register.caughtUp();
+  const account = await accountOf(paymentId);
+  const batchId = bank.closeBatch(account.merchantAccount)!;
+  const record = async (by: SettlementPorts, count: number) => {
+    for await (const batch of batchesOf(bank.lines.slice(0, count)))
+      await recordBatch(by, account, { fundedOn: null, ...batch }, null, new AbortController().signal);
+  };
+  await record(settlement, 1);
+  const { been, ports: still } = standingStill(paymentId);
+  await record(still, bank.lines.length);
+  const results = linesOf(await batchOf(house.store, { ...account, batchId })).map((line) => [line.type, line.result, line.paymentId]);
+  expect(results).toEqual([
+    ['sale', 'MATCHED', first],
+    ['sale', 'MATCHED', paymentId],
+    ['refund', 'MATCHED', first],
+  ]);
+  expect([been.still, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
 });
