@@ -401,7 +401,10 @@ const correctBatch = async (
         const received = some.flatMap(({ line, number }) => (line === null ? [] : [{ line, number }]));
         const { lines: judged, readAt } = await matchLines(ports, account, head, names, received, catchUp);
         const judgedAs = new Map(judged.map((line) => [line.number, line]));
-        const corrections: LineCorrection[] = some.map(({ before, line, number }) => ({ before, after: line === null ? null : judgedAs.get(number)! }));
+        const corrections: LineCorrection[] = some.map(({ before, line, number }) => ({
+          before,
+          after: line === null ? null : judgedAs.get(number)!,
+        }));
         for (const { before, after } of corrections)
           if (before && before.accepted && isSettledSale(before) && !(after && isSettledSale(after)))
             await tellPayment(ports, account, head, before.paymentId!, before.leg!, null);

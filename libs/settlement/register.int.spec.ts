@@ -4,7 +4,7 @@
  */
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
 import { type EventStore, memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
-import { Deadline } from '#kernel';
+import { Deadline, timestamp } from '#kernel';
 import { charge, createRecovery, type GatewayAccount, type PaymentGateway, type PaymentPorts, type VisiblePayment } from '#payments';
 import { collect, createPool, migrate, type Pool, transaction } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
@@ -225,4 +225,22 @@ test('the same, for a line that the processor adds to a complete batch', async (
     ['refund', 'MATCHED', first],
   ]);
   expect([been.still, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
+});
+
+test('250 lines that are added to a complete batch are recorded in three events; a line that comes twice is a duplicate, whichever event has the first', async () => {
+  const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
+  const batch = { batchId: 'b-1', closedAt: timestamp(house.clock.now()) };
+  const record = async (...ids: string[]) => {
+    const sale = { type: 'sale', accepted: true, grossCents: 100, feeCents: 3, netCents: 97 } as const;
+    const [only] = await collect(batchesOf(ids.map((transactionId) => ({ ...batch, ...sale, transactionId }))));
+    return recordBatch(settlement, account, { ...batch, fundedOn: null, lines: only!.lines }, 'file', new AbortController().signal);
+  };
+  await record('t-0');
+  const added = Array.from({ length: 249 }, (_, index) => `t-${index + 1}`);
+  expect(await record('t-0', ...added, 't-1')).toMatchObject({ count: 251, corrected: 250 });
+  expect(await record('t-0', ...added, 't-1')).toMatchObject({ corrected: 0 });
+  const results = linesOf(await batchOf(house.store, { ...account, batchId: 'b-1' })).map(({ transactionId, result }) => [transactionId, result]);
+  expect(results).toEqual([...['t-0', ...added].map((id) => [id, 'MISSING_HERE']), ['t-1', 'DUPLICATE_AT_GATEWAY']]);
+  const types = (await collect(house.store.readAll(null))).flat().map(({ type }) => type);
+  expect(types.filter((type) => type === 'SettlementLinesCorrected')).toHaveLength(3);
 });
