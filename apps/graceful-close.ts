@@ -55,8 +55,10 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
       // Before `setImmediate` calls back, the event loop reads what has arrived.
       setImmediate(() => {
         server.closeIdleConnections();
-        for (const socket of sockets)
-          if (socket.bytesRead === 0 || (waited >= WHOLE_REQUEST_MS && !connectionOf({ socket }).isAnswering)) socket.destroy();
+        for (const socket of sockets) {
+          const { holdsBytes, isAnswering } = connectionOf({ socket });
+          if ((socket.bytesRead === 0 && !holdsBytes) || (waited >= WHOLE_REQUEST_MS && !isAnswering)) socket.destroy();
+        }
       });
     }, CLOSE_IDLE_EVERY_MS);
     const closing = app.close().catch((error: NodeJS.ErrnoException) => {

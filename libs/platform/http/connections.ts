@@ -14,8 +14,10 @@ import { systemClock } from '#kernel';
 
 /** Requests of one connection that are parsed and not answered. The end of a body is seen only with the next head, so one would not do. */
 const MAX_UNANSWERED = 2;
-/** Milliseconds of one turn of the event loop after which the parser gets no further piece of the same connection. */
-const MAX_TURN_MS = 0.5;
+/** Requests of one connection that begin in one turn of the event loop. */
+const MAX_BEGUN_IN_TURN = 2;
+/** Milliseconds of one turn for which the parser gets pieces of one connection. Most of what a request does comes later, and is not counted here. */
+const MAX_PARSED_MS_IN_TURN = 0.5;
 /** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
 const MAX_PIECE_BYTES = 8 * 1024;
 /** Milliseconds for which the connections of an address wait, while it opens others. After that, one of them goes on in each turn. */
@@ -124,6 +126,9 @@ export class Connections {
   }
 }
 
+/** The last bytes of a piece, in which a head may begin to end. */
+const lastOf = (piece: Buffer): string => piece.toString('latin1', Math.max(0, piece.length - HEAD_END.length + 1));
+
 export class Connection {
   /** Bytes that the parser has not got. */
   private rest: Buffer = NOTHING;
@@ -132,10 +137,12 @@ export class Connection {
   private isUnread = true;
   /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
   private holds = true;
-  /** Milliseconds of this turn in which the parser had a piece of this connection. null: it had none. */
-  private usedInTurnMs: number | null = null;
-  /** Bytes of the announced body that the parser has not got. They are one piece, since Node makes one object of them. */
+  /** What the parser had of this connection in this turn. null: nothing. */
+  private inTurn: { begun: number; parsedMs: number } | null = null;
+  /** Bytes of the announced body that the parser has not got. What has come of them is one piece, since Node makes one object of it. */
   private bodyLeft = 0;
+  /** The last bytes that the parser has got. A head may end in the next read. */
+  private tail = '';
   /** True if the parser may get pieces in this turn, although other connections of the address wait. */
   private isAdmitted = false;
   /** True if no further request of this connection is read. */
@@ -175,16 +182,28 @@ export class Connection {
         this.socket.pause();
         return;
       }
-      const begun = systemClock.monotonic();
-      const piece = this.rest.subarray(0, this.bodyLeft || this.endOfPiece());
-      this.rest = this.rest.subarray(piece.length);
-      this.bodyLeft = Math.max(0, this.bodyLeft - piece.length);
-      this.parse(piece);
-      this.countTime(systemClock.monotonic() - begun);
+      this.parsePiece(this.rest.subarray(0, this.bodyLeft || this.endOfPiece()));
     }
   }
 
+  private parsePiece(piece: Buffer): void {
+    if (this.inTurn === null)
+      setImmediate(() => {
+        this.inTurn = null;
+        this.goOn();
+      });
+    const inTurn = (this.inTurn ??= { begun: 0, parsedMs: 0 });
+    this.rest = this.rest.subarray(piece.length);
+    this.bodyLeft = Math.max(0, this.bodyLeft - piece.length);
+    this.tail = (this.tail + lastOf(piece)).slice(1 - HEAD_END.length);
+    const before = systemClock.monotonic();
+    this.parse(piece);
+    inTurn.parsedMs += systemClock.monotonic() - before;
+  }
+
   private endOfPiece(): number {
+    const across = (this.tail + this.rest.toString('latin1', 0, HEAD_END.length - 1)).indexOf(HEAD_END);
+    if (across >= 0) return across + HEAD_END.length - this.tail.length;
     const end = this.rest.subarray(0, MAX_PIECE_BYTES + HEAD_END.length - 1).indexOf(HEAD_END);
     return end < 0 ? MAX_PIECE_BYTES : end + HEAD_END.length;
   }
@@ -192,6 +211,8 @@ export class Connection {
   /** Counts a request until its answer is sent. */
   began(request: IncomingMessage, response: ServerResponse): void {
     this.unanswered.add(request);
+    if (this.inTurn !== null) this.inTurn.begun += 1;
+    // The piece has ended with the head.
     this.bodyLeft = Number(request.headers['content-length'] ?? 0);
     response.once('finish', () => {
       this.unanswered.delete(request);
@@ -202,19 +223,14 @@ export class Connection {
 
   /** Returns false if the parser may not get a piece now. Then the connection goes on by itself later. */
   private mayGoOn(): boolean {
-    if (this.unanswered.size >= MAX_UNANSWERED || (this.usedInTurnMs ?? 0) >= MAX_TURN_MS) return false;
+    if (this.unanswered.size >= MAX_UNANSWERED) return false;
+    // An announced body that has come follows its head, so that no answer is earlier, and closes the connection.
+    if (this.bodyLeft > 0) return true;
+    const { begun = 0, parsedMs = 0 } = this.inTurn ?? {};
+    if (begun >= MAX_BEGUN_IN_TURN || parsedMs >= MAX_PARSED_MS_IN_TURN) return false;
     if (!this.peer.isOpening || this.isAdmitted) return true;
     this.awaitTurn();
     return false;
-  }
-
-  private countTime(ms: number): void {
-    if (this.usedInTurnMs === null)
-      setImmediate(() => {
-        this.usedInTurnMs = null;
-        this.goOn();
-      });
-    this.usedInTurnMs = (this.usedInTurnMs ?? 0) + ms;
   }
 
   private goOn(): void {
@@ -230,7 +246,7 @@ export class Connection {
   admit(): void {
     this.isAdmitted = true;
     this.goOn();
-    // A new socket is read before this is called.
+    // Before it calls back, the event loop reads a new socket.
     setImmediate(() => {
       this.isAdmitted = false;
       this.isUnread = false;
