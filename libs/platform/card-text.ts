@@ -103,19 +103,29 @@ const kindOf = (code: number): number => {
   return INVISIBLE.test(character) ? IGNORED : LETTER_OR_NUMBER.test(character) ? EDGE : SEPARATOR;
 };
 
-/** Kinds that are known already, at most {@link MAX_KNOWN}. Working out those of a character takes a hundred times as long as a look-up. */
-const known = new Map<number, readonly number[]>();
-const MAX_KNOWN = 10_000;
-/** One character may stand for several: `⑯` is 1 and 6. Each character is normalized alone: NFKC takes seconds to sort thousands of accents. */
+/**
+ * One character may stand for several: `⑯` is 1 and 6. Each character is normalized alone: NFKC takes seconds to sort thousands of accents. The kinds of
+ * a character are worked out once, since a text may hold 80,000 different ones.
+ */
 const kindsOf = (code: number): readonly number[] => {
-  let kinds = known.get(code);
-  if (!kinds) {
-    kinds = Array.from(withPlainDigits(String.fromCodePoint(code)), (character) => kindOf(character.codePointAt(0)!));
-    if (known.size >= MAX_KNOWN) known.clear();
-    known.set(code, kinds);
+  const place = known[code]!;
+  if (place > SEVERAL) return ONE[place]!;
+  if (place === SEVERAL) return several.get(code)!;
+  const character = String.fromCodePoint(code);
+  const plain = withPlainDigits(character);
+  const kinds = plain === character ? [kindOf(code)] : Array.from(plain, (one) => kindOf(one.codePointAt(0)!));
+  if (kinds.length === 1) known[code] = kinds[0]! - IGNORED + SEVERAL + 1;
+  else {
+    known[code] = SEVERAL;
+    several.set(code, kinds);
   }
   return kinds;
 };
+/** By code point, what is known: 0: nothing, {@link SEVERAL}, or the place of its kind in {@link ONE}. */
+const known = new Int8Array(0x110000);
+const SEVERAL = 1;
+const ONE: readonly (readonly number[])[] = [[], [], [IGNORED], [SEPARATOR], [EDGE], [0], [1], [2], [3], [4], [5], [6], [7], [8], [9]];
+const several = new Map<number, readonly number[]>();
 
 /** Digits with at most {@link MAX_SEPARATORS} separators between neighbours. */
 class Chain {
