@@ -336,6 +336,22 @@ describe('an event that cannot be applied', () => {
     expect(await seen()).toEqual(ids.slice(0, 5));
   });
 
+  test('a batch that takes longer than a statement may is applied in smaller ones, by a worker and by a command', async () => {
+    const slow = async (client: Client, events: readonly Recorded[]) => {
+      await write(client, events);
+      await client.query(`set local statement_timeout = 200`);
+      await client.query('select pg_sleep($1)', [events.length / 500]);
+    };
+    const { ids, position } = await append(200);
+    const worker = subscriber({ apply: slow });
+    worker.start();
+    expect(await worker.caughtUpTo(position, 20_000)).toBe(true);
+    await worker.stop();
+    const more = await append(200);
+    await subscriber({ apply: slow }).runUntil(more.position, { timeoutMs: 20_000 });
+    expect(await seen()).toEqual([...ids, ...more.ids]);
+  });
+
   test('a handler that swallows the error of a statement stops as well: its commit would be a rollback', async () => {
     await append(1);
     const worker = subscriber({ apply: async (client) => void (await client.query('select 1/0').catch(() => undefined)) });

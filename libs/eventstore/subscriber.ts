@@ -160,6 +160,8 @@ class LogSubscriber<Tx> implements Subscriber {
   private readonly clock: Clock;
   private readonly lease: Lease;
   private readonly batchEvents: number;
+  /** Number of events in the next transaction, at most {@link batchEvents}. */
+  private size: number;
   private readonly watch: Watch;
   private running: { stop: AbortController; done: Promise<void> } | null = null;
   /** Ends the current wait for more events. */
@@ -174,6 +176,7 @@ class LogSubscriber<Tx> implements Subscriber {
     this.clock = options.clock ?? systemClock;
     this.lease = { owner: options.owner ?? uuidV7(this.clock.realNow()), ms: options.leaseMs ?? LEASE_MS };
     this.batchEvents = options.batchEvents ?? BATCH_EVENTS;
+    this.size = this.batchEvents;
     this.watch = new Watch(this.checkpoint, this.clock);
   }
 
@@ -420,21 +423,21 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- applying
 
   /**
-   * Applies events in as few transactions as possible. If a batch fails because of an event, halves the batch until the event is alone. When `stop`
-   * aborts, returns after the current transaction.
+   * Applies events in as few transactions as possible. If a batch fails, halves it: an event at fault is alone at last, and a batch that takes longer
+   * than a statement may becomes short enough. When `stop` aborts, returns after the current transaction.
    */
   private async applyAll(place: Place, events: readonly Recorded[], stop: AbortSignal | null): Promise<Place> {
     let rest = events.filter(({ position }) => position > place.position);
-    let size = this.batchEvents;
     for (let [tries, attempts] = [0, 0]; rest.length > 0 && !stop?.aborted;) {
-      const batch = rest.slice(0, size);
+      const batch = rest.slice(0, this.size);
       try {
         place = await this.commit(place, batch, batch.at(-1)!.position);
         rest = rest.slice(batch.length);
-        size = Math.min(this.batchEvents, size * 2);
+        this.size = Math.min(this.batchEvents, this.size * 2);
         tries = attempts = 0;
       } catch (error) {
         if (error instanceof Lost || error instanceof StoreIncident) throw error;
+        if (!(error instanceof Moved)) this.size = Math.ceil(batch.length / 2);
         if (error instanceof Moved) {
           place = await this.catchUpWith(place);
           rest = rest.filter(({ position }) => position > place.position);
@@ -442,8 +445,7 @@ class LogSubscriber<Tx> implements Subscriber {
           // Only a worker passes `stop`. `runUntil` passes null and retries itself.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);
-        } else if (batch.length > 1) size = Math.ceil(batch.length / 2);
-        else if (++attempts >= POISON_ATTEMPTS) throw new ProjectionFailed(this.name, batch[0]!, causeOf(error));
+        } else if (batch.length === 1 && ++attempts >= POISON_ATTEMPTS) throw new ProjectionFailed(this.name, batch[0]!, causeOf(error));
       }
     }
     return place;

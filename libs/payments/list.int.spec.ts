@@ -4,7 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { EVERYTHING, isInScope, MemoryDirectory, type Scope } from '#accounts';
 import { memoryEventStore, type NewEvent, type Recorded } from '#eventstore';
 import { type Json, systemClock } from '#kernel';
-import { createPool, KeyRing, type Pool, systemIds, transaction } from '#platform';
+import { collect, createPool, KeyRing, type Pool, systemIds, transaction } from '#platform';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
 import {
   ACCOUNT,
@@ -83,15 +83,16 @@ const list = async (
   keys = ring,
 ) => (await listPayments(ports(keys), { accountId, filters: { ...NO_FILTERS, ...filters }, cursor, limit })).page;
 
-const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: string) => {
-  const events = facts.map(({ type, at: told, data }): NewEvent => ({
+const asNew = (facts: readonly PaymentEvent[], at?: string): NewEvent[] =>
+  facts.map(({ type, at: told, data }) => ({
     id: ids.uuid(),
     type,
     v: 1,
     data: data as unknown as Json,
     meta: { recordedAt: at ?? told, actor: { type: 'system', id: 'spec' }, correlationId: 'spec' },
   }));
-  await store.append(paymentStream(id), 'no_stream', events);
+const record = async (facts: readonly PaymentEvent[], id = ids.uuid(), at?: string) => {
+  await store.append(paymentStream(id), 'no_stream', asNew(facts, at));
   const recorded: Recorded[] = [];
   for await (const event of store.read(paymentStream(id))) recorded.push(event);
   await transaction(pool, (client) => paymentListModel.apply(client, recorded));
@@ -183,6 +184,17 @@ describe('pages', () => {
     expect((await list(null, { portalId: PORTAL }, null, account.accountId)).payments).toHaveLength(5);
     expect((await refused(list(null, { portalId: ids.uuid() }))).code).toBe('PORTAL_ACCESS_DENIED');
   });
+});
+
+test('250 payments in two batches, their events mixed; the second batch begins with old events', async () => {
+  const made = Array.from({ length: 250 }, () => ids.uuid());
+  const before = await store.head();
+  const [begun, ...rest] = charged({ ...feeless, accountId: ids.uuid() });
+  for (const facts of [[begun!], rest]) for (const id of made) await store.append(paymentStream(id), 'any', asNew(facts));
+  const events = (await collect(store.readAll(before))).flat();
+  for (const batch of [events.slice(0, 400), events.slice(200)]) await transaction(pool, (client) => paymentListModel.apply(client, batch));
+  const rows = await postgresListRows(pool).read(made);
+  expect(rows.map(({ revision, payment }) => [revision, payment.phase])).toEqual(made.map(() => [BigInt(rest.length), 'charged']));
 });
 
 describe('the cursor of a page (C45)', () => {

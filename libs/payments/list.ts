@@ -94,16 +94,35 @@ const advanceRows = (rows: Map<string, PaymentRow>, events: readonly Recorded[])
  */
 const GATHER_MS = 50;
 
+/** Number of payments that are read and written together. A row of a payment with the largest body has 330 KB. */
+const APPLIED_TOGETHER = 100;
+
 /** Applies a batch inside the transaction that moves the checkpoint. */
 export const applyPaymentList = async (
   list: Pick<PaymentListRows, 'read' | 'write'>,
   events: readonly Recorded[],
   log?: ProjectionLog,
 ): Promise<void> => {
-  const known = [...new Set(events.filter(({ revision }) => revision > 0n).map(({ stream }) => paymentIdOf(stream)))];
+  const byPayment = new Map<string, Recorded[]>();
+  for (const event of events) {
+    const paymentId = paymentIdOf(event.stream);
+    const known = byPayment.get(paymentId);
+    if (known) known.push(event);
+    else byPayment.set(paymentId, [event]);
+  }
+  const payments = [...byPayment];
+  for (let from = 0; from < payments.length; from += APPLIED_TOGETHER) await applyTo(list, payments.slice(from, from + APPLIED_TOGETHER), log);
+};
+
+const applyTo = async (
+  list: Pick<PaymentListRows, 'read' | 'write'>,
+  payments: readonly (readonly [paymentId: string, events: readonly Recorded[]])[],
+  log?: ProjectionLog,
+): Promise<void> => {
+  const known = payments.flatMap(([paymentId, events]) => (events.some(({ revision }) => revision > 0n) ? [paymentId] : []));
   const rows = new Map<string, PaymentRow>();
   if (known.length > 0) for (const row of await list.read(known)) rows.set(row.paymentId, row);
-  advanceRows(rows, events);
+  for (const [, events] of payments) advanceRows(rows, events);
   const visible = [...rows.values()].filter(({ payment }) => isVisible(payment));
   for (const { paymentId, revision } of visible)
     if (revision >= LONG_STREAM_EVENTS) log?.warn({ paymentId }, 'a payment has an unusually long stream');

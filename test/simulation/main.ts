@@ -20,7 +20,7 @@ const SEEDS_OF_A_PIECE = 100;
 /** Every tenth piece of work is run twice, to check determinism. */
 const TWICE_EVERY = 10;
 /** How many seeds are tried for each canary. */
-const CANARY_SEEDS = 4_000;
+const CANARY_SEEDS = 6_000;
 const STORIES = 3;
 /** By default, every sixth pair of crash points is played. */
 const PAIRS_EVERY = 6;
