@@ -6,7 +6,8 @@
  * while two requests of the connection are unanswered. A connection with many pieces takes turns with all others.
  *
  * Node accepts one connection in each turn of the event loop. So the requests of an address wait while it opens connections. Then turns stay short,
- * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn.
+ * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn. A body
+ * in chunks waits for turns too, from its second one on.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
@@ -19,10 +20,10 @@ const MAX_BEGUN_IN_TURN = 2;
 /** Milliseconds of one turn for which the parser gets pieces of one connection. Most of what a request does comes later, and is not counted here. */
 const MAX_PARSED_MS_IN_TURN = 0.5;
 /** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
-const MAX_PIECE_BYTES = 8 * 1024;
+const MAX_PIECE_BYTES = 2 * 1024;
 /** Milliseconds for which the connections of an address wait, while it opens others. After that, one of them goes on in each turn. */
 const MAX_OPENING_MS = 200;
-/** Connections of an address that go on in each turn, once a turn has brought no new one. */
+/** Waiting connections of an address, of each kind, that go on in a turn that has brought no new one. */
 const ADMITTED_IN_TURN = 8;
 /** Every head ends so. The parser refuses all other forms. */
 const HEAD_END = '\r\n\r\n';
@@ -41,15 +42,30 @@ class Peer {
   bodyBytes = 0;
   /** True from a new connection of this address until a turn has brought none to the server and nothing of {@link waiting} is left. */
   isOpening = false;
-  /** Connections that wait because of {@link isOpening}: new ones, and those with bytes for the parser. The oldest is first. */
-  readonly waiting = new Set<Connection>();
+  /** Connections that wait for {@link admit}, the oldest first: with new requests, and with bytes of a body or bytes that are discarded. */
+  private readonly waiting = { requests: new Set<Connection>(), rests: new Set<Connection>() };
 
+  /** `onWaiting`: called when a connection begins to wait. */
+  constructor(private readonly onWaiting: (peer: Peer) => void) {}
+
+  get hasWaiting(): boolean {
+    return this.waiting.requests.size + this.waiting.rests.size > 0;
+  }
+
+  wait(connection: Connection, what: 'requests' | 'rests'): void {
+    this.waiting[what].add(connection);
+    this.onWaiting(this);
+  }
+
+  /** So many connections of each kind go on in this turn. */
   admit(count: number): void {
-    let left = count;
-    for (const connection of this.waiting) {
-      if (left-- === 0) return;
-      this.waiting.delete(connection);
-      connection.admit();
+    for (const queue of Object.values(this.waiting)) {
+      let left = count;
+      for (const connection of queue) {
+        if (left-- === 0) break;
+        queue.delete(connection);
+        connection.admit();
+      }
     }
   }
 }
@@ -64,10 +80,10 @@ export class Connections {
   private readonly peers = new Map<string, Peer>();
   private bodyBytes = 0;
   private strangersBytes = 0;
-  /** The addresses whose `isOpening` is true. */
-  private readonly opening = new Set<Peer>();
-  /** When this set was last empty, in milliseconds. */
-  private openingSince = 0;
+  /** The addresses that open connections, or whose connections wait. */
+  private readonly taking = new Set<Peer>();
+  /** Since when each turn has brought a connection, in milliseconds. null: the last turn has brought none. */
+  private acceptingSince: number | null = null;
   private acceptedInTurn = false;
 
   /** `perAddress`: the number of connections from one address. null: no limit, because all clients come through a proxy. */
@@ -78,7 +94,7 @@ export class Connections {
    */
   add(socket: Socket, refusal: string): void {
     const address = addressGroup(socket.remoteAddress ?? '');
-    const peer = this.peers.get(address) ?? new Peer();
+    const peer = this.peers.get(address) ?? new Peer((one) => this.takesTurns(one));
     const connection = new Connection(socket, peer, (bytes, isStranger) => this.takeForBody(peer, bytes, isStranger));
     connections.set(socket, connection);
     this.opened(peer);
@@ -93,26 +109,29 @@ export class Connections {
   }
 
   private opened(peer: Peer): void {
-    if (this.opening.size === 0) {
-      this.openingSince = systemClock.monotonic();
-      setImmediate(() => this.endTurn());
-    }
+    this.acceptingSince ??= systemClock.monotonic();
     this.acceptedInTurn = true;
     peer.isOpening = true;
-    this.opening.add(peer);
+    this.takesTurns(peer);
+  }
+
+  private takesTurns(peer: Peer): void {
+    if (this.taking.size === 0) setImmediate(() => this.endTurn());
+    this.taking.add(peer);
   }
 
   private endTurn(): void {
-    const count = this.acceptedInTurn ? 1 : ADMITTED_IN_TURN;
-    if (!this.acceptedInTurn || systemClock.monotonic() - this.openingSince >= MAX_OPENING_MS)
-      for (const peer of this.opening) {
-        peer.admit(count);
-        if (this.acceptedInTurn || peer.waiting.size > 0) continue;
-        peer.isOpening = false;
-        this.opening.delete(peer);
-      }
+    const isAccepting = this.acceptedInTurn;
     this.acceptedInTurn = false;
-    if (this.opening.size > 0) setImmediate(() => this.endTurn());
+    if (!isAccepting) this.acceptingSince = null;
+    if (this.acceptingSince === null || systemClock.monotonic() - this.acceptingSince >= MAX_OPENING_MS)
+      for (const peer of this.taking) {
+        peer.admit(isAccepting ? 1 : ADMITTED_IN_TURN);
+        if (isAccepting || peer.hasWaiting) continue;
+        peer.isOpening = false;
+        this.taking.delete(peer);
+      }
+    if (this.taking.size > 0) setImmediate(() => this.endTurn());
   }
 
   private takeForBody(peer: Peer, bytes: number, isStranger: boolean): boolean {
@@ -139,6 +158,8 @@ export class Connection {
   private holds = true;
   /** What the parser had of this connection in this turn. null: nothing. */
   private inTurn: { begun: number; parsedMs: number } | null = null;
+  /** The request that began last. */
+  private last: IncomingMessage | null = null;
   /** Bytes of the announced body that the parser has not got. What has come of them is one piece, since Node makes one object of it. */
   private bodyLeft = 0;
   /** The last bytes that the parser has got. A head may end in the next read. */
@@ -160,7 +181,8 @@ export class Connection {
     // Node's listener gives the bytes to its parser. Ours takes its place.
     [this.parse] = socket.listeners('data') as [(bytes: Buffer) => void];
     socket.on('data', (bytes) => {
-      if (this.closing) return;
+      // A client may send without end. What is discarded waits for turns too, since one turn would read 2 MiB of each connection.
+      if (this.closing) return this.hold();
       this.rest = this.rest.length === 0 ? bytes : Buffer.concat([this.rest, bytes]);
       this.feed();
     });
@@ -177,13 +199,15 @@ export class Connection {
         this.rest = NOTHING;
         return;
       }
-      if (!this.mayGoOn()) {
-        this.holds = true;
-        this.socket.pause();
-        return;
-      }
+      if (!this.mayGoOn()) return this.hold();
       this.parsePiece(this.rest.subarray(0, this.bodyLeft || this.endOfPiece()));
     }
+  }
+
+  private hold(): void {
+    this.holds = true;
+    this.socket.pause();
+    if (this.closing) this.awaitTurn();
   }
 
   private parsePiece(piece: Buffer): void {
@@ -211,6 +235,7 @@ export class Connection {
   /** Counts a request until its answer is sent. */
   began(request: IncomingMessage, response: ServerResponse): void {
     this.unanswered.add(request);
+    this.last = request;
     if (this.inTurn !== null) this.inTurn.begun += 1;
     // The piece has ended with the head.
     this.bodyLeft = Number(request.headers['content-length'] ?? 0);
@@ -223,12 +248,13 @@ export class Connection {
 
   /** Returns false if the parser may not get a piece now. Then the connection goes on by itself later. */
   private mayGoOn(): boolean {
+    if (this.closing) return this.isAdmitted;
     if (this.unanswered.size >= MAX_UNANSWERED) return false;
     // An announced body that has come follows its head, so that no answer is earlier, and closes the connection.
     if (this.bodyLeft > 0) return true;
     const { begun = 0, parsedMs = 0 } = this.inTurn ?? {};
     if (begun >= MAX_BEGUN_IN_TURN || parsedMs >= MAX_PARSED_MS_IN_TURN) return false;
-    if (!this.peer.isOpening || this.isAdmitted) return true;
+    if (this.isAdmitted || !(this.peer.isOpening || (begun === 0 && this.isInChunks))) return true;
     this.awaitTurn();
     return false;
   }
@@ -237,9 +263,14 @@ export class Connection {
     if (this.holds && this.mayGoOn()) this.socket.resume();
   }
 
+  /** True within a body in chunks. One byte of them may cost a hundred times as much as one of an announced body. */
+  private get isInChunks(): boolean {
+    return this.last?.headers['transfer-encoding'] !== undefined && !this.last.complete;
+  }
+
   /** The connection goes on when its address has a turn for it. */
   awaitTurn(): void {
-    this.peer.waiting.add(this);
+    this.peer.wait(this, this.closing || this.isInChunks ? 'rests' : 'requests');
   }
 
   /** The connection goes on for one turn of the event loop, although its address opens connections. */
