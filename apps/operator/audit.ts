@@ -1,6 +1,5 @@
 /** `payfold audit`: the sealed log, its proofs, and the comparison of books and events. */
 import { lstatSync, readFileSync, rmSync, statSync } from 'node:fs';
-import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftReport, Findings, KeyTerms, PassState, ReportName } from '#audit';
@@ -243,7 +242,11 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
           ...checks,
           { name: 'drift', ok: drift.differences.length === 0, detail: `${drift.differences.length} differences over ${drift.payments} payments` },
           { name: 'lines', ok: loose.length === 0, detail: `${loose.length} of ${tie.length} accounts in which line items and journal differ` },
-          { name: 'pack', ok: true, detail: `${files.length} files in ${out}; check them with: node ${join(out, 'verify.mjs')} pack ${out}` },
+          {
+            name: 'pack',
+            ok: true,
+            detail: `${files.length} files in ${out}; check them with a verify.mjs that you trust: node verify.mjs pack ${out} --key FILE`,
+          },
         ]);
       }),
     );

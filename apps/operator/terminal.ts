@@ -93,7 +93,7 @@ const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
   new Promise((done, fail) => stream.write(text, (error) => (error ? fail(error) : done())));
 
 const say = async ({ json, text, exitCode = 0, printed = false }: Answer, asJson: boolean) => {
-  if (!printed) await write(process.stdout, asJson ? `${JSON.stringify(json)}\n` : `${withoutControls(text)}\n`);
+  if (!printed) await write(process.stdout, `${withoutControls(asJson ? JSON.stringify(json) : text)}\n`);
   process.exitCode = exitCode;
 };
 
@@ -102,7 +102,7 @@ export const refuse = async (error: unknown, asJson: boolean): Promise<void> => 
   const usage = error instanceof UsageError || error instanceof ConfigError;
   process.exitCode = usage ? 2 : 1;
   const { code, message, details } = described(error);
-  if (asJson) await write(process.stdout, `${JSON.stringify({ success: false, message, details: { code, ...details } })}\n`);
+  if (asJson) await write(process.stdout, `${withoutControls(JSON.stringify({ success: false, message, details: { code, ...details } }))}\n`);
   await write(process.stderr, `error: ${withoutControls(message)}\n`);
 };
 
@@ -139,7 +139,7 @@ export const refuseUsage = async (error: CommanderError, asJson: boolean): Promi
   process.exitCode = 2;
   if (!asJson) return;
   const message = error.code === 'commander.help' ? 'a command is missing' : error.message.replace(/^error: /, '');
-  await write(process.stdout, `${JSON.stringify({ success: false, message, details: { code: 'VALIDATION_ERROR' } })}\n`);
+  await write(process.stdout, `${withoutControls(JSON.stringify({ success: false, message, details: { code: 'VALIDATION_ERROR' } }))}\n`);
 };
 
 const confirm = async (question: string) => {
@@ -232,7 +232,7 @@ const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]
 const CONTROLS = /(?![\t\n])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 const escaped = (character: string): string => character.replace(/[^]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`);
 
-/** The text with each control character written as `\u001b`. */
+/** The text with each control character written as `\u001b`. JSON keeps its meaning. */
 const withoutControls = (text: string): string => text.replace(CONTROLS, escaped);
 
 /** A text within a line. Line feeds and tabs are written as escapes too, so that no value looks like another line or cell. */

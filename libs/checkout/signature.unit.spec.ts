@@ -161,7 +161,7 @@ describe('an address', () => {
       '%EF%BD%94',
       'sig+',
     ].map((name) => [`https://agency.example/pay?${name}=1`, /which is ours/] as const),
-    ...['checkout[id', 'payment[id', 'Payment[ID', 'result[', 'x=1;result', 'x;sig', 'x=1;a=2;checkout.id'].map(
+    ...['checkout[id', 'payment[id', 'Payment[ID', 'result[', 'x=1;result', 'x;sig', 'x=1;a=2;checkout.id', 'checkout_ıd', 'SİG'].map(
       (query) => [`https://agency.example/pay?${query}=1`, /which is ours/] as const,
     ),
     ...['result%00x', 'result%00', 're%E2%80%8Bsult', 're%C2%ADsult', '%EF%BB%BFresult', 'a%0Ab'].map(

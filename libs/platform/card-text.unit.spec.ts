@@ -124,6 +124,7 @@ describe('card numbers in free text (C9)', () => {
     ['soft hyphens', '\u00ad'],
     ['many zero-width spaces', '\u200b'.repeat(9)],
     ['combining lines', '\u0332'],
+    ['prolonged sound marks', '\u30fc'],
   ])('refused: %s between the digits, in groups of four, of two and of one', (_, separator) => {
     for (const group of [/.{4}/g, /.{2}/g, /./g]) {
       const text = '4242424242424242'.match(group)!.join(separator);

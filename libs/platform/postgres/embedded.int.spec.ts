@@ -1,7 +1,7 @@
 /** The rights of the service in the embedded Postgres, and attacks by another user of the machine through its files. */
 import { execFileSync, spawnSync } from 'node:child_process';
 import { existsSync, readFileSync, readlinkSync } from 'node:fs';
-import { chmod, chown, mkdir, mkdtemp, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { chmod, chown, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
@@ -170,6 +170,13 @@ describe('what may lie in place of our files', () => {
     await symlink(cluster, other);
     await writeFile(`${other}.password`, await readFile(`${cluster}.password`), { mode: 0o600 });
     await refused(/other is a link or no folder/, other);
+  });
+  test('a link to an empty folder, at a first start: nothing is made', async () => {
+    const [empty, linked] = [join(closed, 'empty'), join(closed, 'linked')];
+    await mkdir(empty);
+    await symlink(empty, linked);
+    await refused(/linked is a link/, linked);
+    expect((await readdir(closed)).filter((name) => name.startsWith('linked'))).toEqual(['linked']);
   });
   asRoot('a cluster, a password or a folder of another user', async () => {
     const { uid } = await stat(cluster);

@@ -396,6 +396,7 @@ const reachable = async (native: string, cluster: string, user: SystemUser | nul
 const initialise = async (binaries: string, cluster: string, passwordFile: string, user: SystemUser | null) => {
   const draft = `${cluster}${DRAFT}${randomBytes(4).toString('hex')}`;
   const left = await draftsOf(cluster);
+  if ((await lstat(cluster).catch(ignoreMissing))?.isSymbolicLink()) throw new NotOurs(cluster, 'is a link; put the folder itself there');
   const present = await readdir(cluster).catch(ignoreMissing);
   if (present && present.length > 0)
     throw new Error(`${cluster} holds files but no PG_VERSION: it is damaged, or no Postgres cluster; nothing was changed`);
