@@ -72,7 +72,7 @@ export const vetAddress = (text: unknown, allow: readonly string[]): Vetted => {
  * bracket on is cut off, or the bracket is read as `_`, as PHP does if it is not closed. Brackets at the start are left out, as qs does.
  */
 const asServersRead = (name: string): string[] => {
-  // Java and .NET take the two Turkish letters for an i, if they compare without case.
+  // Java takes the two Turkish letters for an i, if it compares without case.
   const plain = name.normalize('NFKC').replace(/[ıİ]/g, 'i').toLowerCase();
   return [plain.replace(/^[\s[\]]+/, '').replace(/[[\]].*$/s, ''), plain.replaceAll('[', '_')].map((read) =>
     read.replace(/^[\s\p{Cc}]+|[\s\p{Cc}]+$/gu, '').replace(/[\s.]/g, '_'),

@@ -18,6 +18,8 @@ import type { LogGate } from './own-log.js';
 
 /** Events per transaction. 200 to 1000 measured best, 5000 slower. */
 const BATCH_EVENTS = 500;
+/** After a failure, each success adds such a part of a full batch to the next one. */
+const GROWTHS = 16;
 /** Another worker takes over this long after the active one died. A living worker renews its lease three times in this time. */
 const LEASE_MS = 10_000;
 /** Within the time of one lease, a standby worker checks this many times whether the lease is free. */
@@ -423,8 +425,8 @@ class LogSubscriber<Tx> implements Subscriber {
   // ---- applying
 
   /**
-   * Applies events in as few transactions as possible. If a batch fails, halves it: an event at fault is alone at last, and a batch that takes longer
-   * than a statement may becomes short enough. When `stop` aborts, returns after the current transaction.
+   * Applies events in as few transactions as possible. If a batch fails, the next try takes half of it. So an event at fault is alone at
+   * last, and a batch that took too long becomes short enough. When `stop` aborts, returns after the current transaction.
    */
   private async applyAll(place: Place, events: readonly Recorded[], stop: AbortSignal | null): Promise<Place> {
     let rest = events.filter(({ position }) => position > place.position);
@@ -433,7 +435,7 @@ class LogSubscriber<Tx> implements Subscriber {
       try {
         place = await this.commit(place, batch, batch.at(-1)!.position);
         rest = rest.slice(batch.length);
-        this.size = Math.min(this.batchEvents, this.size * 2);
+        this.size = Math.min(this.batchEvents, this.size + Math.ceil(this.batchEvents / GROWTHS));
         tries = attempts = 0;
       } catch (error) {
         if (error instanceof Lost || error instanceof StoreIncident) throw error;

@@ -89,7 +89,7 @@ const valueOf = (code: number): number => {
   while (DECIMAL.test(String.fromCodePoint(zero - 1))) zero -= 1;
   return (code - zero) % 10;
 };
-/** Modifier letters are none of them: the prolonged sound mark of Japanese looks like a dash. */
+/** Modifier letters do not count as letters here: the prolonged sound mark of Japanese looks like a dash. */
 const LETTER_OR_NUMBER = /^[\p{Lu}\p{Ll}\p{Lt}\p{Lo}\p{N}]$/u;
 /** Characters that are not displayed, such as a soft hyphen. */
 const INVISIBLE = /^\p{Default_Ignorable_Code_Point}$/u;

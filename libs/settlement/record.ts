@@ -172,7 +172,7 @@ export const recordBatch = async (
       const from = recorded.length;
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
       const { lines, readAt } = await matchLines(ports, account, head(), names, missing, catchUp);
-      // After this time, the lines are judged again: see {@link matchLines}.
+      // Later than this, they are judged again: see {@link matchLines}.
       await appended({ type: 'SettlementLinesRecorded', data: { ...head(), lines } }, { notAfter: readAt + READ_TOO_LONG_AGO_MS });
     }
   };
@@ -383,6 +383,8 @@ const correctBatch = async (
       reference: null,
     };
     const { changed, gone, lacking } = compared(batch, said, fileId === null ? 'interface' : 'file');
+    // A file has the last word. The caller decides again.
+    if (fileId === null && (lacking.length > 0 || batch.correctedByFile)) return corrected;
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return corrected;
     const touched = new Set(lacking);
     const lines = linesOf(batch);
@@ -393,6 +395,7 @@ const correctBatch = async (
       ...gone.map((before) => ({ before, line: null, number: before.number })),
       ...changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ })),
     ];
+    const changedDay = head.fundedOn === batch.fundedOn ? 0 : 1;
     let done = 0;
     const catchUp = catchingUp(ports, () => done);
     try {
@@ -413,11 +416,11 @@ const correctBatch = async (
         for (const line of judged) names.add(nameOfLine(line));
         done += some.length;
       } while (done < left.length);
-      return corrected + done + (head.fundedOn === batch.fundedOn ? 0 : 1);
+      return corrected + done + changedDay;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
       if (conflicts >= MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
-      corrected += done;
+      corrected += done + (done > 0 ? changedDay : 0);
     }
   }
 };
@@ -499,6 +502,7 @@ const matchLines = async (
       byPayment.set(paymentId, [...(byPayment.get(paymentId) ?? []), { number, line, transaction: { ...transaction, paymentId } }]);
     }
   }
+  const readAt = ports.payments.clock.realNow();
   for (const { number, line, transaction, exceptionId } of sent) {
     const { paymentId, leg } = transaction;
     const refund = (await load(ports.store, EXCEPTION_STREAM, exceptionId)).state?.refund ?? null;
@@ -514,7 +518,6 @@ const matchLines = async (
     results.set(number, toRecorded(number, line, judgement.result, origin, judgement.expectedCents));
   }
   const queue = [...byPayment];
-  const readAt = ports.payments.clock.realNow();
   const loaded = await ports.payments.streams.loadAll([...byPayment.keys()]);
   await Promise.all(
     Array.from({ length: PARALLEL_PAYMENTS }, async () => {

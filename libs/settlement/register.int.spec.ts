@@ -227,6 +227,37 @@ test('the same, for a line that the processor adds to a complete batch', async (
   expect([been.still, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
 });
 
+/** A batch `b-1` of sales without a payment here, by transaction and cents, as a source lists it. `fileId` null: the interface. */
+const listed = async (sales: Readonly<Record<string, number>>, fileId: string | null, ports = settlement) => {
+  const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
+  const batch = { batchId: 'b-1', closedAt: timestamp(house.clock.now()) };
+  const lines = Object.entries(sales).map(([transactionId, grossCents]) => ({
+    ...batch,
+    ...({ transactionId, type: 'sale', accepted: true, grossCents, feeCents: 0, netCents: grossCents } as const),
+  }));
+  const [only] = await collect(batchesOf(lines));
+  const said = await recordBatch(ports, account, { ...batch, fundedOn: null, lines: only!.lines }, fileId, new AbortController().signal);
+  const recorded = linesOf(await batchOf(house.store, { ...account, batchId: 'b-1' }));
+  return { said, recorded: Object.fromEntries(recorded.map((line) => [line.transactionId, line.grossCents])) };
+};
+
+test('a file corrects a batch while the interface adds a line to it: the file has the last word', async () => {
+  await listed({ a: 100 }, null);
+  let corrected = false;
+  const store: EventStore = {
+    ...house.store,
+    append: async (stream, revision, events) => {
+      if (!corrected && events.some(({ type }) => type === 'SettlementLinesCorrected')) {
+        corrected = true;
+        await listed({ a: 150, f: 300 }, 'file');
+      }
+      return house.store.append(stream, revision, events);
+    },
+  };
+  const { recorded } = await listed({ a: 100, b: 200 }, null, { ...settlement, store });
+  expect([corrected, recorded]).toEqual([true, { a: 150, f: 300 }]);
+});
+
 test('250 lines that are added to a complete batch are recorded in three events; a line that comes twice is a duplicate, whichever event has the first', async () => {
   const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
   const batch = { batchId: 'b-1', closedAt: timestamp(house.clock.now()) };

@@ -212,6 +212,11 @@ describe('limits', () => {
     expect(received).toBeLessThan((asked * document.length) / 2);
     expect((await client.list()).status).toBe(200);
   });
+  test.each(['/healthz', '/healthz HTTP/2.0\r\nhost: test', '/healthz HTTP/0.9\r\nhost: test'])(
+    'another version of HTTP than 1.0 and 1.1 → 505: %j',
+    async (line) => expectTransport(await raw(`GET ${line}\r\n\r\n`), 505),
+  );
+
   test('headers that do not end → 408', async () => {
     expectTransport(await raw(`GET ${PAYMENTS} HTTP/1.1\r\nhost: test\r\nx-slow: `, { dripMs: 200 }), 408);
   });

@@ -15,7 +15,7 @@ import { doPiece, startWorker } from './workers.js';
 
 const SEEDS = 100;
 /** Enough seeds to find the rarest canary of QUICK. `npm run canaries` looks for all canaries. */
-const CANARY_SEEDS = 120;
+const CANARY_SEEDS = 240;
 const LONG_MS = 900_000;
 
 const regressions = JSON.parse(readFileSync(join(import.meta.dirname, 'regressions.json'), 'utf8')) as Finding[];

@@ -34,7 +34,7 @@ const JSON_TYPE = 'application/json; charset=utf-8';
 /** Headers with a meaning for clients. An answer may have one of them only if the document names it for this answer. */
 const TELLING_HEADERS = ['idempotent-replayed', 'ledger-lag', 'ledger-position', 'retry-after', 'www-authenticate', 'x-request-id'];
 /** Statuses of refusals outside any operation: the operation does not exist (404, 405), or the request did not reach it (C65). */
-const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431];
+const WITHOUT_OPERATION = [400, 404, 405, 408, 413, 417, 431, 505];
 
 /** Forbids unknown fields in every object that lists its properties. An object with `additionalProperties` (metadata) stays open. */
 const closed = (schema: unknown): unknown => {

@@ -6,8 +6,8 @@
  * while two requests of the connection are unanswered. A connection with many pieces takes turns with all others.
  *
  * Node accepts one connection in each turn of the event loop. So the requests of an address wait while it opens connections. Then turns stay short,
- * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn. A body
- * in chunks waits for turns too, from its second one on.
+ * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn. What
+ * has come of a body in chunks together with its head is parsed at once. The rest of such a body waits for turns too.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
@@ -21,11 +21,11 @@ const MAX_BEGUN_IN_TURN = 2;
 const MAX_PARSED_MS_IN_TURN = 0.5;
 /** Node makes an object of each chunk of a body, and a chunk may have one byte. So a piece is small. */
 const MAX_PIECE_BYTES = 2 * 1024;
-/** Milliseconds for which the connections of an address wait, while it opens others. After that, one of them goes on in each turn. */
+/** Milliseconds for which the connections of an address wait, while connections come. After that, one of each kind goes on in each turn. */
 const MAX_OPENING_MS = 200;
 /** Waiting connections of an address, of each kind, that go on in a turn that has brought no new one. */
 const ADMITTED_IN_TURN = 8;
-/** Every head ends so. The parser refuses all other forms. */
+/** Every head of HTTP/1 ends so. The parser refuses all other forms. HTTP/0.9 has no headers, and is refused later. */
 const HEAD_END = '\r\n\r\n';
 /** Milliseconds in which a client can read the last answer. If a socket is closed with unread bytes, the client may lose the answer. */
 const LINGER_MS = 2_000;
@@ -40,13 +40,17 @@ const NOTHING = Buffer.alloc(0);
 class Peer {
   connections = 0;
   bodyBytes = 0;
-  /** True from a new connection of this address until a turn has brought none to the server and nothing of {@link waiting} is left. */
+  /** True from a new connection of this address until a turn has brought none to the server and no requests wait. */
   isOpening = false;
   /** Connections that wait for {@link admit}, the oldest first: with new requests, and with bytes of a body or bytes that are discarded. */
   private readonly waiting = { requests: new Set<Connection>(), rests: new Set<Connection>() };
 
   /** `onWaiting`: called when a connection begins to wait. */
   constructor(private readonly onWaiting: (peer: Peer) => void) {}
+
+  get hasRequests(): boolean {
+    return this.waiting.requests.size > 0;
+  }
 
   get hasWaiting(): boolean {
     return this.waiting.requests.size + this.waiting.rests.size > 0;
@@ -127,9 +131,9 @@ export class Connections {
     if (this.acceptingSince === null || systemClock.monotonic() - this.acceptingSince >= MAX_OPENING_MS)
       for (const peer of this.taking) {
         peer.admit(isAccepting ? 1 : ADMITTED_IN_TURN);
-        if (isAccepting || peer.hasWaiting) continue;
-        peer.isOpening = false;
-        this.taking.delete(peer);
+        if (isAccepting) continue;
+        if (!peer.hasRequests) peer.isOpening = false;
+        if (!peer.hasWaiting) this.taking.delete(peer);
       }
     if (this.taking.size > 0) setImmediate(() => this.endTurn());
   }
@@ -160,7 +164,7 @@ export class Connection {
   private inTurn: { begun: number; parsedMs: number } | null = null;
   /** The request that began last. */
   private last: IncomingMessage | null = null;
-  /** Bytes of the announced body that the parser has not got. What has come of them is one piece, since Node makes one object of it. */
+  /** Bytes of the announced body that the parser has not got. Those that have come go to it as one piece, since Node makes one object of them. */
   private bodyLeft = 0;
   /** The last bytes that the parser has got. A head may end in the next read. */
   private tail = '';
@@ -250,7 +254,7 @@ export class Connection {
   private mayGoOn(): boolean {
     if (this.closing) return this.isAdmitted;
     if (this.unanswered.size >= MAX_UNANSWERED) return false;
-    // An announced body that has come follows its head, so that no answer is earlier, and closes the connection.
+    // The bytes of an announced body follow its head at once. An answer before them would close the connection.
     if (this.bodyLeft > 0) return true;
     const { begun = 0, parsedMs = 0 } = this.inTurn ?? {};
     if (begun >= MAX_BEGUN_IN_TURN || parsedMs >= MAX_PARSED_MS_IN_TURN) return false;
@@ -263,7 +267,7 @@ export class Connection {
     if (this.holds && this.mayGoOn()) this.socket.resume();
   }
 
-  /** True within a body in chunks. One byte of them may cost a hundred times as much as one of an announced body. */
+  /** True within a body in chunks. If each chunk has one byte, the parser needs 2 µs for each. */
   private get isInChunks(): boolean {
     return this.last?.headers['transfer-encoding'] !== undefined && !this.last.complete;
   }

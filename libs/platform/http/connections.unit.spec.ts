@@ -28,13 +28,14 @@ afterEach(() => {
 const pipelined = (count: number) => Array.from({ length: count }, (_, index) => `GET /${index} HTTP/1.1\r\nhost: test\r\n\r\n`).join('');
 const HEAD = 'POST /body HTTP/1.1\r\nhost: test\r\ncontent-length: 9000\r\n\r\n';
 
-test.each([0, 1, 2, 3, 4])('at most two unanswered requests are parsed, also if a head ends %i bytes into a read', async (split) => {
+test.each([0, 1, 2, 3, 4])('at most two unanswered requests are parsed, also if the last %i bytes of a head come in a second read', async (split) => {
   const client = connect((server.address() as AddressInfo).port, '127.0.0.1').setNoDelay();
   client.on('error', () => undefined);
   const bytes = HEAD + ' '.repeat(9_000) + pipelined(500);
   client.write(bytes.slice(0, HEAD.length - split));
   await later();
   client.write(bytes.slice(HEAD.length - split));
+  while (begun.length < 2) await later();
   await later();
   expect(begun).toEqual(['/body', '/0']);
 });

@@ -131,6 +131,9 @@ const createLimitedServer = (handler: Handler, { timeouts = {}, connectionsPerAd
 };
 
 const refusalOf = ({ rawHeaders, headers, headersDistinct, httpVersion }: IncomingMessage): ServiceError | null => {
+  // Node's parser takes any version. 0.9 has no headers, and a proxy may frame 2.0 in another way.
+  if (httpVersion !== '1.1' && httpVersion !== '1.0')
+    return new ServiceError('VALIDATION_ERROR', 'The version of HTTP must be 1.0 or 1.1.', {}, { status: 505 });
   if (rawHeaders.length > 2 * MAX_HEADERS)
     return new ServiceError('VALIDATION_ERROR', `There are more than ${MAX_HEADERS} headers.`, {}, { status: 431 });
   if (headers.host === undefined && httpVersion === '1.1') return new ServiceError('VALIDATION_ERROR', 'The request needs a Host header.');
