@@ -75,4 +75,5 @@ const openWebhooks = (context: ProcessContext, ownLog: LogGate, payloads: Payloa
 };
 
 // The word in the middle keeps the digits apart. Else a port and an address may look like a card number, and be masked.
-const targetText = ({ host, port, network }: Config['webhooks']['privateTargets'][number]) => `${host}:${port} in ${network.address}/${network.prefix}`;
+const targetText = ({ host, port, network }: Config['webhooks']['privateTargets'][number]) =>
+  `${host}:${port} in ${network.address}/${network.prefix}`;
