@@ -92,8 +92,10 @@ export const print = (text: string): Promise<void> => write(process.stdout, proc
 const write = (stream: NodeJS.WriteStream, text: string): Promise<void> =>
   new Promise((done, fail) => stream.write(text, (error) => (error ? fail(error) : done())));
 
+const writeJson = (value: unknown): Promise<void> => write(process.stdout, `${withoutControls(JSON.stringify(value))}\n`);
+
 const say = async ({ json, text, exitCode = 0, printed = false }: Answer, asJson: boolean) => {
-  if (!printed) await write(process.stdout, `${withoutControls(asJson ? JSON.stringify(json) : text)}\n`);
+  if (!printed) await (asJson ? writeJson(json) : write(process.stdout, `${withoutControls(text)}\n`));
   process.exitCode = exitCode;
 };
 
@@ -102,7 +104,7 @@ export const refuse = async (error: unknown, asJson: boolean): Promise<void> => 
   const usage = error instanceof UsageError || error instanceof ConfigError;
   process.exitCode = usage ? 2 : 1;
   const { code, message, details } = described(error);
-  if (asJson) await write(process.stdout, `${withoutControls(JSON.stringify({ success: false, message, details: { code, ...details } }))}\n`);
+  if (asJson) await writeJson({ success: false, message, details: { code, ...details } });
   await write(process.stderr, `error: ${withoutControls(message)}\n`);
 };
 
@@ -139,7 +141,7 @@ export const refuseUsage = async (error: CommanderError, asJson: boolean): Promi
   process.exitCode = 2;
   if (!asJson) return;
   const message = error.code === 'commander.help' ? 'a command is missing' : error.message.replace(/^error: /, '');
-  await write(process.stdout, `${withoutControls(JSON.stringify({ success: false, message, details: { code: 'VALIDATION_ERROR' } }))}\n`);
+  await writeJson({ success: false, message, details: { code: 'VALIDATION_ERROR' } });
 };
 
 const confirm = async (question: string) => {

@@ -439,11 +439,13 @@ class LogSubscriber<Tx> implements Subscriber {
         tries = attempts = 0;
       } catch (error) {
         if (error instanceof Lost || error instanceof StoreIncident) throw error;
-        if (!(error instanceof Moved)) this.size = Math.ceil(batch.length / 2);
         if (error instanceof Moved) {
           place = await this.catchUpWith(place);
           rest = rest.filter(({ position }) => position > place.position);
-        } else if (isTransient(error)) {
+          continue;
+        }
+        this.size = Math.ceil(batch.length / 2);
+        if (isTransient(error)) {
           // Only a worker passes `stop`. `runUntil` passes null and retries itself.
           if (!stop) throw error;
           await this.pause(error as Error, tries++, stop);

@@ -228,49 +228,61 @@ test('the same, for a line that the processor adds to a complete batch', async (
 });
 
 /** A batch `b-1` of sales without a payment here, by transaction and cents, as a source lists it. `fileId` null: the interface. */
-const listed = async (sales: Readonly<Record<string, number>>, fileId: string | null, ports = settlement) => {
+const listed = async (sales: readonly (readonly [transactionId: string, cents: number])[], fileId: string | null, ports = settlement) => {
   const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
   const batch = { batchId: 'b-1', closedAt: timestamp(house.clock.now()) };
-  const lines = Object.entries(sales).map(([transactionId, grossCents]) => ({
+  const lines = sales.map(([transactionId, grossCents]) => ({
     ...batch,
     ...({ transactionId, type: 'sale', accepted: true, grossCents, feeCents: 0, netCents: grossCents } as const),
   }));
   const [only] = await collect(batchesOf(lines));
   const said = await recordBatch(ports, account, { ...batch, fundedOn: null, lines: only!.lines }, fileId, new AbortController().signal);
   const recorded = linesOf(await batchOf(house.store, { ...account, batchId: 'b-1' }));
-  return { said, recorded: Object.fromEntries(recorded.map((line) => [line.transactionId, line.grossCents])) };
+  return { said, recorded };
 };
 
 test('a file corrects a batch while the interface adds a line to it: the file has the last word', async () => {
-  await listed({ a: 100 }, null);
+  await listed([['a', 100]], null);
   let corrected = false;
   const store: EventStore = {
     ...house.store,
     append: async (stream, revision, events) => {
       if (!corrected && events.some(({ type }) => type === 'SettlementLinesCorrected')) {
         corrected = true;
-        await listed({ a: 150, f: 300 }, 'file');
+        await listed(
+          [
+            ['a', 150],
+            ['f', 300],
+          ],
+          'file',
+        );
       }
       return house.store.append(stream, revision, events);
     },
   };
-  const { recorded } = await listed({ a: 100, b: 200 }, null, { ...settlement, store });
-  expect([corrected, recorded]).toEqual([true, { a: 150, f: 300 }]);
+  const { recorded } = await listed(
+    [
+      ['a', 100],
+      ['b', 200],
+    ],
+    null,
+    { ...settlement, store },
+  );
+  expect([corrected, Object.fromEntries(recorded.map((line) => [line.transactionId, line.grossCents]))]).toEqual([true, { a: 150, f: 300 }]);
 });
 
 test('250 lines that are added to a complete batch are recorded in three events; a line that comes twice is a duplicate, whichever event has the first', async () => {
-  const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
-  const batch = { batchId: 'b-1', closedAt: timestamp(house.clock.now()) };
-  const record = async (...ids: string[]) => {
-    const sale = { type: 'sale', accepted: true, grossCents: 100, feeCents: 3, netCents: 97 } as const;
-    const [only] = await collect(batchesOf(ids.map((transactionId) => ({ ...batch, ...sale, transactionId }))));
-    return recordBatch(settlement, account, { ...batch, fundedOn: null, lines: only!.lines }, 'file', new AbortController().signal);
-  };
+  const record = (...ids: string[]) =>
+    listed(
+      ids.map((id) => [id, 100]),
+      'file',
+    );
   await record('t-0');
   const added = Array.from({ length: 249 }, (_, index) => `t-${index + 1}`);
-  expect(await record('t-0', ...added, 't-1')).toMatchObject({ count: 251, corrected: 250 });
-  expect(await record('t-0', ...added, 't-1')).toMatchObject({ corrected: 0 });
-  const results = linesOf(await batchOf(house.store, { ...account, batchId: 'b-1' })).map(({ transactionId, result }) => [transactionId, result]);
+  expect((await record('t-0', ...added, 't-1')).said).toMatchObject({ count: 251, corrected: 250 });
+  const { said, recorded } = await record('t-0', ...added, 't-1');
+  expect(said).toMatchObject({ corrected: 0 });
+  const results = recorded.map(({ transactionId, result }) => [transactionId, result]);
   expect(results).toEqual([...['t-0', ...added].map((id) => [id, 'MISSING_HERE']), ['t-1', 'DUPLICATE_AT_GATEWAY']]);
   const types = (await collect(house.store.readAll(null))).flat().map(({ type }) => type);
   expect(types.filter((type) => type === 'SettlementLinesCorrected')).toHaveLength(3);

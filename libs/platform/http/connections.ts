@@ -6,8 +6,8 @@
  * while two requests of the connection are unanswered. A connection with many pieces takes turns with all others.
  *
  * Node accepts one connection in each turn of the event loop. So the requests of an address wait while it opens connections. Then turns stay short,
- * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn. What
- * has come of a body in chunks together with its head is parsed at once. The rest of such a body waits for turns too.
+ * and the next client is accepted soon (docs/decisions/0041-what-one-client-may-hold.md). Nothing is read from a new connection until its turn.
+ * Chunks that come together with their head are parsed at once. The rest of such a body waits for turns too.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIPv6, type Socket } from 'node:net';
@@ -160,7 +160,7 @@ export class Connection {
   private isUnread = true;
   /** True while this class has paused the socket. Node pauses it too, and resumes it by itself. */
   private holds = true;
-  /** What the parser had of this connection in this turn. null: nothing. */
+  /** The requests that began in this turn, and the time of the parser. null: the parser has got nothing in this turn. */
   private inTurn: { begun: number; parsedMs: number } | null = null;
   /** The request that began last. */
   private last: IncomingMessage | null = null;
@@ -185,7 +185,7 @@ export class Connection {
     // Node's listener gives the bytes to its parser. Ours takes its place.
     [this.parse] = socket.listeners('data') as [(bytes: Buffer) => void];
     socket.on('data', (bytes) => {
-      // A client may send without end. What is discarded waits for turns too, since one turn would read 2 MiB of each connection.
+      // A client may send without end. Discarded bytes wait for turns too, since one turn would read 2 MiB of each connection.
       if (this.closing) return this.hold();
       this.rest = this.rest.length === 0 ? bytes : Buffer.concat([this.rest, bytes]);
       this.feed();
