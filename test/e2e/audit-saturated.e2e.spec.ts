@@ -253,9 +253,10 @@ describe(`${QUICK_READERS} readers at the same time`, () => {
       for (const { answers, runs } of [exported, queried]) await eventually(() => answers.length === QUICK_READERS - runs);
       await eventually(async () => (await waiting()).get('payfold audit') === EXPORTS + QUERIES);
       const refused = [...exported.answers, ...queried.answers];
-      // The projection of the journal waits in the worker.
-      const others = [...(await waiting())].filter(([name]) => name !== 'payfold projections');
-      expect(others).toEqual([['payfold audit', EXPORTS + QUERIES]]);
+      // In the worker, the projection of the journal waits, and the sweep that compares payments with their entries may wait with one statement.
+      const { 'payfold projections': _, 'payfold main': main = 0, ...others } = Object.fromEntries(await waiting());
+      expect(others).toEqual({ 'payfold audit': EXPORTS + QUERIES });
+      expect(main).toBeLessThanOrEqual(1);
       await honest.answered(20);
       await locked.query('rollback');
       for (const { all } of [exported, queried]) await all;

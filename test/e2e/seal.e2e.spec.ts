@@ -122,6 +122,8 @@ test('a later head only appended to an earlier one', async () => {
 
 /** The tests change events by SQL, which is not possible in KurrentDB. */
 (eventsInPostgres ? describe : describe.skip)('tampering is found and named', () => {
+  // A projection that read the log while it was changed would keep the place of an event that is not there afterwards.
+  beforeAll(() => service.stopWorker());
   const sql = (text: string, ...values: unknown[]) => service.services.pool.query(text, values);
   const at = (position: number) => String(position).padStart(20, '0');
   /** Makes the change, verifies the log, and undoes the change. */
@@ -275,9 +277,7 @@ test('a later head only appended to an earlier one', async () => {
       expect((await logState(pool)).origin).toBe('payfold/log/of-a-new-database');
       await resumeSeal(seal);
       expect((await logState(pool)).origin).toBe(before.head.origin);
-      // The worker may have begun to seal again already.
-      const early = await signLog(seal);
-      if (early) expect(early.head.size).toBeGreaterThanOrEqual(before.head.size);
+      expect(await signLog(seal)).toBeNull();
       await sealed();
       expect((await signLog(seal))!.head.size).toBeGreaterThanOrEqual(before.head.size);
     });

@@ -252,6 +252,8 @@ export interface Service {
   /** Runs recovery of this payment now, as the worker would after a minute. Moves the clock by 61 s. */
   recover(paymentId: string): Promise<void>;
   logLines(): LogLine[];
+  /** Stops the worker for the rest of the spec file. Projections go on only in {@link Subscriber.runUntil}. */
+  stopWorker(): Promise<void>;
   stop(): Promise<void>;
 }
 
@@ -294,12 +296,13 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     const all: Services[] = [];
     const apis: Api[] = [];
     const urls: string[] = [];
+    let worker: ReturnType<typeof startWorker>;
     for (let instance = 0; instance < (options.instances ?? 1); instance++) {
       const services = await openServices(config, places, keys, logger, { clock });
       stops.push(() => services.close());
       all.push(services);
       if (instance === 0) {
-        const worker = startWorker(services);
+        worker = startWorker(services);
         stops.push(() => worker.stop());
       }
       const api = await createApi({
@@ -366,6 +369,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
         await services.payments.recovery.resolve(paymentId);
       },
       logLines: () => log.map((line) => JSON.parse(line) as LogLine),
+      stopWorker: () => worker.stop(),
       stop: async () => {
         await stop();
         // No log line may contain a card or an API key (docs/contract.md#card-data). A masked card shows that code tried to log one.

@@ -1,5 +1,6 @@
 /**
- * The jest environment of every spec file. Before the file runs, it takes one of the machine's places, and waits until one is free.
+ * The jest environment of every spec file. Before the file runs, it takes one of the machine's places, and waits until one is free. After a test that
+ * reached its time limit, it skips the rest of the file: the tests share one service, so each of them could wait as long.
  *
  * All runs on a machine share 1.5 places a core, at least 3. Specs wait a third of their time, so three files keep two cores busy. With more files at
  * once, they would reach their time limits. Unit specs start no process and need no place. A run that a spec starts shares that spec's place (`TEST_PLACE=held`).
@@ -48,6 +49,11 @@ export default class TakeTurns extends TestEnvironment {
       if (!this.place) await sleep(LOOK_AGAIN_MS);
     }
     hadOne = true;
+  }
+
+  handleTestEvent({ name, test }) {
+    if (name === 'test_done') this.timedOut ||= test.errors.flat().some((error) => String(error).startsWith('Exceeded timeout of '));
+    if (name === 'test_start' && this.timedOut) test.mode = 'skip';
   }
 
   async teardown() {
