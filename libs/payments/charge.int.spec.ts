@@ -246,24 +246,10 @@ describe('the two legs of a charge (C41)', () => {
 });
 
 describe('the event store fails', () => {
-  /** Moves the clock until the call ends, since the store sleeps between retries. */
-  const hurry = async <T>(call: Promise<T>): Promise<T> => {
-    let done = false;
-    void call.then(
-      () => (done = true),
-      () => (done = true),
-    );
-    while (!done) {
-      await new Promise((turn) => setTimeout(turn, 5));
-      house.clock.advance(1_000);
-    }
-    return call;
-  };
-
   test('before the intent: nothing is sent', async () => {
     house.appends.failBefore('PaymentInitiated', away);
     const paymentId = house.ids.uuid();
-    await expect(hurry(house.charge({}, paymentId))).rejects.toThrow('the store is away');
+    await expect(house.clock.hurry(house.charge({}, paymentId))).rejects.toThrow('the store is away');
     expect([await house.history(paymentId), await house.truth()]).toEqual([[], []]);
   });
   test('once, before or after the intent: it is repeated, and appended once', async () => {
@@ -276,7 +262,7 @@ describe('the event store fails', () => {
   test('the intent was appended and its answer was lost: nothing is sent, and recovery finds that no charge was made', async () => {
     house.appends.failAfter('PaymentInitiated', unheard);
     const paymentId = house.ids.uuid();
-    await expect(hurry(house.charge({}, paymentId))).rejects.toThrow('the answer was lost');
+    await expect(house.clock.hurry(house.charge({}, paymentId))).rejects.toThrow('the answer was lost');
     expect([(await house.view(paymentId)).status, await house.truth()]).toEqual(['pending', []]);
     house.appends.clear();
     expect(await resolve(paymentId)).toBe('resolved');
@@ -290,7 +276,7 @@ describe('the event store fails', () => {
   ] as const)('before the outcome (%s): 504, never the outcome itself; recovery resolves it', async (outcome, asked, held) => {
     const paymentId = house.ids.uuid();
     house.appends.after('PaymentInitiated', () => house.appends.failBefore('append', away));
-    const refusal = await refused(hurry(house.charge(asked, paymentId)));
+    const refusal = await refused(house.clock.hurry(house.charge(asked, paymentId)));
     expect([refusal.code, refusal.details.id, await house.history(paymentId)]).toEqual(['PAYMENT_TIMEOUT', paymentId, ['PaymentInitiated']]);
     expect(await house.balance()).toBe(held);
     house.appends.clear();
@@ -300,7 +286,7 @@ describe('the event store fails', () => {
   test('after the outcome, for good: 504, and the payment may yet read succeeded (C29)', async () => {
     house.appends.failAfter('PaymentCreated', unheard);
     const paymentId = house.ids.uuid();
-    expect((await refused(hurry(house.charge({}, paymentId)))).code).toBe('PAYMENT_TIMEOUT');
+    expect((await refused(house.clock.hurry(house.charge({}, paymentId)))).code).toBe('PAYMENT_TIMEOUT');
     expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['succeeded', 10_325]);
     house.appends.clear();
     expect(await resolve(paymentId)).toBe('resolved');

@@ -61,19 +61,6 @@ const attempts = async (paymentId: string) => {
   if (state.phase !== 'charged') throw new Error('not charged');
   return state.attempts;
 };
-/** Moves the clock until the call ends, since the store sleeps between retries. */
-const hurry = async <T>(call: Promise<T>): Promise<T> => {
-  let done = false;
-  void call.then(
-    () => (done = true),
-    () => (done = true),
-  );
-  while (!done) {
-    await new Promise((turn) => setTimeout(turn, 5));
-    house.clock.advance(1_000);
-  }
-  return call;
-};
 const PARTIAL = { amountCents: 1_000 };
 const UNKNOWN = { answer: 'cut' } as const;
 const NOT_SENT = { effect: false, answer: 'cut' } as const;
@@ -576,7 +563,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
     const id = await charged();
     const key = house.key();
     house.appends.after('RefundRequested', () => house.appends.failBefore('append', away));
-    expect((await hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
     house.appends.clear();
     expect(read<RefundView>(await house.refundWithKey(key, id, PARTIAL)).data).toMatchObject({ amountCents: 1_000 });
     expect(await moved()).toHaveLength(1);
@@ -587,7 +574,7 @@ describe('a retry under its key after a 5xx (C17)', () => {
     const id = await charged();
     const key = house.key();
     house.appends.after('RefundRequested', () => house.appends.failBefore('append', away));
-    expect((await hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
     house.appends.clear();
     expect(await moved()).toHaveLength(1);
     await ground.bank.arm({ match: { call: 'void' }, answer: 'disabled' });
@@ -875,14 +862,14 @@ describe('the event store fails', () => {
   test('before the intent: nothing is sent', async () => {
     const id = await charged();
     house.appends.failBefore('RefundRequested', away);
-    await expect(hurry(house.refund(id, PARTIAL))).rejects.toThrow('the store is away');
+    await expect(house.clock.hurry(house.refund(id, PARTIAL))).rejects.toThrow('the store is away');
     expect(await moved()).toEqual([]);
   });
   test('after the intent, with a key: 500, and the retry continues that attempt', async () => {
     const id = await charged();
     const key = house.key();
     house.appends.failAfter('RefundRequested', unheard);
-    expect((await hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(500);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(500);
     expect(await moved()).toEqual([]);
     house.appends.clear();
     expect((await house.refundWithKey(key, id, PARTIAL)).status).toBe(200);
@@ -895,7 +882,7 @@ describe('the event store fails', () => {
     const id = await charged();
     const key = house.key();
     house.appends.failBefore(type, away);
-    expect((await hurry(house.refundWithKey(key, id, { includeFee: true }))).status).toBe(504);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, { includeFee: true }))).status).toBe(504);
     expect(await moved()).toHaveLength(count);
     house.appends.clear();
     expect(read<RefundView>(await house.refundWithKey(key, id, { includeFee: true })).data).toMatchObject({ amountCents: 10_325 });
@@ -906,7 +893,7 @@ describe('the event store fails', () => {
     const id = await charged();
     const key = house.key();
     house.appends.failAfter('ReversalEnded', unheard);
-    expect((await hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
     house.appends.clear();
     expect(read<RefundView>(await house.refundWithKey(key, id, PARTIAL)).data).toMatchObject({ amountCents: 1_000 });
     expect(await moved()).toHaveLength(1);
@@ -915,7 +902,7 @@ describe('the event store fails', () => {
     const id = await charged();
     await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
     house.appends.failBefore('ReconciliationStarted', away);
-    expect((await refused(hurry(house.refund(id, PARTIAL)))).code).toBe('PAYMENT_TIMEOUT');
+    expect((await refused(house.clock.hurry(house.refund(id, PARTIAL)))).code).toBe('PAYMENT_TIMEOUT');
     house.appends.clear();
     house.clock.advance(ABANDONED_AFTER_MS);
     expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
@@ -927,7 +914,7 @@ describe('a 5xx, although the log says otherwise', () => {
   test('C18: an outcome that was appended without an answer ends in 504; the repeat without a key gets that refund instead of a second one', async () => {
     const id = await charged();
     house.appends.failAfter('ReversalEnded', unheard);
-    expect((await refused(hurry(house.refund(id, PARTIAL)))).status).toBe(504);
+    expect((await refused(house.clock.hurry(house.refund(id, PARTIAL)))).status).toBe(504);
     house.appends.clear();
     await eventually(async () => (await attempts(id))[0]!.fenced);
     await house.refund(id, PARTIAL);

@@ -66,17 +66,6 @@ const leasesEnd = () =>
 const charged = async (card: string = CARDS.approved) => (await house.charge({ card })).id;
 /** The number of money movements that the simulator has executed. */
 const moved = async () => (await house.truth()).filter(({ result }) => result === 'approved').length;
-/** Moves the clock until the call ends, since the store sleeps between retries. */
-const hurry = async <T>(call: Promise<T>): Promise<T> => {
-  let done = false;
-  void call.finally(() => (done = true)).catch(() => undefined);
-  while (!done) {
-    await new Promise((turn) => setTimeout(turn, 5));
-    house.clock.advance(1_000);
-  }
-  return call;
-};
-
 /** A request with a key. Each call sends the request again. */
 type Request = () => Promise<Answer>;
 
@@ -194,7 +183,7 @@ describe('a released key that was lost is made again bound to its attempt', () =
     const id = await charged();
     const request = refundOf(id, PARTIAL);
     house.appends.after('RefundRequested', () => house.appends.failBefore('append', away));
-    expect((await hurry(request())).status).toBe(504);
+    expect((await house.clock.hurry(request())).status).toBe(504);
     house.appends.clear();
     await loseKeys();
     await compare();
@@ -255,7 +244,7 @@ describe('a key that got the result of another attempt (C38)', () => {
 test('the intent of a charge has no outcome: its key is in progress, its lease ends, and the takeover fences it', async () => {
   const request = chargeWith(CARDS.approved);
   house.appends.after('PaymentInitiated', () => house.appends.failBefore('append', away));
-  expect((await hurry(request())).status).toBe(504);
+  expect((await house.clock.hurry(request())).status).toBe(504);
   house.appends.clear();
   await loseKeys();
   await compare();
@@ -427,7 +416,7 @@ describe('business time is a month ahead of the real time', () => {
     await chargeWith(CARDS.approved)();
     const request = chargeWith(CARDS.approved);
     house.appends.after('PaymentInitiated', () => house.appends.failBefore('append', away));
-    expect((await hurry(request())).status).toBe(504);
+    expect((await house.clock.hurry(request())).status).toBe(504);
     house.appends.clear();
     await loseKeys();
     expect(await compare(1_000, behind())).toEqual({ restored: 2, corrected: 0, unchanged: 0 });
