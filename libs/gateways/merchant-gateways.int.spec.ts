@@ -1,5 +1,5 @@
 /** The adapters that processes make from merchant accounts, against the doubles of both processors. */
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
@@ -34,6 +34,7 @@ const KEYS = {
 const CREDENTIALS = JSON.stringify(KEYS.one);
 const STRIPE_CREDENTIALS = '{"secretKey":"sk_test_double_one_0001"}';
 
+let folder: string;
 let clock: MovableClock;
 let net: AuthorizeNetDouble;
 let stripe: StripeDouble;
@@ -42,7 +43,7 @@ let held: [merchantAccount: string, more: 0 | 1][];
 let cleanUps: (() => unknown)[];
 beforeEach(async () => {
   [clock, logged, held, cleanUps] = [new MovableClock(), [], [], []];
-  const folder = mkdtempSync(join(tmpdir(), 'doubles-'));
+  folder = mkdtempSync(join(tmpdir(), 'payfold-doubles-'));
   net = await startAuthorizeNetDouble({ file: join(folder, 'net.jsonl') });
   stripe = await startStripeDouble({ file: join(folder, 'stripe.jsonl') });
   cleanUps.push(
@@ -52,6 +53,7 @@ beforeEach(async () => {
 });
 afterEach(async () => {
   for (const cleanUp of cleanUps.reverse()) await cleanUp();
+  rmSync(folder, { recursive: true, force: true });
   // Credentials are in no log line.
   expect(logged.join('')).not.toMatch(/key-of-|sk_test/);
 });

@@ -1,6 +1,6 @@
 /** The adapter against the double over real sockets: each outcome, duplicates, scans, finalize, batches and every answer that is not as it should be. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -63,8 +63,14 @@ const opened = (options: Partial<AuthorizeNetOptions> = {}): PaymentGateway => {
   return made;
 };
 
+/** A new file for a double. It is removed after the test. */
+const doubleFile = (): string => {
+  const folder = mkdtempSync(join(tmpdir(), 'payfold-double-'));
+  cleanUps.push(() => rmSync(folder, { recursive: true, force: true }));
+  return join(folder, 'double.jsonl');
+};
 const started = async (options: { delayMs?: number } = {}): Promise<AuthorizeNetDouble> => {
-  const made = await startAuthorizeNetDouble({ file: join(mkdtempSync(join(tmpdir(), 'double-')), 'double.jsonl'), ...options });
+  const made = await startAuthorizeNetDouble({ file: doubleFile(), ...options });
   made.vendor.setMerchant(MERCHANT);
   cleanUps.push(() => made.close());
   return made;
@@ -897,11 +903,9 @@ describe('batches', () => {
   });
 
   test('200,000 lines are read with constant memory', async () => {
-    const child: ChildProcess = spawn(
-      process.execPath,
-      ['dist/test/doubles/authorize-net/main.js', '--file', join(mkdtempSync(join(tmpdir(), 'double-')), 'double.jsonl')],
-      { stdio: ['ignore', 'pipe', 'inherit'] },
-    );
+    const child: ChildProcess = spawn(process.execPath, ['dist/test/doubles/authorize-net/main.js', '--file', doubleFile()], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
     cleanUps.push(() => child.kill('SIGKILL'));
     const { url } = JSON.parse(await new Promise<string>((resolve) => child.stdout!.once('data', (text) => resolve(String(text)))));
     const seed = { merchant: apiLoginId, count: 200_000, amountCents: 101, label: 'M', settled: true };

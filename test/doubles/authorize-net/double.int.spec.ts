@@ -1,7 +1,7 @@
 /** The double as a process: its line at the start, its file, its clock, and its control. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { appendFileSync, mkdtempSync, readFileSync } from 'node:fs';
+import { appendFileSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from '@jest/globals';
@@ -17,6 +17,7 @@ const CARD = '4111111111111111';
 /** Twelve hours from now, so that no test meets a cut-off by chance. */
 const cutOff = { time: new Date(Date.now() + DAY_MS / 2).toISOString().slice(11, 16), timeZone: 'UTC' };
 
+let folder: string;
 let file: string;
 let child: ChildProcess;
 let url: string;
@@ -33,11 +34,15 @@ const kill = async (): Promise<void> => {
   await gone;
 };
 beforeEach(async () => {
-  file = join(mkdtempSync(join(tmpdir(), 'double-')), 'double.jsonl');
+  folder = mkdtempSync(join(tmpdir(), 'payfold-double-'));
+  file = join(folder, 'double.jsonl');
   await start();
   await control('/merchants', { apiLoginId: name, cutOff });
 });
-afterEach(kill);
+afterEach(async () => {
+  await kill();
+  rmSync(folder, { recursive: true, force: true });
+});
 
 /** JSON of any shape. */
 type Loose = ReturnType<typeof JSON.parse>;

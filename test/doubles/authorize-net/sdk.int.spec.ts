@@ -2,7 +2,7 @@
  * The second oracle: the vendor's own SDK. It drives the double, and its classes give the order of elements. The SDK never calls back after a failed
  * connection, so each call has a time limit. Its log is off: it would hold whole requests.
  */
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -27,12 +27,17 @@ const cutOff = { time: new Date(Date.now() - 3 * 3_600_000).toISOString().slice(
 const merchant = { ...DEFAULT_MERCHANTS[0]!, cutOff };
 const CARD = '4111111111111111';
 
+let folder: string;
 let double: AuthorizeNetDouble;
 beforeAll(async () => {
-  double = await startAuthorizeNetDouble({ file: join(mkdtempSync(join(tmpdir(), 'double-')), 'double.jsonl') });
+  folder = mkdtempSync(join(tmpdir(), 'payfold-double-'));
+  double = await startAuthorizeNetDouble({ file: join(folder, 'double.jsonl') });
   double.vendor.setMerchant(merchant);
 });
-afterAll(() => double.close());
+afterAll(async () => {
+  await double.close();
+  rmSync(folder, { recursive: true, force: true });
+});
 
 /** An object of the SDK with its properties set. */
 const made = (name: string, properties: Record<string, unknown>): Loose => {
