@@ -284,7 +284,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         if (digest) await allCaughtUp(all);
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
-        const ports = { store: all.store, db: all.pool, ...(opens && { personal: all.personal }), readsAhead: true as const };
+        const ports = { store: all.store, db: all.pool, ...(opens && { personal: all.personal }) };
         const { pieces, manifest, rows } = exportReport(ports, EVERYTHING, name!, format, { from, to, asOf, after }, position, projected);
         const opening = opens ? await all.openings.begin({ actor: `staff ${loginName()}`, report: `audit export ${name}` }) : null;
         try {

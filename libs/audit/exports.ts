@@ -56,8 +56,6 @@ export interface ReportPorts {
   readonly db: Pool;
   /** Opens personal data. Absent: columns of personal data are empty. */
   readonly personal?: OpensKeys;
-  /** A page is read while the one before is written. Only in a process that serves no requests. */
-  readonly readsAhead?: true;
 }
 
 export interface ReportPage {

@@ -80,15 +80,17 @@ const LINES_PER_PAGE = 1_000;
 
 const selected = (columns: readonly Column[]): string => columns.map(([, kind, sql]) => SPELLED[kind](sql)).join(', ');
 
-/** Columns that the text does not show: the place of the row, its rule, its account in the books, and its booked time in milliseconds. */
-const HIDDEN = `m.at, m.position, m.number::text, m.rule, m.ledger_account, (extract(epoch from m.booked_at) * 1000)::bigint::text, (extract(epoch from m.recorded_at) * 1000)::bigint::text`; // prettier-ignore
+/** Columns that the text does not show: the rest of the row's place, its rule, and its account in the books. */
+const HIDDEN = 'm.at, m.number::text, m.rule, m.ledger_account';
 /** The last column: true if the row is in scope. A row out of scope is read only for its place. */
 const isInside = (row: LineRow): boolean => row.at(-1) === 'true';
 const SHOWN = LINE_COLUMNS.length;
 const CELL = Object.fromEntries(LINE_ITEM_COLUMNS.map((name, index) => [name, index]));
 
 type LineRow = readonly (string | null)[];
-const at = (row: LineRow, hidden: number): string => row[SHOWN + hidden]!;
+const hidden = (row: LineRow, index: number): string => row[SHOWN + index]!;
+/** The place under which a row is listed. */
+const placeOfRow = (row: LineRow): Place => [hidden(row, 0), row[CELL.position!]!, hidden(row, 1)];
 
 /** The deposit of a row: the first funding of its batch since the row. `$1`: fundings up to this position count. */
 const DEPOSIT = `left join lateral (
@@ -141,7 +143,7 @@ const BEFORE_FIRST = -1;
 const linePages = (db: Queryable, scope: Scope, name: string, rows: string, until: string, place: Place, bounds: readonly unknown[]) =>
   pagesByKey<LineRow>(
     place,
-    (row) => [at(row, 0), at(row, 1), at(row, 2)],
+    placeOfRow,
     async (after) => {
       const [, position, number] = after as unknown as Place;
       const values: unknown[] = [until, position, number, ...bounds];
@@ -228,10 +230,10 @@ const changedRows = async function* (db: Queryable, scope: Scope, begin: Place, 
 
 const sumsOf = (row: LineRow): LineSums => ({
   movement: row[CELL.movement!] as LineSums['movement'],
-  rule: at(row, 3) as LineSums['rule'],
+  rule: hidden(row, 2) as LineSums['rule'],
   merchantAccount: row[CELL.merchant_account!]!,
   portalId: row[CELL.portal_id!]!,
-  ledgerAccount: row[SHOWN + 4]!,
+  ledgerAccount: hidden(row, 3),
   principalCents: Number(row[CELL.principal_cents!]),
   feeCents: Number(row[CELL.fee_cents!]),
   processorFeeCents: Number(row[CELL.processor_fee_cents!]),
@@ -248,9 +250,10 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
   if (begin[0] > (head ?? '')) throw notAPlace();
   const level = query.until ?? (await levelPosition(db));
   const until = level > begin[0] ? level : begin[0];
-  const [first, end, known] = [from, to, asOf].map((time) => (time === null ? null : Date.parse(time)));
+  // In the form of the cells, so that times are compared as text.
+  const [first, end, known] = [from, to, asOf].map((time) => (time === null ? null : new Date(time).toISOString()));
   const inWindow = (row: LineRow): boolean => {
-    const [booked, recorded] = [Number(at(row, 5)), Number(at(row, 6))];
+    const [booked, recorded] = [row[CELL.booked_at!]!, row[CELL.recorded_at!]!];
     return (first === null || booked >= first!) && (end === null || booked < end!) && (known === null || recorded <= known!);
   };
   const tally = new LineTally();
@@ -258,14 +261,15 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
     const shown: ReportPage['rows'][number][] = [];
     for (const row of rows) {
       if (!isInside(row) || !inWindow(row)) continue;
-      const isNew = at(row, 0) === at(row, 1);
+      const [listed, position] = placeOfRow(row);
+      const isNew = listed === position;
       // If the report goes on within an event, the tie begins with the next one.
-      if (isNew && at(row, 0) > begin[0]) tally.add(sumsOf(row));
+      if (isNew && listed > begin[0]) tally.add(sumsOf(row));
       const cells = LINE_COLUMNS.map(([, kind], index) => parsed(kind, row[index]!));
       shown.push(after === null ? cells : [...cells, isNew ? 'new' : 'deposit']);
     }
     const last = rows.findLast(isInside);
-    return { rows: shown, after: last ? textOf([at(last, 0), at(last, 1), at(last, 2)]) : null };
+    return { rows: shown, after: last ? textOf(placeOfRow(last)) : null };
   };
   if (after !== null) for await (const rows of changedRows(db, scope, begin, until)) yield pageOf(rows);
   else {

@@ -8,8 +8,8 @@ import { createWriteStream, mkdirSync, readFileSync, writeFileSync } from 'node:
 import { once } from 'node:events';
 import { join } from 'node:path';
 import { EVERYTHING, type Scope } from '#accounts';
-import { type EventStore, type Position, readAhead, readStreams, type Recorded } from '#eventstore';
-import { ServiceError } from '#kernel';
+import { type EventStore, type Position, readStreams, type Recorded } from '#eventstore';
+import { ServiceError, sumCents } from '#kernel';
 import { paymentStream } from '#payments';
 import { type KeyRing, type Pool, transaction } from '#platform';
 import { type DriftReport, findDrift } from './drift.js';
@@ -95,11 +95,6 @@ export interface Exported {
   tie?: readonly TieRow[];
 }
 
-const pagesOf = (ports: ReportPorts, scope: Scope, name: ReportName, query: ReportQuery): AsyncIterable<ReportPage> => {
-  const pages = reportOf(name).pages(ports, scope, query);
-  return ports.readsAhead ? readAhead(pages) : pages;
-};
-
 /** The text of a report, in pieces. `said` is updated before each piece. A scope that may not read the report → 403. */
 export const reportText = async function* (
   ports: ReportPorts,
@@ -108,7 +103,7 @@ export const reportText = async function* (
   format: ExportFormat,
   query: ReportQuery,
   said: Exported,
-  pages: AsyncIterable<ReportPage> | Iterable<ReportPage> = pagesOf(ports, scope, name, query),
+  pages: AsyncIterable<ReportPage> | Iterable<ReportPage> = reportOf(name).pages(ports, scope, query),
 ): AsyncGenerator<string, void, void> {
   refuseReport(name, scope);
   const { columns: always, changesColumn, totals } = reportOf(name);
@@ -124,10 +119,8 @@ export const reportText = async function* (
     if (tie !== undefined) said.tie = tie;
     let text = heading;
     heading = '';
-    for (const row of rows) {
-      text += lineOf(row);
-      for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + Number(row[index] ?? 0);
-    }
+    for (const row of rows) text += lineOf(row);
+    for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + sumCents(rows, (row) => Number(row[index] ?? 0));
     said.rows += rows.length;
     if (after !== null) said.after = after;
     yield text;
@@ -308,12 +301,7 @@ export const writePack = async (ports: PackPorts, { from, to, out, version, veri
     for (const format of ['csv', 'ndjson'] as const) {
       const said: Exported = { rows: 0, totals: {}, after: null };
       const pages = name === 'trial-balance' ? [{ rows: balances, after: '' }] : undefined;
-      await write(
-        `${name}.${format}`,
-        reportOf(name).title,
-        reportText({ ...ports, readsAhead: true }, EVERYTHING, name, format, query, said, pages),
-        said,
-      );
+      await write(`${name}.${format}`, reportOf(name).title, reportText(ports, EVERYTHING, name, format, query, said, pages), said);
       if (said.tie) ({ tie } = said);
     }
   for (const format of ['csv', 'ndjson', 'hledger'] as const satisfies readonly JournalFormat[]) {

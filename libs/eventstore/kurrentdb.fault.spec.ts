@@ -677,7 +677,9 @@ describe('opening', () => {
       cleanUps.push(() => reader.close());
       await eventually(() => reader.events().length === index + 1);
     }
-    expect(secure.calls).toMatchObject({ batchAppend: 0, append: 2 });
+    // On a busy machine, an append may be tried again.
+    expect(secure.calls.batchAppend).toBe(0);
+    expect(secure.calls.append).toBeGreaterThanOrEqual(2);
     expect([...secure.calls.authorization]).toEqual([`Basic ${Buffer.from('ops:p@ss').toString('base64')}`]);
     const strange = await open(secure.url('tls=true'));
     expect(await outcome(strange.append(stream, 1n, newEvents(1), { timeoutMs: 300 }))).toBeInstanceOf(Error);

@@ -33,11 +33,7 @@ const csvCell = (value: Cell): string => {
   return NEEDS_QUOTES.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 
-export const csvLine = (cells: readonly Cell[]): string => {
-  let line = '';
-  for (let index = 0; index < cells.length; index++) line += index === 0 ? csvCell(cells[index]!) : `,${csvCell(cells[index]!)}`;
-  return `${line}\r\n`;
-};
+export const csvLine = (cells: readonly Cell[]): string => `${cells.map(csvCell).join(',')}\r\n`;
 
 /** Turns rows with these columns into lines of JSON. */
 export const ndjsonLines = (columns: readonly string[]): ((cells: readonly Cell[]) => string) => {
