@@ -1,7 +1,8 @@
 /**
  * Planted texts: names, e-mail addresses, telephone numbers, descriptions, metadata and reasons are sent through every entrance of a real process tree.
  * Then every place where the service leaves data is searched, before any erasure: all rows of all tables (as pg_dump shows them), the files of Postgres
- * with its write-ahead log, the log at level debug, metrics, heads, packs, proofs and default exports. Each planted leak must be found.
+ * with its write-ahead log, the files of the event store if that is not Postgres, the log at level debug, metrics, heads, packs, proofs and default
+ * exports. Each planted leak must be found.
  */
 import { execFile } from 'node:child_process';
 import { appendFileSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
@@ -11,6 +12,7 @@ import { REPORTS } from '#audit';
 import { createPool, freePort } from '#platform';
 import { intakeOf, Payer, SHOP } from '../support/checkout.js';
 import { eventually } from '../support/eventually.js';
+import { eventsInPostgres, type FreshKurrentDb, freshKurrentDb } from '../support/kurrentdb-server.js';
 import { adminUrlOf, DataDir, newKey, runtimeOf, start, welcomeOf } from '../support/processes.js';
 import { search, type Sink, tablesOf } from '../support/sinks.js';
 import { CARD, PAYMENTS, paymentOf } from '../support/service.js';
@@ -70,6 +72,7 @@ const TEXTS = {
 };
 
 let dataDir: DataDir;
+let kurrentDb: FreshKurrentDb;
 const sinks: Sink[] = [];
 /** Planted leaks, and where they were planted. */
 const leaks: Record<string, string> = {};
@@ -99,8 +102,9 @@ const filesBelow = (folder: string): Sink[] =>
 
 beforeAll(async () => {
   dataDir = await DataDir.create();
+  kurrentDb = await freshKurrentDb();
   const [metricsPort, auditPort] = [await freePort(), await freePort()];
-  const env = { LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort), AUDIT_PORT: String(auditPort) };
+  const env = { ...kurrentDb.env, LOG_LEVEL: 'debug', METRICS_PORT: String(metricsPort), AUDIT_PORT: String(auditPort) };
   const service = await start('standalone', dataDir, env);
   const { apiKey, portalId } = welcomeOf(service.stdout())!;
   const { apiUrl } = runtimeOf(dataDir);
@@ -110,7 +114,7 @@ beforeAll(async () => {
         process.execPath,
         [LAUNCHER, ...args, '--yes'],
         {
-          env: { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data, LOG_LEVEL: 'debug' },
+          env: { ...kurrentDb.env, PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data, LOG_LEVEL: 'debug' },
           cwd: dataDir.path,
           maxBuffer: 1 << 28,
         },
@@ -139,6 +143,9 @@ beforeAll(async () => {
   const created = async (number?: string) => (await post(PAYMENTS, body(number))).data!.id;
 
   const account = JSON.parse(await payfold('--json', 'accounts', 'list')) as { accountId: string }[];
+  // The name of an account stands in its event in clear.
+  leaks['an event'] = token('Leakevent');
+  await payfold('accounts', 'create', '--name', leaks['an event']);
   await payfold('webhooks', 'endpoints', 'add', '--account', account[0]!.accountId, '--url', 'https://hooks.riverton.example/payments');
   expect((await post(`${PAYMENTS}/${await created()}/void`, { reason: TEXTS.voidReason })).status).toBe(200);
   expect((await post(`${PAYMENTS}/${await created()}/refund`, { reason: TEXTS.refundReason, amountCents: 100 })).status).toBe(200);
@@ -192,15 +199,19 @@ beforeAll(async () => {
   leaks['a log line'] = token('Leaklog');
   const logged = `${service.stdout()}${service.stderr()}{"level":20,"payer":"${leaks['a log line']}"}\n`;
   sinks.push({ name: 'log', bytes: Buffer.from(logged) }, ...filesBelow(dataDir.data));
+  if (kurrentDb.files) sinks.push(...filesBelow(kurrentDb.files).map(({ name, bytes }) => ({ name: `event store, ${name}`, bytes })));
 }, RUN_MS);
-afterAll(() => dataDir?.remove());
+afterAll(async () => {
+  await dataDir?.remove();
+  await kurrentDb?.stop();
+});
 
 test('no planted text stands in clear anywhere, before any erasure', () => expect(search(TEXTS, sinks)).toEqual([]));
 
 test('the places are all there', () => {
   const names = sinks.map(({ name }) => name);
   for (const part of [
-    'table es.events',
+    ...(eventsInPostgres ? ['table es.events'] : ['event store, file ']),
     'table public.idempotency_key',
     'table public.webhook_event',
     'table public.checkout_intake',
@@ -214,5 +225,6 @@ test('the places are all there', () => {
 
 test('each deliberate leak is found', () => {
   const found = search(leaks, sinks);
+  if (!eventsInPostgres) expect(found.some((one) => one.startsWith('an event in event store, '))).toBe(true);
   expect(Object.keys(leaks).filter((name) => !found.some((one) => one.startsWith(`${name} in `)))).toEqual([]);
 });
