@@ -9,6 +9,8 @@ const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
 /** The longest time to accept connections that wait. */
 const ACCEPT_MS = 1_000;
+/** A turn of the event loop that takes longer may leave time for a connection to come after it has accepted. */
+const SHORT_TURN_MS = 1;
 /** The longest time until requests that have come begin. */
 const BEGIN_MS = 1_000;
 /** After the grace, a client that has begun a request has this long to finish it. A request that is not whole has changed nothing. */
@@ -35,12 +37,13 @@ export const gracefulClose = (fastify: FastifyInstance, clock: Clock): ((app: Ne
     const server = app.getHttpServer();
     const listening = server.listening;
     leaving = true;
-    // Accepts connections until a turn of the event loop brings none, because a close resets those that wait. Each turn accepts one, and the second
-    // `setImmediate` calls back after a whole turn. The plain TCP `close` is used, because the HTTP `close` would also close idle connections.
+    // Accepts connections until a short turn of the event loop brings none, because a close resets those that wait. Each turn accepts one, and the
+    // second `setImmediate` calls back after a whole turn. The plain TCP `close` is used, because the HTTP `close` would also close idle connections.
     const acceptUntil = performance.now() + ACCEPT_MS;
-    for (let before = -1; accepted > before && performance.now() < acceptUntil;) {
-      before = accepted;
+    for (let isQuiet = false; !isQuiet && performance.now() < acceptUntil;) {
+      const [before, begun] = [accepted, performance.now()];
       await new Promise((next) => setImmediate(() => setImmediate(next)));
+      isQuiet = accepted === before && performance.now() - begun < SHORT_TURN_MS;
     }
     const closed = listening ? new Promise<void>((done) => TcpServer.prototype.close.call(server, () => done())) : Promise.resolve();
     for (let waited = 0; waited < graceMs && sockets.size > 0; waited += GRACE_POLL_MS) await clock.sleep(GRACE_POLL_MS);

@@ -120,7 +120,9 @@ export const reportText = async function* (
     let text = heading;
     heading = '';
     for (const row of rows) text += lineOf(row);
-    for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + sumCents(rows, (row) => Number(row[index] ?? 0));
+    // A report without rows has no totals.
+    if (rows.length > 0)
+      for (const [total, index] of summed) said.totals[total] = (said.totals[total] ?? 0) + sumCents(rows, (row) => Number(row[index] ?? 0));
     said.rows += rows.length;
     if (after !== null) said.after = after;
     yield text;

@@ -188,6 +188,8 @@ describe('a worker', () => {
     const { position, ids } = await append(10);
     let asleep = true;
     const sleeper = subscriber({
+      // A worker that is asleep does not renew its lease. This one would do so after 20 s.
+      leaseMs: 60_000,
       apply: async (client, events) => {
         await eventually(() => !asleep);
         await write(client, events);
