@@ -9,7 +9,7 @@ const GRACE_POLL_MS = 25;
 const CLOSE_IDLE_EVERY_MS = 250;
 /** The longest time to accept connections that wait. */
 const ACCEPT_MS = 1_000;
-/** A turn of the event loop that takes longer may leave time for a connection to come after it has accepted. */
+/** In a longer turn of the event loop, a connection may come after the turn has accepted one. The close would reset it. */
 const SHORT_TURN_MS = 1;
 /** The longest time until requests that have come begin. */
 const BEGIN_MS = 1_000;
