@@ -140,10 +140,14 @@ const refusals = async (answers: readonly Response[]) => {
     expect(await answer.json()).toMatchObject({ success: false, details: { code: 'RATE_LIMITED' } });
   }
 };
-/** The number of statements that wait for a lock, by pool. */
+/**
+ * The number of statements that wait for a lock, by pool. In the worker, a sweep compares payments with their journal entries over the main pool. Its
+ * statement does not count.
+ */
 const waiting = async (): Promise<ReadonlyMap<string, number>> => {
   const { rows } = await db.query<{ name: string; count: string }>(
-    `select application_name as name, count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' group by 1`,
+    `select application_name as name, count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+       and query not like 'select payment_id, string_agg(%' group by 1`,
   );
   return new Map(rows.map(({ name, count }) => [name, Number(count)]));
 };
@@ -253,10 +257,9 @@ describe(`${QUICK_READERS} readers at the same time`, () => {
       for (const { answers, runs } of [exported, queried]) await eventually(() => answers.length === QUICK_READERS - runs);
       await eventually(async () => (await waiting()).get('payfold audit') === EXPORTS + QUERIES);
       const refused = [...exported.answers, ...queried.answers];
-      // In the worker, the projection of the journal waits, and the sweep that compares payments with their entries may wait with one statement.
-      const { 'payfold projections': _, 'payfold main': main = 0, ...others } = Object.fromEntries(await waiting());
-      expect(others).toEqual({ 'payfold audit': EXPORTS + QUERIES });
-      expect(main).toBeLessThanOrEqual(1);
+      // The projection of the journal waits in the worker.
+      const others = [...(await waiting())].filter(([name]) => name !== 'payfold projections');
+      expect(others).toEqual([['payfold audit', EXPORTS + QUERIES]]);
       await honest.answered(20);
       await locked.query('rollback');
       for (const { all } of [exported, queried]) await all;

@@ -7,7 +7,7 @@ const LONGEST_PAUSE_MS = 500;
 export class MovableClock implements Clock {
   private offset: number;
   private wrongByMs = 0;
-  /** What ends each sleep that is over, and how long the sleep was to be. */
+  /** The sleeps under way: a function that ends the sleep if its time is over, and the milliseconds that were asked for. */
   private readonly sleepers = new Map<() => void, number>();
 
   /** Starts at the real time, or at `startAt`. */
@@ -60,6 +60,7 @@ export class MovableClock implements Clock {
     this.offset += ms;
     for (const look of [...this.sleepers.keys()]) look();
   }
+
   /**
    * Waits for a call that pauses between retries, and cuts the pauses short. A longer sleep is a time limit: what it limits takes real time, which may
    * be much on a busy machine.
