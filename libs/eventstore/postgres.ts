@@ -6,7 +6,17 @@
  * into the next batch: many appends, one commit.
  */
 import { systemClock, within, type Clock } from '#kernel';
-import { ALL_AS_TEXT, createPool, DatabaseUnavailable, isRolledBack, StatementTimeout, type Client, type Migration, type Pool } from '#platform';
+import {
+  ALL_AS_TEXT,
+  batched,
+  createPool,
+  DatabaseUnavailable,
+  isRolledBack,
+  StatementTimeout,
+  type Client,
+  type Migration,
+  type Pool,
+} from '#platform';
 import { BeyondTheEnd, deserialise, LogGap, numericPosition, positionNumber, serialise, sizeOf, type Serialised } from './codec.js';
 import { followPages, type Page, Tail } from './following.js';
 import {
@@ -139,6 +149,8 @@ const APPEND_TIMEOUT_MS = 5_000;
 /** How long one page of a read may take. */
 const READ_TIMEOUT_MS = 5_000;
 const READ_CONNECTIONS = 8;
+/** How many streams one statement reads, and how many such statements run at a time. So readers of the log keep connections of their own. */
+const STREAMS_AT_ONCE = { maxItems: 16, inFlight: 2 } as const;
 /**
  * Maximum number of batches in flight, pipelined over one connection: while one batch commits, the next is sent. Measured: a second connection makes
  * appends 20 % slower, a third batch 10 %.
@@ -625,7 +637,12 @@ type EventRow = [position: string, stream: string, revision: string, id: string,
 const recorded = ([position, stream, revision, id, type, data, meta, storedAtMs]: EventRow): Recorded =>
   deserialise({ stream, revision: BigInt(revision), position: numericPosition(position), id, type, data, meta, storedAtMs: Number(storedAtMs) });
 
-const READ_STREAM = `select ${COLUMNS} from es.events e where e.stream_id = $1 and e.revision >= $2::bigint order by e.revision limit $3::int`;
+/** Reads a page of each of several streams. Each row begins with the number of its page. */
+const READ_PAGES = `select asked.number, e.*
+  from unnest($1::text[], $2::bigint[], $3::int[]) with ordinality as asked (stream, revision, most, number)
+  cross join lateral (
+    select ${COLUMNS} from es.events e where e.stream_id = asked.stream and e.revision >= asked.revision order by e.revision limit asked.most) e
+  order by asked.number, e.revision`;
 
 const READ_STREAMS = `select ${COLUMNS} from es.events e where e.stream_id = any($1::text[]) order by e.stream_id, e.revision`;
 
@@ -665,15 +682,29 @@ const missingOf = (rows: readonly [isInRecovery: string, position: string | null
   return rows.flatMap(([, position, id]) => (position === null ? [] : { position: numericPosition(position), id }));
 };
 
+/** A read that waited too long for its statement. */
+const refuseLate = (error: unknown): never => {
+  throw error instanceof StatementTimeout ? new Unavailable(`Postgres: ${error.message}`, { cause: error }) : error;
+};
+
 const MAX_BIGINT = '9223372036854775807';
+
+interface StreamPage {
+  readonly stream: string;
+  readonly from: bigint;
+  readonly most: number;
+}
 
 class Reads {
   private closed = false;
+  private readonly pageOf: (page: StreamPage) => Promise<readonly EventRow[]>;
 
   constructor(
     private readonly pool: Pool,
     private readonly clock: Clock,
-  ) {}
+  ) {
+    this.pageOf = batched((pages: readonly StreamPage[]) => this.pages(pages), { ...STREAMS_AT_ONCE, patience: { ms: READ_TIMEOUT_MS, clock } });
+  }
 
   close(): void {
     this.closed = true;
@@ -682,12 +713,20 @@ class Reads {
   async *stream(stream: string, from: bigint, max: number): AsyncGenerator<Recorded, void, void> {
     for (let left = max; left > 0;) {
       const limit = Math.min(left, PAGE_EVENTS);
-      const rows = await this.query<EventRow>('es_read_stream', READ_STREAM, [stream, String(from), limit]);
+      const rows = await this.pageOf({ stream, from, most: limit }).catch(refuseLate);
       for (const row of rows) yield recorded(row);
       if (rows.length < limit) return;
       left -= rows.length;
       from += BigInt(rows.length);
     }
+  }
+
+  private async pages(asked: readonly StreamPage[]): Promise<EventRow[][]> {
+    const pages: EventRow[][] = asked.map(() => []);
+    const values = [asked.map(({ stream }) => stream), asked.map(({ from }) => String(from)), asked.map(({ most }) => most)];
+    for (const [number, ...row] of await this.query<[number: string, ...EventRow]>('es_read_pages', READ_PAGES, values))
+      pages[Number(number) - 1]!.push(row);
+    return pages;
   }
 
   async streams(streams: readonly string[]): Promise<Recorded[][]> {

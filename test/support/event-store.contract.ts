@@ -117,6 +117,23 @@ export const eventStoreContract = (name: string, open: () => Promise<ContractSub
       expect(await collect(store.read(stream, 2n))).toEqual([]);
     });
 
+    test('of 40 reads at the same time, each gets its own stream, from its revision and up to its number', async () => {
+      const streams = await Promise.all(
+        Array.from({ length: 10 }, async (_, index) => {
+          const [stream, events] = [newStream(), newEvents(index)];
+          if (index > 0) await store.append(stream, 'no_stream', events);
+          return { stream, ids: idsOf(events) };
+        }),
+      );
+      const idsRead = async (...asked: Parameters<typeof store.read>) => (await collect(store.read(...asked))).map(({ id }) => id);
+      await Promise.all(
+        [...streams, ...streams].flatMap(({ stream, ids }) => [
+          idsRead(stream).then((read) => expect(read).toEqual(ids)),
+          idsRead(stream, 2n, 3).then((read) => expect(read).toEqual(ids.slice(2, 5))),
+        ]),
+      );
+    });
+
     describe('expected revision', () => {
       const table: [present: number, expected: Expected, result: bigint | 'conflict'][] = [
         [0, 'no_stream', 0n],
