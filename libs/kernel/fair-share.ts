@@ -27,6 +27,8 @@ export interface SlotRequest {
 
 export interface FairShareLimits {
   readonly slots: number;
+  /** The slots while one account alone has work ({@link FairShare.isAlone}), for requests that take one slot. Default: `slots`. */
+  readonly slotsAlone?: number;
   /** How many requests of a lane may wait while no other account has work. */
   readonly waitingAlone: number;
   /** If several accounts have work, they share this number. So each may have an equal part of it waiting in a lane. */
@@ -45,7 +47,12 @@ interface Account<Request> {
 
 /** A request is recognised by its object, so each request must be an object of its own. */
 export class FairShare<Request extends SlotRequest> {
+  /** True while only one account has had work lately. */
+  isAlone = false;
+  /** Of the slots for an account that is alone. */
   private free: number;
+  /** The slots that `slotsAlone` adds. The first request of an account may use them, too. */
+  private readonly reserve: number;
   private inAll = 0;
   /** Accounts that hold slots or wait for them. */
   private readonly accounts = new Map<string, Account<Request>>();
@@ -53,7 +60,8 @@ export class FairShare<Request extends SlotRequest> {
   private readonly ring = new Set<Account<Request>>();
 
   constructor(private readonly limits: FairShareLimits) {
-    this.free = limits.slots;
+    this.free = limits.slotsAlone ?? limits.slots;
+    this.reserve = this.free - limits.slots;
   }
 
   /** Admits the request, lets it wait, or refuses it. A request of the lane `begun` is never refused. */
@@ -110,7 +118,8 @@ export class FairShare<Request extends SlotRequest> {
    */
   private fits({ held, heldByPayers }: Account<Request>, { lane, slots }: SlotRequest): boolean {
     const isFirst = lane === 'payer' ? held === 0 : held === heldByPayers;
-    return isFirst ? this.free > 0 : held + slots <= SPREAD[lane] * (this.free - slots);
+    const free = this.isAlone && slots === 1 ? this.free : this.free - this.reserve;
+    return isFirst ? this.free > 0 : held + slots <= SPREAD[lane] * (free - slots);
   }
 
   private mayWait(account: Account<Request>, lane: Lane): boolean {

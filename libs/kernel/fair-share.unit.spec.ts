@@ -32,15 +32,45 @@ describe('an account that is alone', () => {
   });
 });
 
+describe('an account that has been alone for some time', () => {
+  const alone = () => {
+    const share = new FairShare({ ...LIMITS, slotsAlone: 40 });
+    share.isAlone = true;
+    return share;
+  };
+
+  test('gets four fifths of more slots, but not for requests of several slots', () => {
+    expect(count(enter(alone(), many(50, 'A')), 'admitted')).toBe(32);
+    const lists = Array.from({ length: 50 }, () => of('A', 'partner', 2));
+    expect(count(enter(alone(), lists), 'admitted')).toBe(count(enter(new FairShare(LIMITS), lists), 'admitted'));
+  });
+
+  test('gets no further slot once another account has work, until it keeps its share again', () => {
+    const share = alone();
+    const calls = many(33, 'A');
+    enter(share, calls);
+    share.isAlone = false;
+    expect(enter(share, [of('B'), of('B')])).toEqual(['admitted', 'waiting']);
+    const admitted: SlotRequest[] = [];
+    // 32 requests of A and one of B are inside. The second one of B fits when 18 are left.
+    for (const call of calls.slice(0, 14)) admitted.push(...share.leave(call));
+    expect(admitted).toEqual([]);
+    expect(share.leave(calls[14]!).map(({ accountId }) => accountId)).toEqual(['B']);
+  });
+});
+
 test('whatever one account does, the next account is admitted at once', () =>
   fc.assert(
     fc.property(
       fc.array(fc.record({ lane: fc.constantFrom<Lane>('reversal', 'partner', 'payer'), slots: fc.integer({ min: 1, max: 17 }) }), {
         maxLength: 60,
       }),
-      (requests) => {
-        const share = new FairShare({ ...LIMITS, slots: 64 });
+      fc.boolean(),
+      (requests, isAlone) => {
+        const share = new FairShare({ ...LIMITS, slots: 64, slotsAlone: 80 });
+        share.isAlone = isAlone;
         for (const { lane, slots } of requests) share.enter(of('A', lane, slots));
+        share.isAlone = false;
         expect(share.enter(of('B'))).toBe('admitted');
       },
     ),
@@ -137,12 +167,13 @@ describe('any history', () => {
     slots: fc.integer({ min: 1, max: 5 }),
     /** Which earlier request leaves. Without one, a new request enters. */
     leaves: fc.option(fc.nat(200)),
+    isAlone: fc.boolean(),
   });
 
   test('holds the limits, serves a lane of an account in order, and forgets nothing', () =>
     fc.assert(
       fc.property(fc.array(step, { maxLength: 150 }), (steps) => {
-        const limits = { slots: 12, waitingAlone: 8, waitingShared: 6 };
+        const limits = { slots: 12, slotsAlone: 17, waitingAlone: 8, waitingShared: 6 };
         const share = new FairShare<SlotRequest>(limits);
         const [held, waiting]: [Set<SlotRequest>, Set<SlotRequest>] = [new Set(), new Set()];
         const admit = (request: SlotRequest) => {
@@ -157,7 +188,8 @@ describe('any history', () => {
           share.leave(request).forEach(admit);
           expect(share.leave(request)).toEqual([]);
         };
-        for (const { account, lane, slots, leaves } of steps) {
+        for (const { account, lane, slots, leaves, isAlone } of steps) {
+          share.isAlone = isAlone;
           const present = [...held, ...waiting];
           if (leaves !== null) {
             if (present.length > 0) leave(present[leaves % present.length]!);
@@ -170,17 +202,18 @@ describe('any history', () => {
           }
           const used = [...held].reduce((sum, request) => sum + request.slots, 0);
           // Only one request may overdraw, and only by what it takes.
-          expect(used).toBeLessThan(limits.slots + 5);
+          expect(used).toBeLessThan(limits.slotsAlone + 5);
           for (const lane of ['reversal', 'partner', 'payer'] as const) {
             expect(share.waiting(lane)).toBe([...waiting].filter((one) => one.lane === lane).length);
             for (const account of ['A', 'B', 'C', 'D'])
               expect([...waiting].filter((one) => one.lane === lane && one.accountId === account).length).toBeLessThanOrEqual(limits.waitingAlone);
           }
           // While a slot is free, an account that holds nothing never waits, and its API waits only for calls of its own.
-          if (used < limits.slots)
+          if (used < limits.slotsAlone)
             for (const { accountId, lane } of waiting)
               expect([...held].some((one) => one.accountId === accountId && (lane === 'payer' || one.lane !== 'payer'))).toBe(true);
         }
+        share.isAlone = false;
         // When holders leave, every request that waits is admitted in the end. Then the share is as at its beginning.
         for (let left = 1_000; held.size > 0 && left > 0; left--) leave([...held][0]!);
         expect([held.size, waiting.size]).toEqual([0, 0]);

@@ -18,6 +18,9 @@ export type Waiting = <T>(wait: () => Promise<T>) => Promise<T>;
 /** After an absence, a request waits at most this long for its slot. Then it goes on without one, because its work has begun. */
 const RESUME_MS = 1_000;
 
+/** An account is alone again when no other one has taken a slot for this long. */
+const ALONE_AFTER_MS = 10_000;
+
 /** The right of a request to use something scarce. */
 export interface Slot {
   /** How long the request has waited for the slot, in milliseconds. */
@@ -49,6 +52,9 @@ export class Slots {
   private waitingNow = 0;
   private looking = false;
   private usedMs = Number.NEGATIVE_INFINITY;
+  private lastAccount: string | null = null;
+  /** When the account of a request was last another one than that of the request before. */
+  private changedMs = Number.NEGATIVE_INFINITY;
 
   constructor(
     private readonly clock: Pick<Clock, 'monotonic' | 'sleep'>,
@@ -64,6 +70,9 @@ export class Slots {
   async take(request: SlotRequest, waitMs: number, { during, gone }: { during?: Waiting; gone?: AbortSignal } = {}): Promise<Slot> {
     if (gone?.aborted) throw this.refusal();
     const begun = this.clock.monotonic();
+    if (this.lastAccount !== null && this.lastAccount !== request.accountId) this.changedMs = begun;
+    this.lastAccount = request.accountId;
+    this.share.isAlone = begun - this.changedMs >= ALONE_AFTER_MS;
     const holder = holderOf(request);
     const entered = this.share.enter(holder);
     if (entered === 'refused') throw this.refused('share');

@@ -42,6 +42,26 @@ test('it is idle from the end of the last request on, and not while one holds a 
   expect(Math.round(slots.idleMs / 1_000)).toBe(3);
 });
 
+test('an account may use more slots from 10 s after the last request of another one', async () => {
+  const clock = new MovableClock();
+  const slots = new Slots(clock, options({ slots: 5, slotsAlone: 10, waitingAlone: 12 }));
+  /** How many of 12 requests get a slot at once. */
+  const most = async () => {
+    const asked = Array.from({ length: 12 }, () => followed(slots.take(A, FOREVER_MS)));
+    await turn();
+    const held = asked.filter(({ value }) => value !== undefined).length;
+    for (const { promise } of asked) (await promise).release();
+    return held;
+  };
+  expect(await most()).toBe(8);
+  (await slots.take(B, FOREVER_MS)).release();
+  expect(await most()).toBe(4);
+  clock.advance(9_900);
+  expect(await most()).toBe(4);
+  clock.advance(200);
+  expect(await most()).toBe(8);
+});
+
 describe('waiting for a slot', () => {
   test('the wait ends when a slot is given back, and tells how long it was', async () => {
     const clock = new MovableClock();
