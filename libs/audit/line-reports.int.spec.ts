@@ -24,9 +24,11 @@ import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { freshDatabase } from '../../test/support/postgres.js';
 import { memoryPersonalKeys } from '../../test/support/personal-keys.js';
 import { findDrift } from './drift.js';
-import { type ReportName, reportOf, type ReportQuery } from './exports.js';
+import { type ReportName, reportOf, type ReportPage, type ReportQuery } from './exports.js';
+import { LINE_ITEM_COLUMNS } from './line-reports.js';
 import { exportReport } from './pack.js';
-import { checkTie, type TieRow } from './tie.js';
+import { PAGE_ROWS } from './pages.js';
+import { checkTie, levelPosition, type TieRow } from './tie.js';
 
 const ALL: ReportQuery = { from: null, to: null, asOf: null, after: null };
 const [PORTAL, ACCOUNT] = ['01890000-0000-7000-8000-000000000001', '01890000-0000-7000-8000-00000000000a'];
@@ -139,42 +141,51 @@ const byId = (rows: readonly Row[]) => new Map(rows.map(({ cause: _, ...row }) =
 const sum = (rows: readonly Row[], column: string) => rows.reduce((total, row) => total + Number(row[column]), 0);
 const sorted = (rows: Iterable<Row>) => [...rows].map((row) => JSON.stringify(row)).sort();
 
+const pagesOf = async (query: Partial<ReportQuery>) => {
+  const pages: ReportPage[] = [];
+  for await (const page of reportOf('line-items').pages({ store, db: pool }, EVERYTHING, { ...ALL, ...query })) pages.push(page);
+  return pages;
+};
+/** The accounts in which the rows of these pages differ from the journal. */
+const differencesOf = (pages: readonly ReportPage[]) => pages.at(-1)!.tie!.filter(({ differenceCents }) => differenceCents !== 0);
+
 /** The rows that `read` gave between the steps of the history, each from the end of the one before. */
 const changes: Row[] = [];
+let place = '';
 let first: Paid;
 let large: Paid;
 let small: Paid;
+beforeAll(async () => {
+  const follows = async () => {
+    await follow();
+    const { rows, after } = await read('line-items', { after: place });
+    changes.push(...rows);
+    place = after;
+  };
+  first = await pay(2);
+  await follows();
+  large = await pay(MANY_LINES);
+  await settle(first, 'b1');
+  await settle(large, 'b1');
+  small = await pay(1);
+  await follows();
+  await lines('b1', UNKNOWN_SALE);
+  await settle(small, 'b2');
+  await fund('b1', '2026-03-05', 62_677);
+  await follows();
+  // Nothing happened since.
+  await follows();
+  await settle(small, 'b2', 'SettlementWithdrawn');
+  await fund('b2', '2026-03-06', 1);
+  await append('adjustment-periods', 'PeriodClosed', { from: null, to: '2026-03-07T00:00:00.000Z', by: 'Dana' });
+  await append(`remittance-${PORTAL}`, 'AgencyRemitted', { remittanceId: '1', portalId: PORTAL, cents: 200, reference: 'W1', on: '2026-03-04', advance: false, by: 'Dana' }); // prettier-ignore
+  // These lines come after the funding, so they are not in the deposit.
+  await append('settlement-simulator-mid-b1', 'SettlementLinesCorrected', { ...BATCH, batchId: 'b1', fundedOn: '2026-03-05', fileId: 'f', reference: null, corrections: [{ before: UNKNOWN_SALE, after: { ...UNKNOWN_SALE, grossCents: 600, netCents: 591 } }] }); // prettier-ignore
+  await follows();
+}, 60_000);
 
 describe('a history, exported step by step', () => {
   test('each movement comes once as new, and again when its deposit came; by id the rows are those of one full export', async () => {
-    let place = '';
-    const follows = async () => {
-      await follow();
-      const { rows, after } = await read('line-items', { after: place });
-      changes.push(...rows);
-      place = after;
-    };
-    first = await pay(2);
-    await follows();
-    large = await pay(MANY_LINES);
-    await settle(first, 'b1');
-    await settle(large, 'b1');
-    small = await pay(1);
-    await follows();
-    await lines('b1', UNKNOWN_SALE);
-    await settle(small, 'b2');
-    await fund('b1', '2026-03-05', 62_677);
-    await follows();
-    // Nothing happened since.
-    await follows();
-    await settle(small, 'b2', 'SettlementWithdrawn');
-    await fund('b2', '2026-03-06', 1);
-    await append('adjustment-periods', 'PeriodClosed', { from: null, to: '2026-03-07T00:00:00.000Z', by: 'Dana' });
-    await append(`remittance-${PORTAL}`, 'AgencyRemitted', { remittanceId: '1', portalId: PORTAL, cents: 200, reference: 'W1', on: '2026-03-04', advance: false, by: 'Dana' }); // prettier-ignore
-    // These lines come after the funding, so they are not in the deposit.
-    await append('settlement-simulator-mid-b1', 'SettlementLinesCorrected', { ...BATCH, batchId: 'b1', fundedOn: '2026-03-05', fileId: 'f', reference: null, corrections: [{ before: UNKNOWN_SALE, after: { ...UNKNOWN_SALE, grossCents: 600, netCents: 591 } }] }); // prettier-ignore
-    await follows();
-
     const full = await read('line-items');
     expect(sorted(byId(changes).values())).toEqual(sorted(byId(full.rows).values()));
     const fresh = changes.filter(({ cause }) => cause === 'new');
@@ -208,12 +219,7 @@ describe('a history, exported step by step', () => {
   });
 
   test('a position with more rows than a page goes on by position and number, within the new rows and within a deposit', async () => {
-    const report = reportOf('line-items');
-    const all = async (after: string | null) => {
-      const found: { rows: readonly unknown[]; after: string | null }[] = [];
-      for await (const page of report.pages({ store, db: pool }, EVERYTHING, { ...ALL, after })) found.push(page);
-      return found;
-    };
+    const all = (after: string | null) => pagesOf({ after });
     const whole = await all('');
     const rows = whole.flatMap((page) => page.rows);
     // The rows are those of before. New rows now show their deposit at once.
@@ -224,7 +230,9 @@ describe('a history, exported step by step', () => {
     let read = 0;
     for (const page of whole) {
       read += page.rows.length;
-      expect((await all(page.after)).flatMap((one) => one.rows)).toEqual(rows.slice(read));
+      const rest = await all(page.after);
+      expect(rest.flatMap((one) => one.rows)).toEqual(rows.slice(read));
+      expect(differencesOf(rest)).toEqual([]);
     }
     // Any row of the large event, and of the deposit that repeats it, is a place.
     const number = MANY_LINES + 5;
@@ -301,16 +309,24 @@ describe('a history, exported step by step', () => {
 
   test('rows up to a position of the log, while the read models are ahead', async () => {
     const { rows: all } = await read('line-items');
-    const report = reportOf('line-items');
-    const rows: unknown[] = [];
-    let last = {};
-    for await (const page of report.pages({ store, db: pool }, EVERYTHING, { ...ALL, until: String(all[3]!.position) })) {
-      rows.push(...page.rows);
-      last = page;
-    }
+    const pages = await pagesOf({ until: String(all[3]!.position) });
+    const rows = pages.flatMap((page) => page.rows);
+    const last = pages.at(-1)!;
     expect(rows.length).toBe(4);
+    // Only incremental rows name their cause.
+    expect(rows[0]!.length).toBe(LINE_ITEM_COLUMNS.length);
     expect(last).toMatchObject({ after: all[3]!.position, until: all[3]!.position });
-    expect((last as { tie: TieRow[] }).tie.every(({ differenceCents }) => differenceCents === 0)).toBe(true);
+    expect(differencesOf(pages)).toEqual([]);
+    const day = { from: '2026-03-01T00:00:00.000Z', to: '2026-03-02T00:00:00.000Z' };
+    const ofDay = await pagesOf({ ...day, until: String(all[3]!.position) });
+    expect(ofDay.flatMap((page) => page.rows).length).toBe(4);
+    expect(differencesOf(ofDay)).toEqual([]);
+  });
+
+  test('a report that goes on after a place that the read models have not reached stays there', async () => {
+    const { rows: all } = await read('line-items');
+    const after = String(all[3]!.position);
+    expect(await pagesOf({ after, until: String(all[0]!.position) })).toEqual([{ rows: [], after, until: after, tie: [] }]);
   });
 
   test('a scope sees its own rows only, and no tie', async () => {
@@ -406,7 +422,48 @@ describe('the tie finds', () => {
     });
   }); // prettier-ignore
 
+  test('each of 20,000 entries, in parts', async () => {
+    const { rows } = await read('line-items');
+    const position = String(rows.find((row) => row.payment_id === small.paymentId)!.position);
+    const copies = `insert into journal_entry
+      select position, 1000 + n, gen_random_uuid(), event_id, rule, part, payment_id, recorded_at, effective_at, booked_at, accounts, cents
+      from journal_entry cross join generate_series(1, 20000) n where position = '${position}' and number = 0`;
+    await tampered('journal_entry', copies, async () => {
+      const of = (differences: readonly TieRow[]) =>
+        differences.map(({ account, differenceCents }) => [account.replace(/:.*:/, ' '), differenceCents]);
+      const whole = [
+        ['assets unsettled', -20_000 * 100],
+        ['liabilities payable', 20_000 * 100],
+      ];
+      expect(of(differencesOf(await pagesOf({})))).toEqual(whole);
+      expect(of(differencesOf(await pagesOf({ from: '2026-03-01T00:00:00.000Z', to: '2026-03-02T00:00:00.000Z' })))).toEqual(whole);
+      const head = (await store.head())!;
+      const pages = [];
+      for await (const page of checkTie(pool, '', head)) pages.push(page);
+      expect(pages.map((page) => page.position)).toEqual([position, head]);
+      expect(pages.map(({ wrong }) => wrong.length)).toEqual([2, 0]);
+    });
+  });
+
+  test('nothing before both have begun', async () => {
+    for (const model of [journalModel, lineRegisterModel] as const) {
+      const client = await pool.connect();
+      try {
+        await client.query('begin');
+        await client.query('delete from projection_checkpoint where name = $1', [checkpointOf(model as typeof journalModel)]);
+        expect(await levelPosition(client)).toBe('');
+      } finally {
+        await client.query('rollback');
+        client.release();
+      }
+    }
+  });
+
   test('no difference while one of both is behind: the part that both have applied is compared', async () => {
+    await pay(1);
+    await follow(journalModel);
+    expect((await read('line-items')).tie.length).toBeGreaterThan(0);
+    await follow();
     const before = await read('line-items');
     await pay(1);
     await follow(lineRegisterModel);
@@ -422,6 +479,17 @@ describe('the tie finds', () => {
     ]);
     expect(caught.tie.length).toBe(3);
   });
+});
+
+test('more deposits than one statement reads: each row of them comes again', async () => {
+  const { after } = await read('line-items');
+  const paid = await pay(1);
+  await settle(paid, 'b3');
+  for (let number = 0; number <= PAGE_ROWS; number++) await fund(`e${number}`, '2026-03-08', 0);
+  await fund('b3', '2026-03-08', 93);
+  await follow();
+  const { rows } = await read('line-items', { after });
+  expect(rows.filter(({ cause }) => cause === 'deposit').map((row) => row.batch_id)).toEqual(['b3']);
 });
 
 test('a CSV of changes has a heading of its own; a whole one has exactly the columns of the report', async () => {

@@ -107,12 +107,13 @@ type Place = readonly [at: string, position: string, number: string];
 const LAST = '~';
 const afterAll = (position: string): Place => [position, LAST, '0'];
 
-const textOf = ([position, row, number]: Place): string => (row === LAST ? position : `${position}/${row}/${number}`);
+const textOf = (place: Place): string => place.join('/');
 const PLACE = /^([\d:]{0,41})(?:\/([\d:]{1,41})\/(\d{1,9}))?$/;
 const placeOf = (text: string): Place => {
-  const [, position, row, number] = PLACE.exec(text) ?? [];
-  if (position === undefined) throw notAPlace();
-  return row === undefined ? afterAll(position) : [position, row, number!];
+  const found = PLACE.exec(text);
+  if (found === null) throw notAPlace();
+  const [, position, row, number] = found;
+  return row === undefined ? afterAll(position!) : [position!, row, number!];
 };
 
 /** Parts of the register in which all rows lie that are booked in a period, in log order. Parts do not overlap. */
@@ -215,10 +216,7 @@ const behindBatch = (place: Place): Place => (place[1] < place[0] ? [place[0], p
 const changedRows = async function* (db: Queryable, scope: Scope, begin: Place, until: string): AsyncGenerator<readonly LineRow[], void, void> {
   let place = begin;
   for await (const deposit of depositsFrom(db, begin[0], until)) {
-    const [listed, row] = place;
-    // The report stopped behind this batch.
-    if (deposit.position === listed && row >= listed) continue;
-    if (deposit.position > listed) {
+    if (deposit.position > place[0]) {
       yield* newRows(db, scope, until, behindBatch(place), deposit.position, BEFORE_FIRST);
       place = [deposit.position, '', `${BEFORE_FIRST}`];
     }
@@ -273,9 +271,7 @@ export const lineItemPages = async function* ({ db, store }: ReportPorts, scope:
   };
   if (after !== null) for await (const rows of changedRows(db, scope, begin, until)) yield pageOf(rows);
   else {
-    const parts = from === null && to === null ? [{ first: '', last: until }] : await partsOfDays(db, from, to);
-    for (const part of parts) {
-      if (part.first > until) break;
+    for (const part of await partsOfDays(db, from, to)) {
       // Numbers begin with 0.
       const place: Place = [part.first, part.first, `${BEFORE_FIRST}`];
       for await (const rows of newRows(db, scope, until, place, part.last < until ? part.last : until)) yield pageOf(rows);
