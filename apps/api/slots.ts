@@ -9,8 +9,8 @@ import type { Lane } from '#kernel';
 import type { Convoy, Slot, Slots, SlotsOptions } from '#platform';
 
 /**
- * One account gets 19 of 24 slots, and 32 of 40 for small requests while no other account has work. Fewer slots make statements and commits less shared, and more slots
- * make the requests of other accounts slower (`npm run bench -- tenants`).
+ * One account gets 19 of 24 slots. If no other account has sent requests for 10 s, it gets 32 of 40 for requests that take one slot. Fewer slots make
+ * statements and commits less shared, and more slots make the requests of other accounts slower (`npm run bench -- tenants`).
  */
 export const SERVICE_SLOTS: SlotsOptions = {
   slots: 24,

@@ -27,7 +27,7 @@ export interface SlotRequest {
 
 export interface FairShareLimits {
   readonly slots: number;
-  /** The slots while one account alone has work ({@link FairShare.isAlone}), for requests that take one slot. Default: `slots`. */
+  /** The slots while one account is alone ({@link FairShare.isAlone}), for its requests that take one slot. Default: `slots`. */
   readonly slotsAlone?: number;
   /** How many requests of a lane may wait while no other account has work. */
   readonly waitingAlone: number;
@@ -47,11 +47,11 @@ interface Account<Request> {
 
 /** A request is recognised by its object, so each request must be an object of its own. */
 export class FairShare<Request extends SlotRequest> {
-  /** True while only one account has had work lately. */
+  /** True if only one account has sent requests lately. */
   isAlone = false;
-  /** Of the slots for an account that is alone. */
+  /** Free slots. Counts those of `slotsAlone`. */
   private free: number;
-  /** The slots that `slotsAlone` adds. The first request of an account may use them, too. */
+  /** The additional slots of `slotsAlone`. The first request of an account may use them, too. */
   private readonly reserve: number;
   private inAll = 0;
   /** Accounts that hold slots or wait for them. */
@@ -118,7 +118,8 @@ export class FairShare<Request extends SlotRequest> {
    */
   private fits({ held, heldByPayers }: Account<Request>, { lane, slots }: SlotRequest): boolean {
     const isFirst = lane === 'payer' ? held === 0 : held === heldByPayers;
-    const free = this.isAlone && slots === 1 ? this.free : this.free - this.reserve;
+    const mayUseReserve = this.isAlone && this.accounts.size === 1 && slots === 1;
+    const free = mayUseReserve ? this.free : this.free - this.reserve;
     return isFirst ? this.free > 0 : held + slots <= SPREAD[lane] * (free - slots);
   }
 

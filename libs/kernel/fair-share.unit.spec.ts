@@ -45,6 +45,12 @@ describe('an account that has been alone for some time', () => {
     expect(count(enter(alone(), lists), 'admitted')).toBe(count(enter(new FairShare(LIMITS), lists), 'admitted'));
   });
 
+  test('is not alone while another account holds a slot', () => {
+    const share = alone();
+    enter(share, [of('B')]);
+    expect(count(enter(share, many(50, 'A')), 'admitted')).toBe(15);
+  });
+
   test('gets no further slot once another account has work, until it keeps its share again', () => {
     const share = alone();
     const calls = many(33, 'A');

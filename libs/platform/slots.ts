@@ -53,7 +53,7 @@ export class Slots {
   private looking = false;
   private usedMs = Number.NEGATIVE_INFINITY;
   private lastAccount: string | null = null;
-  /** When the account of a request was last another one than that of the request before. */
+  /** The last time when two requests in a row came from different accounts. */
   private changedMs = Number.NEGATIVE_INFINITY;
 
   constructor(
