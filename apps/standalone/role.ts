@@ -20,6 +20,12 @@ export interface RoleProcess extends Child {
 }
 
 /**
+ * Memory for new objects, in MiB (`npm run start:api` gives the same). With Node's 16 MiB, a large page of the list is copied several times before it is
+ * answered, which costs a sixth of its processor time.
+ */
+const YOUNG_OBJECTS = '--max-semi-space-size=32';
+
+/**
  * Starts the role and waits until it is ready. If it does not start, throws the role's error line. The child holds `lifeline` open while it lives.
  * `stop` ends a start that is under way.
  */
@@ -32,6 +38,7 @@ export const startRole = async (
   stop.throwIfAborted();
   const child = fork(fileURLToPath(new URL(`../${role}/main.js`, import.meta.url)), [`${SUPERVISED}${SUPERVISOR_ID}`], {
     env,
+    execArgv: [...process.execArgv, ...(role === 'api' ? [YOUNG_OBJECTS] : [])],
     // Metrics may be NaN, which JSON cannot express.
     serialization: 'advanced',
     stdio: ['ignore', 'inherit', 'inherit', 'ipc', lifeline],
