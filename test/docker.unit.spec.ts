@@ -61,8 +61,11 @@ const knownNames = (() => {
 const isKnown = (name: string) => knownNames.has(name) || name.startsWith('NODE_');
 /** The role in a `payfold run` command. */
 const roleOf = (command: readonly string[]) => {
-  expect(command.slice(0, -1)).toEqual(['node', 'apps/operator/payfold.mjs', 'run']);
-  return command.at(-1)!;
+  const role = command.at(-1)!;
+  // The API has the flags of `npm run start:api`.
+  const flags = role === 'api' ? ['--max-semi-space-size=32'] : [];
+  expect(command.slice(0, -1)).toEqual(['node', ...flags, 'apps/operator/payfold.mjs', 'run']);
+  return role;
 };
 const isBuilt = (role: string) => existsSync(join(ROOT, `dist/apps/${role}/main.js`));
 const config = (name: string) => readConfig({ ...imageEnvironment, ...compose.services[name]!.environment });
