@@ -684,10 +684,7 @@ const missingOf = (rows: readonly [isInRecovery: string, position: string | null
   return rows.flatMap(([, position, id]) => (position === null ? [] : { position: numericPosition(position), id }));
 };
 
-/** Refuses a read that waited too long for its statement. */
-const refuseLate = (error: unknown): never => {
-  throw error instanceof StatementTimeout ? new Unavailable(`Postgres: ${error.message}`, { cause: error }) : error;
-};
+const unavailable = (error: DatabaseUnavailable): Unavailable => new Unavailable(`Postgres: ${error.message}`, { cause: error });
 
 const MAX_BIGINT = '9223372036854775807';
 
@@ -699,13 +696,13 @@ interface StreamPage {
 
 class Reads {
   private closed = false;
-  private readonly firstPage: (page: StreamPage) => Promise<readonly EventRow[]>;
+  private readonly firstPages: (page: StreamPage) => Promise<readonly EventRow[]>;
 
   constructor(
     private readonly pool: Pool,
     private readonly clock: Clock,
   ) {
-    this.firstPage = batched((pages: readonly StreamPage[]) => this.pages(pages), { ...STREAMS_AT_ONCE, patience: { ms: READ_TIMEOUT_MS, clock } });
+    this.firstPages = batched((pages: readonly StreamPage[]) => this.pages(pages), { ...STREAMS_AT_ONCE, patience: { ms: READ_TIMEOUT_MS, clock } });
   }
 
   close(): void {
@@ -713,15 +710,22 @@ class Reads {
   }
 
   async *stream(stream: string, from: bigint, max: number): AsyncGenerator<Recorded, void, void> {
-    const start = from;
-    for (let left = max; left > 0;) {
-      const most = Math.min(left, from === start ? FIRST_PAGE_EVENTS : PAGE_EVENTS);
-      const page = { stream, from, most };
-      const rows = from === start ? await this.firstPage(page).catch(refuseLate) : (await this.pages([page]))[0]!;
+    for (let left = max, isFirst = true; left > 0; isFirst = false) {
+      const page = { stream, from, most: Math.min(left, isFirst ? FIRST_PAGE_EVENTS : PAGE_EVENTS) };
+      const rows = isFirst ? await this.firstPage(page) : (await this.pages([page]))[0]!;
       for (const row of rows) yield recorded(row);
-      if (rows.length < most) return;
+      if (rows.length < page.most) return;
       left -= rows.length;
       from += BigInt(rows.length);
+    }
+  }
+
+  private async firstPage(page: StreamPage): Promise<readonly EventRow[]> {
+    try {
+      return await this.firstPages(page);
+    } catch (error) {
+      // The read has waited too long for its statement.
+      throw error instanceof StatementTimeout ? unavailable(error) : error;
     }
   }
 
@@ -808,7 +812,7 @@ class Reads {
       } catch (error) {
         if (!(error instanceof DatabaseUnavailable)) throw error;
         if (tries === 0 && !isRolledBack(error) && !(error instanceof StatementTimeout)) continue;
-        throw new Unavailable(`Postgres: ${error.message}`, { cause: error });
+        throw unavailable(error);
       }
     }
   }
