@@ -11,9 +11,9 @@ interface CaseOptions {
 }
 
 const VERBS: readonly { verb: CaseChange['kind']; description: string }[] = [
-  { verb: 'block', description: 'refuse payments for a case (403 PAYMENT_BLOCKED)' },
-  { verb: 'hold', description: 'refuse payments for a case for a while (409 PAYMENT_HELD)' },
-  { verb: 'allow', description: 'remove the restriction of a case' },
+  { verb: 'block', description: 'refuse payments for a case, also under references that look the same (403 PAYMENT_BLOCKED)' },
+  { verb: 'hold', description: 'refuse payments for a case for a while, also under references that look the same (409 PAYMENT_HELD)' },
+  { verb: 'allow', description: 'remove the restrictions of a case and of all references that look the same' },
 ];
 
 export const addCases = (program: Command, { action }: Terminal): void => {
@@ -27,14 +27,17 @@ export const addCases = (program: Command, { action }: Terminal): void => {
       .option('--until <time>', 'when it ends by itself: RFC 3339, or a day', moment)
       .option('--reason <reason>', 'why; for the record')
       .action(
-        action(async ({ administration, inForce }, { portal: portalId, reference: referenceId, until, reason }: CaseOptions) => {
+        action(async ({ administration, directory, caughtUp, inForce }, { portal: portalId, reference: referenceId, until, reason }: CaseOptions) => {
           if (kind === 'allow' && until !== undefined) throw new UsageError('--until does not go with allow: hold the case until then instead');
           const change = { portalId, referenceId, kind, until: until ?? null, reason: reason ?? null };
           // The actor is `staff`: an agency decides here about payments. An `operator` decides about the installation.
-          const { state, position } = await administration.as({ type: 'staff', id: loginName() }).restrictCase(change);
+          await caughtUp();
+          const restricted = (await directory.restrictedCases(portalId, referenceId)).map((one) => one.referenceId);
+          const { state, position } = await administration.as({ type: 'staff', id: loginName() }).restrictCase(change, restricted);
           await inForce(position);
           const { kind: restriction = 'none', until: end = null } = state.restriction ?? {};
-          const row = { portalId, referenceId, restriction, until: end, reason: state.restriction ? change.reason : null };
+          const lookAlikes = restricted.filter((one) => one !== referenceId);
+          const row = { portalId, referenceId, restriction, until: end, reason: state.restriction ? change.reason : null, lookAlikes };
           return {
             json: row,
             text: fields([
@@ -42,6 +45,7 @@ export const addCases = (program: Command, { action }: Terminal): void => {
               ['reference', referenceId],
               ['restriction', row.until === null ? row.restriction : `${row.restriction} until ${row.until}`],
               ...(row.reason === null ? [] : [['reason', row.reason] as const]),
+              ...lookAlikes.map((one) => [kind === 'allow' ? 'removed too' : 'restricted too', one] as const),
             ]),
           };
         }),

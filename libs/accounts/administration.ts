@@ -356,11 +356,22 @@ export class Administration {
 
   // Cases.
 
-  /** Blocks or holds a case of the portal, or removes its restriction. */
-  async restrictCase({ portalId, referenceId, kind, until, reason }: CaseChange): Promise<Done<Case>> {
-    this.checkText('referenceId', referenceId);
-    this.checkText('reason', reason);
-    await this.portal(portalId);
+  /**
+   * Blocks or holds a case of the portal, or removes its restriction. `restricted`: the reference ids of restricted look-alikes, from a directory
+   * that is level with the log. `allow` removes their restrictions too. After a fault, the caller can repeat the call.
+   */
+  async restrictCase(change: CaseChange, restricted: readonly string[] = []): Promise<Done<Case>> {
+    this.checkText('referenceId', change.referenceId);
+    this.checkText('reason', change.reason);
+    await this.portal(change.portalId);
+    const others = change.kind === 'allow' ? restricted.filter((one) => one !== change.referenceId) : [];
+    let last: Position | null = null;
+    for (const referenceId of others) last = (await this.restrictOne({ ...change, referenceId })).position;
+    const { state, position } = await this.restrictOne(change);
+    return { state, position: last === null || (position !== null && position > last) ? position : last };
+  }
+
+  private async restrictOne({ portalId, referenceId, kind, until, reason }: CaseChange): Promise<Done<Case>> {
     const at = timestamp(this.deps.clock.now());
     const caseId = caseStreamId(portalId, referenceId);
     const personal = await this.sealedReason(caseId, validReason(reason));

@@ -66,9 +66,16 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
   }
 };
 
-/** The restriction that is in force at a moment (C53). null: there is none, or it has ended. */
-export const restrictionInForce = (restriction: Restriction | null, epochMs: number): Restriction | null =>
-  restriction && (restriction.until === null || epochMs < Date.parse(restriction.until)) ? restriction : null;
+/**
+ * The strictest of the restrictions of a case and of its look-alikes that is in force at a moment (C53): blocked before held, then the latest end.
+ * null: there is none, or all have ended.
+ */
+export const restrictionInForce = (restrictions: readonly Restriction[], epochMs: number): Restriction | null => {
+  const endOf = ({ until }: Restriction) => (until === null ? Number.POSITIVE_INFINITY : Date.parse(until));
+  const rank = (one: Restriction) => (one.kind === 'blocked' ? 1 : 0);
+  const inForce = restrictions.filter((one) => epochMs < endOf(one));
+  return inForce.sort((one, other) => rank(other) - rank(one) || endOf(other) - endOf(one) || 0)[0] ?? null;
+};
 
 // Commands. `at` is the present time, RFC 3339.
 

@@ -1,6 +1,6 @@
 import { describe, expect, test } from '@jest/globals';
 import { fold, ServiceError } from '#kernel';
-import { type CaseCommand, type CaseEvent, caseRestriction, restrictionInForce, validReason } from './case-restriction.js';
+import { type CaseCommand, type CaseEvent, caseRestriction, type Restriction, restrictionInForce, validReason } from './case-restriction.js';
 
 const portalId = '018f0000-0000-7000-8000-00000000000a';
 const referenceId = 'CASE-2024-1';
@@ -82,8 +82,23 @@ describe('a case of a portal (C70, Errors 2)', () => {
 
 test('a restriction is in force before its end, not at it (C53)', () => {
   const until = { kind: 'held', until: later } as const;
-  expect(restrictionInForce(until, Date.parse(later) - 1)).toBe(until);
-  expect(restrictionInForce(until, Date.parse(later))).toBeNull();
-  expect(restrictionInForce({ ...until, until: null }, Date.parse(later))).not.toBeNull();
-  expect(restrictionInForce(null, 0)).toBeNull();
+  expect(restrictionInForce([until], Date.parse(later) - 1)).toBe(until);
+  expect(restrictionInForce([until], Date.parse(later))).toBeNull();
+  expect(restrictionInForce([{ ...until, until: null }], Date.parse(later))).not.toBeNull();
+  expect(restrictionInForce([], 0)).toBeNull();
+});
+
+test('of several restrictions the strictest one in force counts: blocked before held, then the latest end', () => {
+  const [soon, late] = ['2026-02-01T00:00:00.000Z', '2026-03-01T00:00:00.000Z'];
+  const held = (until: string | null) => ({ kind: 'held', until }) as const;
+  const blocked = { kind: 'blocked', until: soon } as const;
+  const at = (time: string, ...restrictions: readonly Restriction[]) => {
+    for (const order of [restrictions, [...restrictions].reverse()])
+      expect(restrictionInForce(order, Date.parse(time))).toEqual(restrictionInForce(restrictions, Date.parse(time)));
+    return restrictionInForce(restrictions, Date.parse(time));
+  };
+  expect(at('2026-01-15T00:00:00Z', held(null), blocked, held(late))).toBe(blocked);
+  expect(at(soon, blocked, held(late), held(soon))).toEqual(held(late));
+  expect(at(soon, held(late), held(null), blocked)).toEqual(held(null));
+  expect(at(late, held(late), blocked)).toBeNull();
 });

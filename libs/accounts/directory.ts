@@ -9,7 +9,7 @@ import { batched, type Pool, type Queryable, transaction } from '#platform';
 import type { DomainEvent, ReadModel, Recorded, StreamType } from '#eventstore';
 import type { Account, AccountStatus, KeyEnvironment } from './account.js';
 import type { Case, Restriction } from './case-restriction.js';
-import { ACCOUNT_STREAM, CASE_STREAM, MERCHANT_ACCOUNT_STREAM, PORTAL_STREAM } from './events.js';
+import { ACCOUNT_STREAM, CASE_STREAM, lookAlikeId, MERCHANT_ACCOUNT_STREAM, PORTAL_STREAM } from './events.js';
 import type { MerchantAccount, MerchantAccountStatus } from './merchant-account.js';
 import { asNow, type Portal } from './portal.js';
 
@@ -47,11 +47,14 @@ export interface ChargeTerms {
   readonly access: PortalAccess;
   /** null: no such portal. */
   readonly portal: Portal | null;
-  /** The recorded restriction, which may have ended ({@link restrictionInForce}). null: there is none, or no reference id was given. */
-  readonly restriction: Restriction | null;
+  /** The recorded restrictions of the case and its look-alikes. They may have ended ({@link restrictionInForce}). */
+  readonly restrictions: readonly Restriction[];
   /** The status of the merchant accounts of the portal's gateway, by id. An account of the simulator has none. */
   readonly merchantAccounts: Readonly<Record<string, MerchantAccountStatus>>;
 }
+
+/** A recorded restriction with the reference id of its case, as it was sent. */
+export type RestrictedCase = Restriction & { readonly referenceId: string };
 
 /** Reads the present rows. An id that is not a UUID counts as unknown. */
 export interface Directory {
@@ -64,7 +67,8 @@ export interface Directory {
   /** All portals, oldest id first. */
   portals(): Promise<Portal[]>;
   grant(accountId: string, portalId: string): Promise<PortalAccess>;
-  caseRestriction(portalId: string, referenceId: string): Promise<Restriction | null>;
+  /** The recorded restrictions of a case and of all its look-alikes, by reference id. */
+  restrictedCases(portalId: string, referenceId: string): Promise<readonly RestrictedCase[]>;
   chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms>;
   /** null: no such merchant account. */
   merchantAccount(id: string): Promise<MerchantAccount | null>;
@@ -161,6 +165,8 @@ create table directory_grant (
 create table directory_case (
   portal_id    uuid not null,
   reference_id text collate "C" not null,
+  -- Equal for references that look alike: lookAlikeId().
+  look_alike   text collate "C" not null,
   revision     bigint not null,
   kind         text check (kind in ('blocked', 'held')),
   until        text,
@@ -205,11 +211,11 @@ export const applyDirectory = async (client: Queryable, events: readonly Recorde
 
 export const directoryModel: ReadModel = {
   name: 'directory',
-  shape: 5,
+  shape: 6,
   streamPrefixes: DIRECTORY_STREAMS,
   tables: ['directory_account', 'directory_api_key', 'directory_portal', 'directory_grant', 'directory_case', 'directory_merchant_account'],
   createTables: TABLES,
-  createIndexes: '',
+  createIndexes: 'create index directory_case_look_alike on directory_case (look_alike) where kind is not null',
   apply: applyDirectory,
 };
 
@@ -308,8 +314,8 @@ const writePortals = async (client: Queryable, rows: readonly Row<Portal>[]) => 
 
 const writeCases = async (client: Queryable, rows: readonly Row<Case>[]) => {
   await client.query(
-    `insert into directory_case (portal_id, reference_id, revision, kind, until)
-     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[])
+    `insert into directory_case (portal_id, reference_id, revision, kind, until, look_alike)
+     select * from unnest($1::uuid[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[])
      on conflict (portal_id, reference_id) do update set revision = excluded.revision, kind = excluded.kind, until = excluded.until`,
     [
       rows.map(({ state }) => state.portalId),
@@ -317,6 +323,7 @@ const writeCases = async (client: Queryable, rows: readonly Row<Case>[]) => {
       rows.map(({ revision }) => String(revision)),
       rows.map(({ state }) => state.restriction?.kind ?? null),
       rows.map(({ state }) => state.restriction?.until ?? null),
+      rows.map(({ state }) => lookAlikeId(state.portalId, state.referenceId)),
     ],
   );
 };
@@ -397,6 +404,7 @@ interface TermsQuestion {
 
 interface TermsColumns {
   readonly status: AccountStatus | null;
+  readonly restrictions: readonly Restriction[] | null;
   readonly portal: Portal | null;
   readonly merchant_account: string | null;
   readonly merchant_status: MerchantAccountStatus | null;
@@ -411,14 +419,15 @@ interface TermsColumns {
 const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[]): Promise<ChargeTerms[]> => {
   const uuids = (ids: readonly string[]) => ids.map((id) => (isUuid(id) ? id.toLowerCase() : null));
   const portalIds = uuids(questions.map(({ portalId }) => portalId));
-  const { rows } = await db.query<GrantColumns & RestrictionColumns & TermsColumns>({
+  const { rows } = await db.query<GrantColumns & TermsColumns>({
     name: 'directory-charge-terms',
-    text: `select a.status, g.active, g.once_granted, c.kind, c.until, p.state as portal,
+    text: `select a.status, g.active, g.once_granted, p.state as portal,
+             (select json_agg(json_build_object('kind', c.kind, 'until', c.until) order by c.reference_id) from directory_case c
+              where c.look_alike = asked.look_alike and c.kind is not null) as restrictions,
              m.merchant_account, m.status as merchant_status, f.merchant_account as fee_merchant_account, f.status as fee_merchant_status
-           from unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) with ordinality asked (account_id, portal_id, reference_id, shown_portal_id, number)
+           from unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[]) with ordinality asked (account_id, portal_id, look_alike, shown_portal_id, number)
            left join directory_account a on a.account_id = asked.account_id
            left join directory_grant g on g.account_id = asked.account_id and g.portal_id = asked.portal_id
-           left join directory_case c on c.portal_id = asked.portal_id and c.reference_id = asked.reference_id
            left join directory_portal p on p.portal_id = asked.shown_portal_id
            left join directory_merchant_account m on m.merchant_account = p.state #>> '{gateway,merchantAccount}'
            left join directory_merchant_account f on f.merchant_account = p.state #>> '{gateway,feeMerchantAccount}'
@@ -426,7 +435,7 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
     values: [
       uuids(questions.map(({ accountId }) => accountId)),
       portalIds,
-      questions.map(({ referenceId }) => referenceId),
+      questions.map(({ referenceId }, index) => (referenceId !== null && portalIds[index] ? lookAlikeId(portalIds[index], referenceId) : null)),
       portalIds.map((id, index) => (portalIds.indexOf(id) === index ? id : null)),
     ],
   });
@@ -442,7 +451,7 @@ const findChargeTerms = async (db: Queryable, questions: readonly TermsQuestion[
   return rows.map((row, index) => ({
     accountStatus: row.status,
     access: toAccess(row),
-    restriction: toRestriction(row),
+    restrictions: row.restrictions ?? [],
     ...(shown.get(portalIds[index]!) ?? { portal: null, merchantAccounts: {} }),
   }));
 };
@@ -496,14 +505,12 @@ export const postgresDirectory = (db: Queryable): Directory => {
       return rows[0] ? toAccess(rows[0]) : null;
     },
 
-    caseRestriction: async (portalId, referenceId) => {
-      if (!isUuid(portalId)) return null;
-      const { rows } = await db.query<RestrictionColumns>({
-        name: 'directory-case',
-        text: 'select kind, until from directory_case where portal_id = $1::uuid and reference_id = $2',
-        values: [portalId, referenceId],
-      });
-      return rows[0] ? toRestriction(rows[0]) : null;
+    restrictedCases: async (portalId, referenceId) => {
+      const { rows } = await db.query<RestrictedCase>(
+        `select reference_id as "referenceId", kind, until from directory_case where look_alike = $1 and kind is not null order by reference_id`,
+        [lookAlikeId(portalId.toLowerCase(), referenceId)],
+      );
+      return rows;
     },
 
     chargeTerms: (accountId, portalId, referenceId) => chargeTerms({ accountId, portalId, referenceId }),
@@ -588,9 +595,12 @@ export class MemoryDirectory implements Directory {
     return this.rows.portals.get(portalId.toLowerCase())?.state.access[accountId.toLowerCase()] ?? null;
   }
 
-  async caseRestriction(portalId: string, referenceId: string): Promise<Restriction | null> {
-    const restriction = this.rows.cases.get(caseKey(portalId.toLowerCase(), referenceId))?.state.restriction;
-    return restriction ? { kind: restriction.kind, until: restriction.until } : null;
+  async restrictedCases(portalId: string, referenceId: string): Promise<readonly RestrictedCase[]> {
+    const id = lookAlikeId(portalId.toLowerCase(), referenceId);
+    return [...this.rows.cases.values()]
+      .filter(({ state }) => state.restriction && lookAlikeId(state.portalId, state.referenceId) === id)
+      .map(({ state: { referenceId: sent, restriction } }) => ({ referenceId: sent, kind: restriction!.kind, until: restriction!.until }))
+      .sort((a, b) => (a.referenceId < b.referenceId ? -1 : 1));
   }
 
   async chargeTerms(accountId: string, portalId: string, referenceId: string | null): Promise<ChargeTerms> {
@@ -601,7 +611,7 @@ export class MemoryDirectory implements Directory {
       accountStatus: (await this.account(accountId))?.status ?? null,
       access: await this.grant(accountId, portalId),
       portal,
-      restriction: referenceId === null ? null : await this.caseRestriction(portalId, referenceId),
+      restrictions: referenceId === null ? [] : (await this.restrictedCases(portalId, referenceId)).map(({ kind, until }) => ({ kind, until })),
       merchantAccounts: Object.fromEntries(found.filter((one) => one !== null).map(({ merchantAccount, status }) => [merchantAccount, status])),
     };
   }

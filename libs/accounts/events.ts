@@ -1,7 +1,7 @@
 /** The events of this lib, and the kinds of streams that hold them. */
 import { createHash } from 'node:crypto';
 import { type DecidedStreamType, defineEvents, type EventStore, type Recorded } from '#eventstore';
-import { inClear, type Personal } from '#kernel';
+import { inClear, lookAlike, type Personal } from '#kernel';
 import { account, type Account, type AccountCommand, type AccountEvent } from './account.js';
 import { type Case, type CaseCommand, type CaseEvent, type CaseReason, caseRestriction } from './case-restriction.js';
 import { merchantAccount, type MerchantAccount, type MerchantAccountCommand, type MerchantAccountEvent } from './merchant-account.js';
@@ -103,3 +103,6 @@ export const gatewaysOfPortal = async (store: Pick<EventStore, 'read'>, portalId
 /** Id of a case's stream. The reference id is hashed, because it may hold characters that the name of a stream must not hold. */
 export const caseStreamId = (portalId: string, referenceId: string): string =>
   `${portalId}-${createHash('sha256').update(referenceId, 'utf8').digest('hex').slice(0, 32)}`;
+
+/** Equal for all references of a portal that look alike. A hash, since the normal form of a reference can be too long for an index. */
+export const lookAlikeId = (portalId: string, referenceId: string): string => caseStreamId(portalId, lookAlike(referenceId));

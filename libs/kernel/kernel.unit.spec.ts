@@ -7,6 +7,7 @@ import {
   fold,
   isCents,
   isUuid,
+  lookAlike,
   MAX_AMOUNT_CENTS,
   parseUrl,
   ServiceError,
@@ -132,4 +133,54 @@ describe('the rest', () => {
 test('a URL with letters beyond ASCII can be read however often', () => {
   for (let time = 0; time < 20_000; time++) expect(parseUrl('https://münchen.example/')?.hostname).toBe('xn--mnchen-3ya.example');
   expect(parseUrl('münchen')).toBeNull();
+});
+
+describe('references that look alike', () => {
+  test.each<[what: string, one: string, other: string]>([
+    ['composed and not composed', 'CASE-\u00C9', 'CASE-E\u0301'],
+    ['upper and lower case', 'WIRE-9', 'wire-9'],
+    ['sharp s in all its cases', 'STRASSE', 'straße'],
+    ['a capital sharp s', 'STRA\u1E9EE', 'strasse'],
+    ['a final sigma', 'ΟΔΟΣ', 'οδος'],
+    ['a blank at the end, and one at the begin', 'WIRE-9', ' WIRE-9 '],
+    ['two blanks', 'CASE 7', 'CASE  7'],
+    ['a blank that does not break', 'CASE 7', 'CASE\u00A07'],
+    ['a tab and the next line', 'CASE 7', 'CASE\t\u00857'],
+    ['an ideographic blank', 'CASE 7', 'CASE\u30007'],
+    ['a blank of Braille', 'CASE 7', 'CASE\u28007'],
+    ['a hyphen that does not break', 'WIRE-9', 'WIRE\u20119'],
+    ['a dash', 'WIRE-9', 'WIRE\u20139'],
+    ['a minus', 'WIRE-9', 'WIRE\u22129'],
+    ['a heavy minus', 'WIRE-9', 'WIRE\u27969'],
+    ['a blank without width', 'WIRE-9', 'WI\u200BRE-9'],
+    ['a soft hyphen', 'WIRE-9', 'WIRE\u00AD-9'],
+    ['a word joiner', 'WIRE-9', 'WIRE-\u20609'],
+    ['a byte order mark', 'WIRE-9', '\uFEFFWIRE-9'],
+    ['a mark of direction', 'WIRE-9', 'WIRE-9\u202E'],
+    ['a variation selector', 'WIRE-9', 'WIRE-9\uFE0F'],
+    ['a variation selector of another plane', 'WIRE-9', 'WIRE\u{E0101}-9'],
+    ['a tag character', 'WIRE-9', 'WIRE-9\u{E0041}'],
+    ['a filler of Hangul', 'WIRE-9', 'WIRE\u3164-9'],
+    ['a control character', 'WIRE-9', 'WIRE\u0007-9'],
+    ['full width', 'WIRE-9', 'ＷＩＲＥ－９'],
+    ['a circled digit', 'WIRE-9', 'WIRE-\u2468'],
+    ['an invisible character between a letter and its accent', 'CASE-\u00C9', 'case-e\u034F\u0301'],
+  ])('%s', (_, one, other) => {
+    expect(one).not.toBe(other);
+    expect(lookAlike(other)).toBe(lookAlike(one));
+  });
+  test.each([
+    ['WIRE-9', 'WIRE9'],
+    ['WIRE-9', 'WIRE 9'],
+    ['CASE 7', 'CASE7'],
+    ['CASE-E', 'CASE-É'],
+    ['WIRE-9', 'WIRE-09'],
+    ['A-1', 'Α-1'], // Greek
+  ])('%s and %s are two', (one, other) => expect(lookAlike(one)).not.toBe(lookAlike(other)));
+  test('the normal form is its own normal form', () => {
+    fc.assert(
+      fc.property(fc.string({ unit: 'binary', maxLength: 40 }), (text) => expect(lookAlike(lookAlike(text))).toBe(lookAlike(text))),
+      { numRuns: 2_000 },
+    );
+  });
 });

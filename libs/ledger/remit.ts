@@ -41,7 +41,7 @@ export type Reversed = Extract<RemittanceEvent, { type: 'AgencyRemittanceReverse
 const MAX_REFERENCE_CHARACTERS = 140;
 
 /**
- * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if the reference was used before, the period is closed, or the amount
+ * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if a reference that looks the same was used before, the period is closed, or the amount
  * is more than the funded part without an advance. Returns the standing before the remittance.
  */
 export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<Remitted> => {

@@ -4,7 +4,7 @@
  * All remittances of a portal share one stream, `remittance-<portalId>`, which keeps them in order. So two remittances
  * can never use the same money.
  */
-import { type Cents, type Decider, ServiceError, unreachable } from '#kernel';
+import { type Cents, type Decider, lookAlike, ServiceError, unreachable } from '#kernel';
 import { beginOf } from './days.js';
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
@@ -17,7 +17,7 @@ export type RemittanceEvent =
         readonly remittanceId: string;
         readonly portalId: string;
         readonly cents: Cents;
-        /** Name of the payment at the bank. Unique for the portal. */
+        /** Name of the payment at the bank. No two of a portal look alike. */
         readonly reference: string;
         /** YYYY-MM-DD: the day of the payment. */
         readonly on: string;
@@ -88,9 +88,9 @@ const decide = (remittances: Remittances, command: RemittanceCommand): readonly 
   if (!Number.isSafeInteger(cents) || cents < 1 || cents > MAX_REMITTANCE_CENTS)
     throw new ServiceError('VALIDATION_ERROR', `A remittance has 1 to ${MAX_REMITTANCE_CENTS} cents.`);
   refuseDay(on, at, closedTo);
-  const same = remittances.find((one) => one.reference === reference);
+  const same = remittances.find((one) => lookAlike(one.reference) === lookAlike(reference));
   if (same)
-    throw new ServiceError('INVALID_STATE', `Remittance ${same.remittanceId} of ${same.cents} cents has the reference ${reference} already.`, {
+    throw new ServiceError('INVALID_STATE', `Remittance ${same.remittanceId} of ${same.cents} cents has the reference ${same.reference} already.`, {
       remittanceId: same.remittanceId,
     });
   if (cents > standing.fundedCents && !advance)

@@ -537,6 +537,16 @@ describe('refusals before anything begins (E7 to E11)', () => {
     expect((await house.charge({ referenceId: 'CASE-8' })).status).toBe('succeeded');
     expect((await house.charge()).status).toBe('succeeded');
   });
+  test('a look-alike of a restricted referenceId is refused; the strictest restriction counts (C70)', async () => {
+    const restrict = (referenceId: string, kind: 'block' | 'hold') =>
+      house.administration.restrictCase({ portalId: house.portalId, referenceId, kind, until: null, reason: null });
+    await restrict('CASÉ-7 A', 'block');
+    await restrict('casé-7 a', 'hold');
+    await house.project();
+    for (const referenceId of ['CASE\u0301-7 A', 'casé-7 a', 'CASÉ-7  A', 'CASÉ-7\u00A0A ', 'CASÉ\u20117 A', 'CAS\u200BÉ-7 A'])
+      expect([referenceId, await refused(house.charge({ referenceId }))]).toMatchObject([referenceId, { code: 'PAYMENT_BLOCKED', status: 403 }]);
+    await nothingHappened();
+  });
   test.each([
     [{ minCents: 10_001 }, /from 10001 cents/],
     [{ maxCents: 9_999 }, /up to 9999 cents/],

@@ -326,7 +326,7 @@ export const loadGateways = async ({ gateways }: Pick<PaymentPorts, 'gateways'>,
 export const refuseByTerms = (
   { gateways, clock }: Pick<PaymentPorts, 'gateways' | 'clock'>,
   amountCents: Cents,
-  { accountStatus, access, portal, restriction, merchantAccounts }: ChargeTerms,
+  { accountStatus, access, portal, restrictions, merchantAccounts }: ChargeTerms,
 ): { portal: Portal; serviceFeeCents: Cents; legs: readonly PlannedLeg[] } => {
   // If the account that owns a hosted checkout is deactivated, the answer is the same as without access (C66).
   if (!portal || access !== 'granted' || accountStatus !== 'active')
@@ -345,7 +345,7 @@ export const refuseByTerms = (
     return { ...part, account, gateway };
   });
 
-  const inForce = restrictionInForce(restriction, clock.now());
+  const inForce = restrictionInForce(restrictions, clock.now());
   if (inForce?.kind === 'blocked') throw new ServiceError('PAYMENT_BLOCKED', 'Payments for this case are blocked.');
   if (inForce?.kind === 'held')
     throw new ServiceError('PAYMENT_HELD', 'Payments for this case are on hold; try later.', inForce.until ? { retryAt: inForce.until } : {});

@@ -244,7 +244,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
       secretStaged: false,
     });
     const terms = await postgresDirectory(pool).chargeTerms(accountId, made.portalId, null);
-    expect(terms).toMatchObject({ accountStatus: 'active', access: 'granted', portal: { gateway: { gateway: 'simulator' } }, restriction: null });
+    expect(terms).toMatchObject({ accountStatus: 'active', access: 'granted', portal: { gateway: { gateway: 'simulator' } }, restrictions: [] });
     expect(await json<unknown[]>('portals', 'list')).toContainEqual(shown);
   });
   test('belongs to the first account; further ones are grants; no gateway; a whole fee', async () => {
@@ -450,7 +450,7 @@ describe('payfold cases (C70, Errors 2)', () => {
   test('block, hold, allow: {portalId, referenceId, restriction}', async () => {
     const portalId = await aPortal('--account', await anAccount());
     const name = ['--portal', portalId, '--reference', 'CASE 7/2026 é'];
-    const found = () => postgresDirectory(pool).caseRestriction(portalId, 'CASE 7/2026 é');
+    const found = () => postgresDirectory(pool).restrictedCases(portalId, 'CASE 7/2026 é');
     expect(await json('cases', 'block', ...name, '--reason', 'sold')).toMatchObject({
       portalId,
       referenceId: 'CASE 7/2026 é',
@@ -458,14 +458,18 @@ describe('payfold cases (C70, Errors 2)', () => {
       reason: 'sold',
     });
     // The reason lies in a box of the event, and in no table.
-    expect(await found()).toEqual({ kind: 'blocked', until: null });
+    expect(await found()).toEqual([{ referenceId: 'CASE 7/2026 é', kind: 'blocked', until: null }]);
     expect(await json('cases', 'hold', ...name, '--until', '2999-01-31T12:00:00+02:00')).toMatchObject({
       restriction: 'held',
       until: '2999-01-31T10:00:00.000Z',
     });
-    expect(await found()).toEqual({ kind: 'held', until: '2999-01-31T10:00:00.000Z' });
-    expect(await json('cases', 'allow', ...name)).toMatchObject({ portalId, restriction: 'none' });
-    expect(await found()).toBeNull();
+    expect(await found()).toEqual([{ referenceId: 'CASE 7/2026 é', kind: 'held', until: '2999-01-31T10:00:00.000Z' }]);
+    const other = ['--portal', portalId, '--reference', 'case\u00A07/2026 e\u0301'];
+    expect(await json('cases', 'block', ...other)).toMatchObject({ restriction: 'blocked', lookAlikes: ['CASE 7/2026 é'] });
+    expect(await found()).toHaveLength(2);
+    // One `allow` removes the restrictions of all references that look alike.
+    expect(await json('cases', 'allow', ...name)).toMatchObject({ portalId, restriction: 'none', lookAlikes: ['case\u00A07/2026 e\u0301'] });
+    expect(await found()).toEqual([]);
   });
   test('impossible input: an end in the past or on no calendar, an end with allow, an unknown portal', async () => {
     const portalId = await aPortal('--account', await anAccount());

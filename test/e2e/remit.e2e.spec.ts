@@ -142,6 +142,11 @@ test('the same payment by two people at once is recorded once', async () => {
   expect(outcomes.filter((one) => one === 'done')).toHaveLength(1);
   expect(outcomes.find((one) => one !== 'done')).toContain('has the reference WIRE-SAME already');
   expect(await refusal(paying(100, { reference: 'WIRE-SAME' }))).toContain('has the reference WIRE-SAME already');
+  for (const reference of ['WIRE\u2011SAME', 'wire-same', 'WIRE-\u200BSAME', ' WIRE\u2212SAME', 'ＷＩＲＥ-SAME', 'WIRE-SAME\uFE0F'])
+    expect([reference, await refusal(paying(100, { reference }))]).toEqual([
+      reference,
+      expect.stringContaining('has the reference WIRE-SAME already'),
+    ]);
   // Another portal has references of its own.
   expect(await refusal(paying(100, { reference: 'WIRE-SAME', portalId: combined, advance: true }))).toBe('done');
 });

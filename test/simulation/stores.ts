@@ -724,7 +724,7 @@ export const simulatedDirectory = (inner: Directory, statement: Statement, chang
     portal: (portalId) => ask('portal', () => inner.portal(portalId)),
     portals: () => ask('portals', () => inner.portals()),
     grant: async (accountId, portalId) => access(portalId, await ask('grant', () => inner.grant(accountId, portalId))),
-    caseRestriction: (portalId, referenceId) => ask('caseRestriction', () => inner.caseRestriction(portalId, referenceId)),
+    restrictedCases: (portalId, referenceId) => ask('restrictedCases', () => inner.restrictedCases(portalId, referenceId)),
     chargeTerms: async (accountId, portalId, referenceId): Promise<ChargeTerms> => {
       const terms = await ask('chargeTerms', () => inner.chargeTerms(accountId, portalId, referenceId));
       return { ...terms, access: access(portalId, terms.access) };
