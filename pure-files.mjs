@@ -1,6 +1,6 @@
 /** Files without time, chance, machine or framework: they import the kernel and each other. The linter and test/architecture.spec.ts both read this list. */
 export const PURE_FILES = [
-  ...['clock', 'decider', 'errors', 'fair-share', 'ids', 'index', 'json', 'money', 'personal', 'reference', 'url'].map(
+  ...['clock', 'dates', 'decider', 'errors', 'fair-share', 'ids', 'index', 'json', 'money', 'personal', 'reference', 'url'].map(
     (name) => `libs/kernel/${name}.ts`,
   ),
   ...['account', 'case-restriction', 'merchant-account', 'portal'].map((name) => `libs/accounts/${name}.ts`),

@@ -17,6 +17,7 @@ interface OpenOptions {
   readonly reason: string;
   readonly openedOn: string;
   readonly dueDate: string;
+  readonly old?: boolean;
   readonly by?: string;
 }
 
@@ -41,19 +42,20 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .requiredOption('--reason-code <code>', 'reason code of the card network')
     .requiredOption('--reason <reason>', 'the reason in words')
     .requiredOption('--opened-on <day>', 'YYYY-MM-DD')
-    .requiredOption('--due-date <day>', 'the day by which it must be answered, YYYY-MM-DD')
+    .requiredOption('--due-date <day>', 'the day by which it must be answered, YYYY-MM-DD; at most 180 days from now')
+    .option('--old', 'a date may lie more than 400 days back')
     .addOption(
       new Option('--leg <leg>', 'the charge that the processor named, where the fee was charged apart').choices(['principal', 'fee', 'combined']),
     )
     .option('--id <dispute>', 'an id of your own, a UUID: sent again it opens no second dispute', uuid)
     .option('--by <name>', 'who records it; otherwise who is logged in', personName)
     .action(
-      action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, ...rest }: OpenOptions) => {
+      action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, old = false, ...rest }: OpenOptions) => {
         const { OpenDispute } = await import('#settlement/module');
         const { staff } = await import('#payments');
         const { commands, settlement } = await services();
         const terms = { disputeId: id ?? ids.uuid(), disputedAmountCents: amountCents, ...rest };
-        const dispute = await commands.execute(new OpenDispute(paymentId, terms, staff(by ?? loginName(), ids.uuid())));
+        const dispute = await commands.execute(new OpenDispute(paymentId, terms, staff(by ?? loginName(), ids.uuid()), old));
         await settlement.register.caughtUp();
         return answer({ ...dispute, paymentId });
       }),

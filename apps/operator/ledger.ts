@@ -58,11 +58,12 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .requiredOption('--credit <account>', 'account of the chart')
     .requiredOption('--amount-cents <cents>', 'how much', wholeNumber)
     .option('--effective-at <time>', 'when it took effect; now otherwise', moment)
+    .option('--old', 'a date may lie more than 400 days back')
     .requiredOption('--reason <reason>', 'why; for the record')
     .requiredOption('--by <name>', 'name of the person who decides', personName)
     .option('--id <adjustment>', 'an id of your own, a UUID: sent again it posts nothing a second time', uuid)
     .action(
-      action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, reason, by, id }: AdjustOptions) => {
+      action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, old, reason, by, id }: AdjustOptions) => {
         const all = await services();
         const { AdjustBooks } = await import('#ledger/module');
         const postings = [
@@ -71,7 +72,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         ];
         const adjustmentId = id ?? ids.uuid();
         const adjustment = { adjustmentId, postings, effectiveAt: effectiveAt ?? timestamp(clock.now()), reason, by };
-        await all.commands.execute(new AdjustBooks(adjustment)).catch((error: unknown) => {
+        await all.commands.execute(new AdjustBooks(adjustment, old)).catch((error: unknown) => {
           if (error instanceof ServiceError) throw error;
           throw new Error(`adjustment ${adjustmentId} may have been posted; repeat the command with --id ${adjustmentId}: ${(error as Error).message}`, { cause: error }); // prettier-ignore
         });
@@ -88,11 +89,12 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .addOption(new Option('--reference <text>', 'name of the payment at the bank; each counts once').conflicts(['reverse', 'reason']))
     .addOption(new Option('--advance', 'also more than the funded part').conflicts(['reverse', 'reason']))
     .option('--on <day>', 'the day of the payment or of taking it back, YYYY-MM-DD; today otherwise', day)
+    .option('--old', 'a date may lie more than 400 days back')
     .option('--reverse <remittance>', 'take this remittance back by a second entry', uuid)
     .option('--reason <reason>', 'why it is taken back; for the record')
     .action(
       action(async ({ administration, services, ids }, options: RemitOptions) => {
-        const { portal: portalId, by, on = null, amountCents: cents, reference, advance = false, reverse, reason } = options;
+        const { portal: portalId, by, on = null, amountCents: cents, reference, advance = false, old = false, reverse, reason } = options;
         if (reverse !== undefined && reason === undefined) throw new UsageError('--reverse needs --reason');
         if (reverse === undefined && (cents === undefined || reference === undefined))
           throw new UsageError('name --amount-cents and --reference, or --reverse and --reason');
@@ -100,11 +102,11 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         const { commands } = await services();
         const { RemitToAgency, ReverseRemittance } = await import('#ledger/module');
         if (reverse !== undefined) {
-          const done = await commands.execute(new ReverseRemittance({ remittanceId: reverse, portalId, on, reason: reason!, by }));
+          const done = await commands.execute(new ReverseRemittance({ remittanceId: reverse, portalId, on, reason: reason!, by, old }));
           const { cents: amountCents, ...rest } = done;
           return { json: { ...rest, amountCents }, text: `remittance ${reverse} of ${decimal(amountCents)} is taken back` };
         }
-        const request = { remittanceId: ids.uuid(), portalId, cents: cents!, reference: reference!, on, advance, by };
+        const request = { remittanceId: ids.uuid(), portalId, cents: cents!, reference: reference!, on, advance, by, old };
         const done = await commands.execute(new RemitToAgency(request)).catch((error: unknown) => {
           if (error instanceof ServiceError) throw error;
           throw new Error(`the remittance may be recorded; repeat the command: if it is, its reference is refused: ${(error as Error).message}`, { cause: error }); // prettier-ignore
@@ -137,6 +139,7 @@ interface RemitOptions {
   readonly reference?: string;
   readonly advance?: boolean;
   readonly on?: string;
+  readonly old?: boolean;
   readonly reverse?: string;
   readonly reason?: string;
 }
@@ -146,6 +149,7 @@ interface AdjustOptions {
   readonly credit: string;
   readonly amountCents: number;
   readonly effectiveAt?: string;
+  readonly old?: boolean;
   readonly reason: string;
   readonly by: string;
   readonly id?: string;

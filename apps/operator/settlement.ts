@@ -17,6 +17,12 @@ interface ResolveOptions {
   readonly by: string;
 }
 
+interface ImportFlags {
+  readonly merchantAccount?: string | null;
+  readonly again?: boolean;
+  readonly old?: boolean;
+}
+
 interface FundOptions {
   readonly merchantAccount?: string;
   readonly batch?: string;
@@ -24,10 +30,11 @@ interface FundOptions {
   readonly feeCents?: number;
   readonly reference?: string;
   readonly file?: string;
+  readonly old?: boolean;
   readonly by: string;
 }
 
-const fundingOf = ({ merchantAccount, batch, on, feeCents = 0, reference }: Omit<FundOptions, 'file' | 'by'>): Funding => {
+const fundingOf = ({ merchantAccount, batch, on, feeCents = 0, reference }: Omit<FundOptions, 'file' | 'by' | 'old'>): Funding => {
   if (merchantAccount === undefined || batch === undefined || on === undefined || reference === undefined)
     throw new UsageError('name --merchant-account, --batch, --on and --reference, or a --file');
   return { merchantAccount, batchId: batch, on, feeCents, reference };
@@ -141,16 +148,18 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .option('--fee-cents <cents>', 'what the processor kept of the batch; default 0', wholeNumber)
     .option('--reference <reference>', 'where this is written, such as the number of a statement; for the record', anyText)
     .option('--file <file>', 'a CSV file instead, with merchant_account,batch_id,funded_on,fee_cents,reference')
+    .option('--old', 'a date may lie more than 400 days back')
     .requiredOption('--by <name>', 'name of the person who records it', personName)
     .action(
-      action(async ({ services, ids }, { file, by, ...options }: FundOptions) => {
+      action(async ({ services, ids }, { file, by, old = false, ...options }: FundOptions) => {
         const { RecordFunding } = await import('#settlement/module');
         const [{ fundingsIn }, { staff }] = await Promise.all([import('#settlement'), import('#payments')]);
         const fundings = file === undefined ? [fundingOf(options)] : await fundingsIn(file);
-        if (file !== undefined && Object.values(options).some((value) => value !== undefined)) throw new UsageError('--file stands alone, with --by');
+        if (file !== undefined && Object.values(options).some((value) => value !== undefined))
+          throw new UsageError('--file stands alone, with --by and --old');
         const { commands, ownLog } = await services();
         ownLog.refuse();
-        const recorded = await commands.execute(new RecordFunding(fundings, staff(by, ids.uuid())));
+        const recorded = await commands.execute(new RecordFunding(fundings, staff(by, ids.uuid()), old));
         const before = fundings.length - recorded;
         return {
           json: { recorded, before },
@@ -168,31 +177,28 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .argument('<file>', 'file')
     .option('--merchant-account <account>', 'whose file it is, where it cannot be told from its transactions', anyText)
     .option('--again', 'import it although it was imported before: to return to it after another file')
+    .option('--old', 'a date may lie more than 400 days back')
     .action(
-      action(
-        async ({ services, ids }, file: string, { merchantAccount = null, again = false }: { merchantAccount?: string | null; again?: boolean }) => {
-          const all = await services();
-          const { ImportSettlementFile } = await import('#settlement/module');
-          const bar = progressBar('lines', null);
-          const { staff } = await import('#payments');
-          const by = staff(loginName(), ids.uuid());
-          const options = { merchantAccount, again, by, onLines: (lines: number) => bar.update(lines) };
-          const imported = await all.commands
-            .execute(new ImportSettlementFile(file, options, AbortSignal.timeout(READ_MS)))
-            .finally(() => bar.stop());
-          const exceptions = await all.openExceptions();
-          const { batches, repeated, lines, corrected, sha256 } = imported;
-          return {
-            json: { batches, repeated, lines, corrected, exceptions, sha256 },
-            text: repeated
-              ? 'this file was imported before; nothing was done'
-              : `${table(
-                  ['BATCH', 'LINES', 'GROSS'],
-                  batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
-                )}\n\n${lines} lines, ${corrected} corrected, ${exceptions} new exceptions`,
-          };
-        },
-      ),
+      action(async ({ services, ids }, file: string, { merchantAccount = null, again = false, old = false }: ImportFlags) => {
+        const all = await services();
+        const { ImportSettlementFile } = await import('#settlement/module');
+        const bar = progressBar('lines', null);
+        const { staff } = await import('#payments');
+        const by = staff(loginName(), ids.uuid());
+        const options = { merchantAccount, again, old, by, onLines: (lines: number) => bar.update(lines) };
+        const imported = await all.commands.execute(new ImportSettlementFile(file, options, AbortSignal.timeout(READ_MS))).finally(() => bar.stop());
+        const exceptions = await all.openExceptions();
+        const { batches, repeated, lines, corrected, sha256 } = imported;
+        return {
+          json: { batches, repeated, lines, corrected, exceptions, sha256 },
+          text: repeated
+            ? 'this file was imported before; nothing was done'
+            : `${table(
+                ['BATCH', 'LINES', 'GROSS'],
+                batches.map(({ batchId, count, amountCents }) => [batchId, String(count), decimal(amountCents)]),
+              )}\n\n${lines} lines, ${corrected} corrected, ${exceptions} new exceptions`,
+        };
+      }),
     );
 
   const exceptions = settlement

@@ -1,4 +1,5 @@
 export { ageMs, type Clock, Deadline, HOST_CLOCKS_DIFFER_MS, isDay, orStopped, SandboxClock, systemClock, timestamp, within } from './clock.js';
+export { DUE_AHEAD_DAYS, FUNDING_AHEAD_DAYS, OLDEST_DAYS, refuseWrongDate, wrongDate, ZONE_DAYS } from './dates.js';
 export { type Decider, fold, unreachable } from './decider.js';
 export { AuthenticationError, type ErrorCode, internalError, ServiceError, STATUS_OF } from './errors.js';
 export { FairShare, type FairShareLimits, type Lane, LANES, type SlotRequest } from './fair-share.js';

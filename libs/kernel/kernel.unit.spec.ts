@@ -17,6 +17,7 @@ import {
   timestamp,
   unreachable,
   within,
+  wrongDate,
 } from './index.js';
 
 describe('cents (C4)', () => {
@@ -182,5 +183,31 @@ describe('references that look alike', () => {
       fc.property(fc.string({ unit: 'binary', maxLength: 40 }), (text) => expect(lookAlike(lookAlike(text))).toBe(lookAlike(text))),
       { numRuns: 2_000 },
     );
+  });
+});
+
+describe('dates from outside', () => {
+  const now = Date.parse('2026-11-29T23:00:00.000Z');
+  const paid = { notBefore: { date: '2026-11-20T00:30:00.000Z', what: 'the payment' } };
+  test.each<[string, Parameters<typeof wrongDate>[2], RegExp | null]>([
+    ['2026-11-29', {}, null],
+    ['2026-11-30', {}, null],
+    ['2026-11-30T23:59:59.999Z', {}, null],
+    ['2026-12-01', {}, /^2026-12-01 lies in the future$/],
+    ['2026-12-01T00:00:00.000Z', {}, /in the future/],
+    ['2226-11-01', {}, /in the future/],
+    ['2026-12-13', { aheadDays: 14 }, null],
+    ['2026-12-14', { aheadDays: 14 }, /lies more than 14 days in the future$/],
+    ['2025-10-25', {}, null],
+    ['2025-10-24', {}, /^2025-10-24 lies more than 400 days back; --old allows that$/],
+    ['2025-10-24', { old: true }, null],
+    ['1999-01-01', { old: true }, null],
+    ['2026-11-19', paid, null],
+    ['2026-11-18', paid, /^2026-11-18 lies before the payment, 2026-11-20T00:30:00.000Z$/],
+    ['2019-11-18', { ...paid, old: true }, /before the payment/],
+    ['2026-12-01', { ...paid, old: true }, /in the future/],
+  ])('%s with %j', (date, limits, why) => {
+    if (why === null) expect(wrongDate(date, now, limits)).toBeNull();
+    else expect(wrongDate(date, now, limits)).toMatch(why);
   });
 });

@@ -25,7 +25,10 @@ export const PERIOD_PORTS = Symbol('period ports');
 const REMIT_PORTS = Symbol('remit ports');
 
 export class AdjustBooks extends Command<void> {
-  constructor(readonly adjustment: Adjustment) {
+  constructor(
+    readonly adjustment: Adjustment,
+    readonly old = false,
+  ) {
     super();
   }
 }
@@ -76,7 +79,7 @@ export class ReverseRemittance extends Command<Reversed> {
         registerReached: (position) => readModels.of(paymentRegisterModel).runUntil(position, { timeoutMs: CAUGHT_UP_MS }),
       }),
     },
-    commandHandler(AdjustBooks, PERIOD_PORTS, (ports: PeriodPorts, { adjustment }) => adjustBooks(ports, adjustment)),
+    commandHandler(AdjustBooks, PERIOD_PORTS, (ports: PeriodPorts, { adjustment, old }) => adjustBooks(ports, adjustment, old)),
     commandHandler(ClosePeriod, PERIOD_PORTS, (ports: PeriodPorts, { to, by }) => closePeriod(ports, to, by)),
     commandHandler(RemitToAgency, REMIT_PORTS, (ports: RemitPorts, { request }) => remit(ports, request)),
     commandHandler(ReverseRemittance, REMIT_PORTS, (ports: RemitPorts, { request }) => reverseRemittance(ports, request)),

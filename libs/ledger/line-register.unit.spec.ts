@@ -235,7 +235,7 @@ const eventsOf = (terms: PaymentTerms, ending: Ending, steps: readonly Step[]): 
       });
     } else if (step.do === 'withdraw') {
       const leg = legAt(step.leg);
-      if (leg) run({ type: 'WithdrawSettlement', at: AT, leg: leg.leg, batchId: step.batch, closedAt: CLOSED });
+      if (leg) run({ type: 'WithdrawSettlement', at: AT, leg: leg.leg, batchId: step.batch });
     } else {
       const disputeId = `d${step.id}`;
       const isKnown = payment.phase === 'charged' && payment.disputes.some((one) => one.disputeId === disputeId);

@@ -8,7 +8,7 @@
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { append, change, checkpointOf, Conflict, type EventStore, execute, load, type Origin, type Position, retryOnConflict } from '#eventstore';
-import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
+import { type Clock, type Ids, refuseWrongDate, ServiceError, timestamp } from '#kernel';
 import { refuseClearText, staff } from '#payments';
 import type { Queryable } from '#platform';
 import { type AccountBalance, adjust, type ManualAdjustment, type PeriodEvent, type RuleVersions } from './adjustment.js';
@@ -176,12 +176,17 @@ export const verifyPeriods = async (
 export type Adjustment = ManualAdjustment['data'];
 
 /**
- * Posts an adjustment by hand. After an unknown outcome, the caller can repeat the call with the same id. Throws VALIDATION_ERROR for invalid
+ * Posts an adjustment by hand. `old`: it may have taken effect long ago. After an unknown outcome, the caller can repeat the call with the same id. Throws VALIDATION_ERROR for invalid
  * postings or a reason that must not stay in clear, and INVALID_STATE if another adjustment has the same id.
  */
-export const adjustBooks = async (ports: PeriodPorts, { adjustmentId, postings, effectiveAt, reason, by }: Adjustment): Promise<void> => {
+export const adjustBooks = async (
+  ports: PeriodPorts,
+  { adjustmentId, postings, effectiveAt, reason, by }: Adjustment,
+  old = false,
+): Promise<void> => {
   refuseClearText('reason', reason);
   const { clock, ids, store } = ports;
+  refuseWrongDate('effectiveAt', effectiveAt, clock.now(), { old });
   const origin = staff(by, ids.uuid());
   const event = adjust(timestamp(clock.now()), { adjustmentId, postings, effectiveAt, reason, by });
   const nothing = { id: adjustmentId, state: null, revision: null, position: null };

@@ -24,6 +24,8 @@ export interface RemitRequest {
   readonly on: string | null;
   readonly advance: boolean;
   readonly by: string;
+  /** True: the day may be long ago ({@link OLDEST_DAYS}). */
+  readonly old?: boolean;
 }
 
 export interface ReverseRemittanceRequest {
@@ -32,6 +34,7 @@ export interface ReverseRemittanceRequest {
   readonly on: string | null;
   readonly reason: string;
   readonly by: string;
+  readonly old?: boolean;
 }
 
 export type Remitted = Extract<RemittanceEvent, { type: 'AgencyRemitted' }>['data'] & Standing;
@@ -44,7 +47,7 @@ const MAX_REFERENCE_CHARACTERS = 140;
  * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if a reference that looks the same was used before, the period is closed, or the amount
  * is more than the funded part without an advance. Returns the standing before the remittance.
  */
-export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<Remitted> => {
+export const remit = async (ports: RemitPorts, { old = false, ...request }: RemitRequest): Promise<Remitted> => {
   const { clock, ids } = ports;
   const origin = staff(request.by, ids.uuid());
   const reference = request.reference.trim();
@@ -56,7 +59,7 @@ export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<R
     const closedTo = await closedToOf(ports.store);
     const at = timestamp(clock.now());
     const remittance = { ...request, reference, on: request.on ?? at.slice(0, 10), by: origin.actor.id };
-    const after = await execute(ports, REMITTANCE_STREAM, before, [{ type: 'Remit', at, remittance, standing, closedTo }], origin);
+    const after = await execute(ports, REMITTANCE_STREAM, before, [{ type: 'Remit', at, remittance, standing, closedTo, old }], origin);
     await ports.journalReached(after.position!);
     return { ...remittance, ...standing };
   }, busy);
@@ -64,7 +67,7 @@ export const remit = async (ports: RemitPorts, request: RemitRequest): Promise<R
 
 /** Takes a remittance back by a second entry. Throws INVALID_STATE if the portal has no such remittance, or if it was taken back already. */
 export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemittanceRequest): Promise<Reversed> => {
-  const { portalId, remittanceId, reason } = request;
+  const { portalId, remittanceId, reason, old = false } = request;
   const origin = staff(request.by, ports.ids.uuid());
   refuseClearText('reason', reason);
   return retryOnConflict(async () => {
@@ -72,7 +75,7 @@ export const reverseRemittance = async (ports: RemitPorts, request: ReverseRemit
     const closedTo = await closedToOf(ports.store);
     const at = timestamp(ports.clock.now());
     const reversal = { portalId, remittanceId, reason, on: request.on ?? at.slice(0, 10), by: origin.actor.id };
-    const after = await execute(ports, REMITTANCE_STREAM, before, [{ type: 'Reverse', at, closedTo, ...reversal }], origin);
+    const after = await execute(ports, REMITTANCE_STREAM, before, [{ type: 'Reverse', at, closedTo, old, ...reversal }], origin);
     await ports.journalReached(after.position!);
     return { ...reversal, cents: before.state.find((one) => one.remittanceId === remittanceId)!.cents };
   }, busy);

@@ -4,7 +4,7 @@
  * All remittances of a portal share one stream, `remittance-<portalId>`, which keeps them in order. So two remittances
  * can never use the same money.
  */
-import { type Cents, type Decider, lookAlike, ServiceError, unreachable } from '#kernel';
+import { type Cents, type Decider, lookAlike, ServiceError, unreachable, wrongDate } from '#kernel';
 import { beginOf } from './days.js';
 
 type Fact<Type extends string, Data> = { readonly type: Type; readonly at: string; readonly data: Data };
@@ -43,6 +43,7 @@ export type RemittanceEvent =
 export interface Remittance {
   readonly remittanceId: string;
   readonly cents: Cents;
+  readonly on: string;
   readonly reference: string;
   readonly reversed: boolean;
 }
@@ -62,32 +63,33 @@ export interface Standing {
 }
 
 export type RemittanceCommand =
-  | { readonly type: 'Remit'; readonly at: string; readonly remittance: Extract<RemittanceEvent, { type: 'AgencyRemitted' }>['data']; readonly standing: Standing; readonly closedTo: string | null } // prettier-ignore
-  | { readonly type: 'Reverse'; readonly at: string; readonly portalId: string; readonly remittanceId: string; readonly on: string; readonly reason: string; readonly by: string; readonly closedTo: string | null }; // prettier-ignore
+  | { readonly type: 'Remit'; readonly at: string; readonly remittance: Extract<RemittanceEvent, { type: 'AgencyRemitted' }>['data']; readonly standing: Standing; readonly closedTo: string | null; readonly old: boolean } // prettier-ignore
+  | { readonly type: 'Reverse'; readonly at: string; readonly portalId: string; readonly remittanceId: string; readonly on: string; readonly reason: string; readonly by: string; readonly closedTo: string | null; readonly old: boolean }; // prettier-ignore
 
 /** The largest remittance, in cents. A larger amount is more likely a typing error. */
 const MAX_REMITTANCE_CENTS = 100_000_000_000;
 
-const refuseDay = (on: string, at: string, closedTo: string | null): void => {
-  if (beginOf(on) > at) throw new ServiceError('VALIDATION_ERROR', `${on} lies in the future.`);
+const refuseDay = (on: string, { at, closedTo, old }: RemittanceCommand, paidOn: string | null): void => {
+  const why = wrongDate(on, Date.parse(at), { old, ...(paidOn !== null && { notBefore: { date: paidOn, what: 'the payment' } }) });
+  if (why !== null) throw new ServiceError('VALIDATION_ERROR', `${why}.`);
   if (closedTo !== null && beginOf(on) < closedTo) throw new ServiceError('INVALID_STATE', `The books are closed to ${closedTo}; name a later day.`);
 };
 
 const decide = (remittances: Remittances, command: RemittanceCommand): readonly RemittanceEvent[] => {
-  const { type, at, closedTo } = command;
-  if (type === 'Reverse') {
+  const { at } = command;
+  if (command.type === 'Reverse') {
     const { portalId, remittanceId, on, reason, by } = command;
     const found = remittances.find((one) => one.remittanceId === remittanceId);
     if (!found) throw new ServiceError('INVALID_STATE', `The portal has no remittance ${remittanceId}.`);
     if (found.reversed) throw new ServiceError('INVALID_STATE', `Remittance ${remittanceId} was taken back already.`);
-    refuseDay(on, at, closedTo);
+    refuseDay(on, command, found.on);
     return [{ type: 'AgencyRemittanceReversed', at, data: { remittanceId, portalId, cents: found.cents, on, reason, by } }];
   }
   const { remittance, standing } = command;
   const { cents, reference, on, advance } = remittance;
   if (!Number.isSafeInteger(cents) || cents < 1 || cents > MAX_REMITTANCE_CENTS)
     throw new ServiceError('VALIDATION_ERROR', `A remittance has 1 to ${MAX_REMITTANCE_CENTS} cents.`);
-  refuseDay(on, at, closedTo);
+  refuseDay(on, command, null);
   const same = remittances.find((one) => lookAlike(one.reference) === lookAlike(reference));
   if (same)
     throw new ServiceError('INVALID_STATE', `Remittance ${same.remittanceId} of ${same.cents} cents has the reference ${same.reference} already.`, {
@@ -106,7 +108,7 @@ const evolve = (remittances: Remittances, event: RemittanceEvent): Remittances =
   const { remittanceId, cents } = event.data;
   switch (event.type) {
     case 'AgencyRemitted':
-      return [...remittances, { remittanceId, cents, reference: event.data.reference, reversed: false }];
+      return [...remittances, { remittanceId, cents, on: event.data.on, reference: event.data.reference, reversed: false }];
     case 'AgencyRemittanceReversed':
       return remittances.map((one) => (one.remittanceId === remittanceId ? { ...one, reversed: true } : one));
     default:

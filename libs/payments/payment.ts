@@ -839,7 +839,7 @@ export type PaymentCommand =
       readonly grossCents: Cents;
       readonly feeCents: Cents;
     }
-  | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string; readonly closedAt: string }
+  | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string }
   | { readonly type: 'RequestReturn'; readonly at: string; readonly exceptionId: string }
   | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
   /** `status` and `stage` null: unchanged. */
@@ -1120,8 +1120,10 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
   if (!leg) throw new Error(`no charged ${name} leg to settle`);
   if (leg.settlementRejected || (leg.settledBatchId !== null && leg.settledBatchId !== batchId)) return [];
-  if (accepted && leg.settledBatchId === batchId && leg.settledGrossCents === grossCents && leg.settledFeeCents === feeCents) return [];
-  const withdrawn = withdrawSettlement(payment, { type: 'WithdrawSettlement', at, leg: name, batchId, closedAt });
+  const isSame =
+    leg.settledBatchId === batchId && leg.settledAt === closedAt && leg.settledGrossCents === grossCents && leg.settledFeeCents === feeCents;
+  if (accepted && isSame) return [];
+  const withdrawn = withdrawSettlement(payment, { type: 'WithdrawSettlement', at, leg: name, batchId });
   if (!accepted) return [...withdrawn, { type: 'SettlementRejected', at, data: { leg: name, batchId, closedAt } }];
   return [...withdrawn, { type: 'PaymentSettled', at, data: { leg: name, batchId, closedAt, grossCents, feeCents } }];
 };
@@ -1130,14 +1132,15 @@ const recordSettlement = (payment: Payment, command: Ask<'RecordSettlement'>): P
  * Makes the leg unsettled again, as in the books. The gateway then decides again between void and refund (C24). If the leg did not settle in this
  * batch, nothing happens.
  */
-const withdrawSettlement = (payment: Payment, { at, leg: name, batchId, closedAt }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
+const withdrawSettlement = (payment: Payment, { at, leg: name, batchId }: Ask<'WithdrawSettlement'>): PaymentEvent[] => {
   const leg = payment.phase === 'charged' ? payment.legs.find((candidate) => candidate.leg === name) : undefined;
   if (!leg || leg.settledBatchId !== batchId) return [];
   return [
     {
       type: 'SettlementWithdrawn',
       at,
-      data: { leg: name, batchId, closedAt, grossCents: leg.settledGrossCents!, feeCents: leg.settledFeeCents! },
+      // The time of the settlement, so that the books take it back where they posted it.
+      data: { leg: name, batchId, closedAt: leg.settledAt!, grossCents: leg.settledGrossCents!, feeCents: leg.settledFeeCents! },
     },
   ];
 };

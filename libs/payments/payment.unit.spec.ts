@@ -1201,7 +1201,7 @@ describe('settlement and disputes', () => {
     given(...charged(), was!)
       .when({ ...less, batchId: 'bat_2' })
       .thenNothing();
-    const withdraw = { type: 'WithdrawSettlement', at: LATER, leg: 'principal', batchId: 'bat_1', closedAt: AT } as const;
+    const withdraw = { type: 'WithdrawSettlement', at: LATER, leg: 'principal', batchId: 'bat_1' } as const;
     given(...charged(), was!)
       .when(withdraw)
       .then(withdrawn);

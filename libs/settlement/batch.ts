@@ -98,7 +98,8 @@ export type SettlementEvent =
       }
     >
   /**
-   * Lines of a complete batch were corrected. A correction holds the line before (null: it was added) and after (null: it was removed). `fundedOn`:
+   * Lines of a complete batch were corrected. A correction holds the line before (null: it was added) and after (null: it was removed). `closedAt`:
+   * the time at which the corrections take effect. If a file corrects it, events with the old time first remove all lines. Then others add them. `fundedOn`:
    * the day of funding after the correction. `fileId`: the corrected file. null: the processor's interface listed further lines, or staff recorded the
    * funding. `reference`: what staff name as the source of the funding, such as a statement. null: they did not record it.
    */
@@ -187,6 +188,7 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
       }
       return {
         ...batch,
+        closedAt: event.data.closedAt,
         pages: [[...lines.values()].sort((a, b) => a.number - b.number)],
         lineCount: lines.size,
         fundedOn: event.data.fundedOn,

@@ -1,5 +1,5 @@
 /** Commands of staff on disputes: open a dispute on a charged payment, and change its status and stage. Each change is one event (C30, C57). */
-import { Deadline, inClear, isBox, isDay, isUuid, type Personal, ServiceError, timestamp } from '#kernel';
+import { Deadline, DUE_AHEAD_DAYS, inClear, isBox, isDay, isUuid, type Personal, refuseWrongDate, ServiceError, timestamp } from '#kernel';
 import {
   type Charged,
   type Dispute,
@@ -33,17 +33,31 @@ export type DisputeTerms = DisputeFacts & Reason;
  * Opens a dispute. A repetition with the same id and terms changes nothing. If the reason of the first one is erased, the repetition is compared
  * without it. Throws VALIDATION_ERROR, PAYMENT_NOT_FOUND or INVALID_STATE.
  */
-export const openDispute = async (ports: PaymentPorts, paymentId: string, terms: DisputeTerms, origin: Origin): Promise<DisputeFacts> => {
+export const openDispute = async (
+  ports: PaymentPorts,
+  paymentId: string,
+  terms: DisputeTerms,
+  origin: Origin,
+  old = false,
+): Promise<DisputeFacts> => {
   const { reason, ...dispute } = terms;
   refuseWrongWords(terms);
   if (!isUuid(dispute.disputeId)) throw invalid('disputeId must be a UUID.');
   if (!isDay(dispute.openedOn) || !isDay(dispute.dueDate)) throw invalid('openedOn and dueDate must be days like 2026-01-31.');
   if (dispute.dueDate < dispute.openedOn) throw invalid('dueDate must not lie before openedOn.');
   const open = async (payment: Payment): Promise<PaymentCommand> => {
+    refuseWrongDisputeDates(payment, dispute, ports.clock.now(), old);
     const personal = await sealedReason(ports, paymentId, payment, dispute.disputeId, reason);
     return { type: 'OpenDispute', at: timestamp(ports.clock.now()), dispute: { ...dispute, personal } };
   };
   return execute(ports, paymentId, open, dispute.disputeId, origin);
+};
+
+/** Dates of a dispute that is recorded already are not looked at again. */
+const refuseWrongDisputeDates = (payment: Payment, { disputeId, openedOn, dueDate }: DisputeFacts, now: number, old: boolean): void => {
+  if (payment.phase !== 'charged' || payment.disputes.some((one) => one.disputeId === disputeId)) return;
+  refuseWrongDate('openedOn', openedOn, now, { notBefore: { date: payment.createdAt, what: 'the payment' }, old });
+  refuseWrongDate('dueDate', dueDate, now, { aheadDays: DUE_AHEAD_DAYS, old });
 };
 
 /** The reason, sealed under the key of the dispute's first reason, so that equal reasons make equal boxes. */

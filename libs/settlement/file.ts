@@ -24,13 +24,15 @@ export interface FileBatch {
   readonly batchId: string;
   readonly closedAt: string;
   readonly fundedOn: string | null;
+  /** Row of the first line in the file, from 1. The other lines follow it. */
+  readonly row: number;
   readonly lines: readonly SettlementRecord[];
 }
 
 /** The batches of a file, in its order. Memory holds one batch. Throws {@link RefusedFile}. */
 export const fileBatches = async function* (file: string, onBytes: (bytes: Buffer) => void = () => undefined): AsyncGenerator<FileBatch, void, void> {
   const done = new Set<string>();
-  let batch: { batchId: string; closedAt: string; fundedOn: string | null; lines: SettlementRecord[] } | null = null;
+  let batch: (FileBatch & { lines: SettlementRecord[] }) | null = null;
   let parse: ((text: string, number: number) => Row) | null = null;
   let number = 0;
   for await (const text of textLines(file, onBytes)) {
@@ -50,7 +52,7 @@ export const fileBatches = async function* (file: string, onBytes: (bytes: Buffe
     if (!batch) {
       if (done.has(batchId)) throw new RefusedFile(number, `batch ${batchId} goes on after another one`);
       done.add(batchId);
-      batch = { batchId, closedAt, fundedOn, lines: [] };
+      batch = { batchId, closedAt, fundedOn, row: number, lines: [] };
     }
     if (batch.closedAt !== closedAt) throw new RefusedFile(number, `batch ${batchId} has two times of closing`);
     if (batch.fundedOn !== fundedOn) throw new RefusedFile(number, `batch ${batchId} has two days of funding`);
@@ -164,7 +166,7 @@ export const fundingsIn = async (file: string): Promise<readonly Funding[]> => {
 
 const INSTANT = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:Z|[+-]\d{2}:\d{2})$/;
 
-const recordOf = (row: Row, number: number): Omit<FileBatch, 'lines'> & { readonly record: SettlementRecord } => {
+const recordOf = (row: Row, number: number): Omit<FileBatch, 'lines' | 'row'> & { readonly record: SettlementRecord } => {
   const refuse = (column: Column, why: string) => new RefusedFile(number, `${column} ${why}`);
   const text = (column: Column, pattern: RegExp): string => {
     const value = row[column];

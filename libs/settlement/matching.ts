@@ -9,7 +9,7 @@ import { basename } from 'node:path';
 import type { Scope } from '#accounts';
 import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
-import { batchOf, type BatchSummary, recordBatch, recordFunding, type SettlementPorts } from './record.js';
+import { type BatchSummary, batchOf, lateLine, recordBatch, recordFunding, type SettlementPorts, wrongHead } from './record.js';
 import { type GatewayAccount, lateAfterDays, type Leg, paymentScopeCondition, refuseClearText, refuseStaffText } from '#payments';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
@@ -47,6 +47,8 @@ export interface ImportOptions {
   readonly merchantAccount: string | null;
   /** Imports a file that was imported before. For example, another file has changed its batches since. */
   readonly again?: boolean;
+  /** True: its dates may be long ago. */
+  readonly old?: boolean;
   readonly by: Origin;
   /** Called with the number of lines recorded so far. */
   readonly onLines?: (lines: number) => void;
@@ -60,7 +62,7 @@ export interface ImportOptions {
 export const importSettlementFile = async (
   ports: SettlementPorts,
   file: string,
-  { merchantAccount, again = false, by, onLines }: ImportOptions,
+  { merchantAccount, again = false, old = false, by, onLines }: ImportOptions,
   signal: AbortSignal,
 ): Promise<FileImported> => {
   const { store, register, payments } = ports;
@@ -73,7 +75,7 @@ export const importSettlementFile = async (
     lines += batch.lines.length;
     try {
       const account = await accountOf(ports, batch, merchantAccount);
-      await refuseOtherHead(ports, account, batch);
+      await refuseWrongDates(ports, account, batch, old);
       checked.set(batch.batchId, { account, digest: digestOf(batch) });
     } catch (error) {
       if (!(error instanceof RefusedFile)) throw error;
@@ -133,27 +135,23 @@ const each = async function* <T>(items: readonly T[]): AsyncIterable<T> {
   yield* items;
 };
 
-/**
- * Refuses a batch whose closing time differs from the recorded one, since journal entries already use that time. After the funding, also refuses
- * another day of funding.
- */
-const refuseOtherHead = async (
-  { store }: SettlementPorts,
-  { gateway, merchantAccount }: GatewayAccount,
-  { batchId, closedAt, fundedOn }: FileBatch,
-): Promise<void> => {
-  const recorded = await batchOf(store, { gateway, merchantAccount, batchId });
-  // Files may give seconds, and the interface milliseconds.
-  if (recorded.closedAt !== null && toTheSecond(recorded.closedAt) !== toTheSecond(closedAt))
-    throw new RefusedFile(
-      null,
-      `batch ${batchId} is recorded as closed at ${recorded.closedAt}, which no file can change; this one says ${closedAt}`,
-    );
+/** Refuses dates that cannot be true, and another day of funding once the money is booked. Any other date of a recorded batch may be corrected. */
+const refuseWrongDates = async (ports: SettlementPorts, account: GatewayAccount, batch: FileBatch, old: boolean): Promise<void> => {
+  const { batchId, closedAt, fundedOn, row, lines } = batch;
+  const { gateway, merchantAccount } = account;
+  const recorded = await batchOf(ports.store, { gateway, merchantAccount, batchId });
+  const wrong = wrongHead({ closedAt, fundedOn: fundedOn ?? recorded.fundedOn }, ports.payments.clock.now(), old);
+  if (wrong !== null) throw new RefusedFile(row, wrong);
   if (recorded.funded && fundedOn !== null && fundedOn !== recorded.fundedOn)
-    throw new RefusedFile(null, `batch ${batchId} was funded on ${recorded.fundedOn}, which no file can change; this one says ${fundedOn}`);
+    throw new RefusedFile(
+      row,
+      `funded_on ${fundedOn}: the money of batch ${batchId} is booked on ${recorded.fundedOn} already; leave funded_on empty, and correct the day of the money with two adjustments`,
+    );
+  for (let first = 0; first < lines.length; first += LOOKED_AT_LINES) {
+    const late = await lateLine(ports, account, closedAt, lines.slice(first, first + LOOKED_AT_LINES));
+    if (late) throw new RefusedFile(row + first + late.index, late.why);
+  }
 };
-
-const toTheSecond = (at: string): number => Math.floor(Date.parse(at) / 1_000);
 
 const LOOKED_AT_LINES = 200;
 

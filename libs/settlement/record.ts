@@ -16,7 +16,7 @@ import {
   StoreIncident,
   Unavailable,
 } from '#eventstore';
-import { type Cents, Deadline, isDay, ServiceError, sumCents, timestamp } from '#kernel';
+import { type Cents, Deadline, FUNDING_AHEAD_DAYS, isDay, ServiceError, sumCents, timestamp, wrongDate } from '#kernel';
 import { hashedUuid } from '#platform';
 import {
   type GatewayAccount,
@@ -95,6 +95,43 @@ export const isOfStore = (error: unknown): boolean =>
  */
 export class ImpossibleBatch extends Error {}
 
+/** Thrown if a date of a batch that the interface lists cannot be true. */
+export class WrongDate extends ImpossibleBatch {}
+
+type BatchDates = Pick<IncomingBatch, 'closedAt' | 'fundedOn'>;
+
+/** What is wrong with the dates of a batch: words that begin with the column. null: nothing. */
+export const wrongHead = ({ closedAt, fundedOn }: BatchDates, now: number, old = false): string | null => {
+  const closed = wrongDate(closedAt, now, { old });
+  if (closed !== null) return `closed_at ${closed}`;
+  const notBefore = { date: closedAt, what: 'the close of the batch' };
+  const funded = fundedOn === null ? null : wrongDate(fundedOn, now, { notBefore, aheadDays: FUNDING_AHEAD_DAYS, old });
+  return funded === null ? null : `funded_on ${funded}`;
+};
+
+/** The first line whose transaction was made after the batch closed. null: there is none. */
+export const lateLine = async (
+  { register }: Pick<SettlementPorts, 'register'>,
+  { gateway, merchantAccount }: GatewayAccount,
+  closedAt: string,
+  lines: readonly SettlementRecord[],
+): Promise<{ readonly index: number; readonly why: string } | null> => {
+  const found = await register.transactions(
+    gateway,
+    lines.map(({ transactionId }) => transactionId),
+    [],
+  );
+  for (const [index, { transactionId }] of lines.entries())
+    for (const one of found)
+      if (one.transactionId === transactionId && one.merchantAccount === merchantAccount && one.movedAt !== null) {
+        const notBefore = { date: one.movedAt, what: `transaction ${transactionId}` };
+        // Only this bound: the others were checked with the head of the batch.
+        const why = wrongDate(closedAt, Date.parse(closedAt), { notBefore });
+        if (why !== null) return { index, why: `closed_at ${why}` };
+      }
+  return null;
+};
+
 export interface IncomingBatch {
   readonly batchId: string;
   readonly closedAt: string;
@@ -129,6 +166,10 @@ export const recordBatch = async (
   const name = { gateway, merchantAccount, batchId };
   const said: SettlementRecord[] = [];
   let place = await loadBatch(ports.store, name);
+  // A file was checked before. Dates that are recorded already are not looked at again.
+  const isNew = fileId === null && !place.state.complete;
+  const wrong = isNew && place.state.closedAt === null ? wrongHead(incoming, ports.payments.clock.now()) : null;
+  if (wrong !== null) throw new WrongDate(`batch ${batchId} of ${merchantAccount}: ${wrong}`);
   let isAsSaid = false;
   const head = () => ({ ...name, closedAt: place.state.closedAt ?? incoming.closedAt });
   const recorded: RecordedLine[] = [];
@@ -170,6 +211,8 @@ export const recordBatch = async (
     for (let conflicts = 0; agrees() && recorded.length < said.length; conflicts++) {
       if (conflicts > MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
       const from = recorded.length;
+      const late = isNew ? await lateLine(ports, account, head().closedAt, said.slice(from)) : null;
+      if (late) throw new WrongDate(`batch ${batchId} of ${merchantAccount}: ${late.why}`);
       const missing = said.slice(from).map((line, index) => ({ number: from + index, line }));
       const { lines, readAt } = await matchLines(ports, account, head(), names, missing, catchUp);
       // Later than this, they are judged again: see {@link matchLines}.
@@ -194,7 +237,7 @@ export const recordBatch = async (
     const lacking = isWhole ? [] : compared(place.state, said, fileId === null ? 'interface' : 'file').lacking;
     if (fileId === null && lacking.length > 0) throw contradiction(name, lacking, place.state, said);
     const data = { ...head(), fundedOn: incoming.fundedOn, lineCount: recorded.length, ...sumsOf(recorded), listed: isWhole && fileId === null };
-    isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole;
+    isAsSaid = (await appended({ type: 'SettlementBatchRecorded', data })) && isWhole && (fileId === null || !isOtherClose(place.state, incoming));
   }
   const complete = () => (fileId === null ? listBatch(ports, account, incoming, said) : correctBatch(ports, account, incoming, said, fileId));
   return { batchId, count: said.length, amountCents: sumsOf(said).grossCents, corrected: isAsSaid ? 0 : await complete() };
@@ -314,7 +357,7 @@ const tellPayment = (
     const at = timestamp(clock.now());
     const command: PaymentCommand = line
       ? { type: 'RecordSettlement', at, leg, batchId, closedAt, accepted: line.accepted, grossCents: line.grossCents, feeCents: line.feeCents }
-      : { type: 'WithdrawSettlement', at, leg, batchId, closedAt };
+      : { type: 'WithdrawSettlement', at, leg, batchId };
     return streams.execute(loaded, [command], ownerOf(merchantAccount, batchId), new Deadline(clock, REQUEST_DEADLINE_MS));
   });
 
@@ -358,42 +401,50 @@ const compared = (
 const CORRECTIONS_PER_EVENT = 100;
 
 /**
- * Corrects a complete batch by a later source. Lines that differ are judged again. If a payment's sale is no longer in the batch, the payment's
+ * Corrects a complete batch by a later source. Lines that differ are judged again. If a file names another time of closing, all lines are removed at the
+ * old time and added at the new one. After an interruption, the same file goes on. If a payment's sale is no longer in the batch, the payment's
  * stream records this. Returns the number of corrected lines, plus 1 for a corrected day of funding.
  */
 const correctBatch = async (
   ports: SettlementPorts,
   account: GatewayAccount,
-  { batchId, fundedOn }: Omit<IncomingBatch, 'lines'>,
+  { batchId, closedAt, fundedOn }: Omit<IncomingBatch, 'lines'>,
   said: readonly SettlementRecord[],
   fileId: string | null,
 ): Promise<number> => {
   const { gateway, merchantAccount } = account;
   const name = { gateway, merchantAccount, batchId };
   let corrected = 0;
+  // Lines that come back with another time of closing keep their numbers. So their exceptions go on where the old ones ended.
+  const numbers = new Map<string, number[]>();
+  let next = 0;
   for (let conflicts = 0; ; conflicts++) {
     let place = await loadBatch(ports.store, name);
     const { state: batch } = place;
     const isLastWord = fileId !== null && !batch.funded;
+    const lines = linesOf(batch);
+    const isMoved = fileId !== null && isOtherClose(batch, { closedAt });
+    // The books first take back the entries at the old time.
+    const isRemoval = isMoved && lines.length > 0;
     const head = {
       ...name,
-      closedAt: batch.closedAt!,
+      closedAt: isMoved && !isRemoval ? closedAt : batch.closedAt!,
       fundedOn: (isLastWord ? fundedOn : null) ?? batch.fundedOn ?? fundedOn,
       fileId,
       reference: null,
     };
-    const { changed, gone, lacking } = compared(batch, said, fileId === null ? 'interface' : 'file');
+    const { changed, gone, lacking } = compared(batch, isRemoval ? [] : said, fileId === null ? 'interface' : 'file');
     // A file has the last word. The caller decides again.
     if (fileId === null && (lacking.length > 0 || batch.correctedByFile)) return corrected;
     if (changed.length + gone.length === 0 && head.fundedOn === batch.fundedOn) return corrected;
     const touched = new Set(lacking);
-    const lines = linesOf(batch);
     // Duplicate lines are left out. Otherwise the first line of a transaction would count as a duplicate of the second.
     const names = new Set(lines.filter((line) => !touched.has(line) && line.result !== 'DUPLICATE_AT_GATEWAY').map(nameOfLine));
-    let next = nextNumber(lines);
+    next = Math.max(next, nextNumber(lines));
+    if (isRemoval) for (const line of lines) numbers.set(nameOfLine(line), [...(numbers.get(nameOfLine(line)) ?? []), line.number]);
     const left = [
       ...gone.map((before) => ({ before, line: null, number: before.number })),
-      ...changed.map(({ before, line }) => ({ before, line, number: before?.number ?? next++ })),
+      ...changed.map(({ before, line }) => ({ before, line, number: before?.number ?? numbers.get(nameOfLine(line))?.shift() ?? next++ })),
     ];
     const changedDay = head.fundedOn === batch.fundedOn ? 0 : 1;
     let done = 0;
@@ -416,14 +467,19 @@ const correctBatch = async (
         for (const line of judged) names.add(nameOfLine(line));
         done += some.length;
       } while (done < left.length);
+      if (isRemoval) continue;
       return corrected + done + changedDay;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
       if (conflicts >= MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
-      corrected += done + (done > 0 ? changedDay : 0);
+      if (!isRemoval) corrected += done + (done > 0 ? changedDay : 0);
     }
   }
 };
+
+/** True if the time differs from the recorded one. Files may give seconds, and the interface milliseconds. */
+const isOtherClose = ({ closedAt }: SettlementBatch, said: { readonly closedAt: string }): boolean =>
+  closedAt !== null && Math.floor(Date.parse(closedAt) / 1_000) !== Math.floor(Date.parse(said.closedAt) / 1_000);
 
 const saysTheSame = (recorded: RecordedLine, line: SettlementRecord): boolean =>
   recorded.accepted === line.accepted &&
@@ -649,7 +705,11 @@ interface PlannedFunding {
   readonly place: LoadedBatch;
 }
 
-const planned = async (ports: SettlementPorts, { merchantAccount, batchId, on, feeCents, reference }: Funding): Promise<PlannedFunding | null> => {
+const planned = async (
+  ports: SettlementPorts,
+  { merchantAccount, batchId, on, feeCents, reference }: Funding,
+  old: boolean,
+): Promise<PlannedFunding | null> => {
   const refuse = (message: string): never => {
     throw new ServiceError('VALIDATION_ERROR', `Batch ${batchId} of ${merchantAccount}: ${message}.`);
   };
@@ -664,9 +724,8 @@ const planned = async (ports: SettlementPorts, { merchantAccount, batchId, on, f
   if (!complete) refuse('it is not recorded to its end');
   if (fundedOn === on && before === reference) return null;
   if (fundedOn !== null) refuse(`its day of funding is ${fundedOn} already; a file of the processor corrects it`);
-  const today = timestamp(ports.payments.clock.now()).slice(0, 10);
-  if (on > today) refuse('the day must not be in the future');
-  if (on < closedAt!.slice(0, 10)) refuse(`it closed on ${closedAt!.slice(0, 10)}, so it was not funded before`);
+  const wrong = wrongDate(on, ports.payments.clock.now(), { notBefore: { date: closedAt!, what: 'the close of the batch' }, old });
+  if (wrong !== null) refuse(`the day ${wrong}`);
   const net = sumsOf(linesOf(place.state)).netCents;
   if (feeCents > 0 && feeCents > net) refuse(`the fee must not be more than the batch, which is ${net} cents`);
   return { name, place };
@@ -677,7 +736,7 @@ const planned = async (ports: SettlementPorts, { merchantAccount, batchId, on, f
  * the first is recorded. What was recorded before with the same day and reference is passed over. Returns the number of recorded batches. Throws
  * VALIDATION_ERROR, INVALID_STATE if somebody else changes a batch at the same time, and the errors of the store.
  */
-export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: readonly Funding[], origin: Origin): Promise<number> => {
+export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: readonly Funding[], origin: Origin, old = false): Promise<number> => {
   await ports.register.caughtUp();
   const plans: (readonly [Funding, PlannedFunding])[] = [];
   const seen = new Set<string>();
@@ -685,7 +744,7 @@ export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: r
     const key = `${funding.merchantAccount} ${funding.batchId}`;
     if (seen.has(key)) throw new ServiceError('VALIDATION_ERROR', `Batch ${funding.batchId} of ${funding.merchantAccount} is named twice.`);
     seen.add(key);
-    const plan = await planned(ports, funding);
+    const plan = await planned(ports, funding, old);
     if (plan) plans.push([funding, plan]);
   }
   for (const [{ on, feeCents, reference }, { name, place }] of plans) {

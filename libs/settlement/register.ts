@@ -82,7 +82,7 @@ const GATHER_MS = 1_000;
 
 export const paymentRegisterModel: ReadModel = {
   name: 'payment-register',
-  shape: 9,
+  shape: 10,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
   tables: ['gateway_account', 'gateway_transaction', 'dispute', 'settlement_batch', 'settlement_begun', 'settlement_exception'],
@@ -496,7 +496,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
         corrections.reduce((sum, one) => sum + (one.after?.accepted ? one.after[part] : 0) - (one.before?.accepted ? one.before[part] : 0), 0);
       const { rows } = await client.query<{ net_cents: string; funded_cents: string | null }>(
         `update settlement_batch set gross_cents = gross_cents + $4, fee_cents = fee_cents + $5, net_cents = net_cents + $6,
-           line_count = line_count + $7, funded_on = $8
+           line_count = line_count + $7, funded_on = $8, closed_at = $9
          where gateway = $1 and merchant_account = $2 and batch_id = $3 returning net_cents, funded_cents`,
         [
           ...key,
@@ -505,12 +505,19 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
           change('netCents'),
           after.length - corrections.filter(({ before }) => before).length,
           fundedOn,
+          closedAt,
         ],
       );
       // If the batch was funded before this correction, the paid amount may differ from the net amount.
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
         await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
+      else if (fundedCents !== null)
+        await client.query(
+          `update settlement_exception set superseded = true
+           where gateway = $1 and merchant_account = $2 and batch_id = $3 and line = -1 and kind = 'FUNDING_MISMATCH'`,
+          key,
+        );
       return;
     }
     case 'SettlementBatchRecorded': {
@@ -618,6 +625,12 @@ const writeLines = async (client: Queryable, of: LinesOf, lines: readonly Record
      returning case when moved_at + $5::int * interval '1 day' < $6::timestamptz then transaction_id end as transaction_id`,
     [...of.key, matched.map(({ transactionId }) => transactionId), lateAfterDays(of.key[0]!), of.closedAt],
   );
+  // An earlier correction may have taken these transactions out of the batch.
+  await client.query(
+    `update settlement_exception set superseded = true where gateway = $1 and merchant_account = $2 and batch_id = $3 and line = -1
+       and kind = 'MISSING_AT_GATEWAY' and transaction_id = any($4::text[]) and not superseded`,
+    [...of.key, matched.map(({ transactionId }) => transactionId)],
+  );
   const late = new Set(rows.map((row) => row.transaction_id));
   for (const line of lines) {
     if (line.result !== 'MATCHED') await writeException(client, of, line, line.result, unexplainedCents(line));
@@ -689,6 +702,8 @@ export interface RegisteredTransaction {
   readonly attemptId: string;
   readonly merchantAccount: string;
   readonly settledBatchId: string | null;
+  /** RFC 3339: when the money moved. null: it is not known. */
+  readonly movedAt: string | null;
   /** The exception for which staff sent this refund. null: the payment's own transaction. */
   readonly exceptionId: string | null;
 }
@@ -742,8 +757,8 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       return rows.map(accountOf);
     },
     transactions: async (gateway, transactionIds, refs) => {
-      const { rows } = await pool.query<Record<string, string>>(
-        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id, exception_id from gateway_transaction
+      const { rows } = await pool.query<Record<string, string> & { moved_at: Date | null }>(
+        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id, moved_at, exception_id from gateway_transaction
          where gateway = $1 and (ref = any($3::text[]) or transaction_id = any($2::text[]))`,
         [gateway, transactionIds, refs],
       );
@@ -756,6 +771,7 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         attemptId: row.attempt_id!,
         merchantAccount: row.merchant_account!,
         settledBatchId: row.settled_batch_id ?? null,
+        movedAt: row.moved_at?.toISOString() ?? null,
         exceptionId: row.exception_id ?? null,
       }));
     },

@@ -12,11 +12,12 @@ import {
   UnknownCursor,
 } from '#payments';
 import type { Origin } from '#eventstore';
-import { sumCents } from '#kernel';
+import { ServiceError, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import { openDispute, updateDispute } from './dispute.js';
 import type { FeedEnd, FeedName } from './feeds.js';
-import { type BatchSummary, isOfStore, NotYet, recordBatch, recordFunding, type SettlementPorts } from './record.js';
+import { changeCase } from './matching.js';
+import { type BatchSummary, isOfStore, NotYet, recordBatch, recordFunding, type SettlementPorts, WrongDate } from './record.js';
 
 /** Accounts of real processors whose feeds are read at the same time. */
 const AT_ONCE = 2;
@@ -42,8 +43,13 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
     const readable = <T>(items: AsyncIterable<T>) => readWhilePossible(items, ports.payments, account);
     for await (const { lines, fundedOn = null, cursor: next, ...listed } of readable(gateway.settlements(cursor, signal))) {
       const batch = { ...listed, fundedOn, lines: readable(lines) };
-      const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
-      recorded.push({ batchId, count, amountCents });
+      try {
+        const { batchId, count, amountCents } = await recordBatch(ports, account, batch, null, signal);
+        recorded.push({ batchId, count, amountCents });
+      } catch (error) {
+        if (!(error instanceof WrongDate)) throw error;
+        await openWrongDate(ports, account, listed.batchId, error);
+      }
       await passed(next);
       // Bring the register up to date. Otherwise a refund in two batches would match twice.
       await ports.register.caughtUp();
@@ -51,6 +57,21 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
   });
   await recordFunding(ports);
   return recorded;
+};
+
+/** Opens an exception for a batch that the interface lists with a date that cannot be true. The feed goes on, and a file records the batch. */
+const openWrongDate = async (ports: SettlementPorts, account: GatewayAccount, batchId: string, error: WrongDate): Promise<void> => {
+  const { gateway, merchantAccount } = account;
+  const { clock, log } = ports.payments;
+  log.error({ merchantAccount, batchId, err: error }, 'a settlement batch has a date that cannot be true');
+  const exceptionId = hashedUuid('settlement-exception', 'wrong-date', gateway, merchantAccount, batchId);
+  const [at, origin] = [timestamp(clock.now()), { actor: { type: 'system', id: 'settlement' }, correlationId: exceptionId } as const];
+  const nothing = { line: null, transactionId: null, ref: null, paymentId: null, leg: null, grossCents: null, expectedCents: null, suspenseCents: 0 };
+  const opened = { exceptionId, kind: 'SOURCE_MISMATCH', gateway, merchantAccount, batchId, ...nothing } as const;
+  const { state } = await changeCase(ports, exceptionId, { type: 'Open', at, opened }, origin);
+  if (state?.status !== 'opened') return;
+  const reason = `${error.message}; import a file of the batch with the right date`;
+  await changeCase(ports, exceptionId, { type: 'Explain', at, reason, by: 'settlement' }, origin);
 };
 
 /** Opens and moves the disputes that processors list. Returns their number. Throws if our own stores fail. */
@@ -191,8 +212,14 @@ const recordDispute = async (ports: SettlementPorts, account: GatewayAccount, sa
       const due = dueDate !== null && dueDate > openedOn ? dueDate : openedOn;
       const source = { gateway, merchantAccount, externalId };
       const terms = { disputeId, leg: charge!.leg, source, status, stage, reasonCode, reason, disputedAmountCents: amountCents, openedOn, dueDate: due }; // prettier-ignore
-      await openDispute(payments, charge!.paymentId!, terms, origin);
-      return;
+      try {
+        await openDispute(payments, charge!.paymentId!, terms, origin);
+        return;
+      } catch (error) {
+        // Staff get the task below, and record the dispute with the right dates.
+        if (!(error instanceof ServiceError) || error.code !== 'VALIDATION_ERROR') throw error;
+        payments.log.error({ merchantAccount, dispute: externalId, err: error }, 'a dispute of the processor cannot be recorded as it is listed');
+      }
     }
   }
   const evidence = { gateway, merchantAccount, dispute: externalId, chargeTransactionId, amountCents, status };

@@ -58,6 +58,7 @@ export class OpenDispute extends Command<DisputeFacts> {
     readonly paymentId: string,
     readonly dispute: DisputeTerms,
     readonly origin: Origin,
+    readonly old = false,
   ) {
     super();
   }
@@ -108,6 +109,7 @@ export class RecordFunding extends Command<number> {
   constructor(
     readonly fundings: readonly Funding[],
     readonly origin: Origin,
+    readonly old = false,
   ) {
     super();
   }
@@ -140,15 +142,17 @@ const HANDLERS = [
   commandHandler(AcknowledgeTask, SETTLEMENT_PORTS, ({ payments, store }: SettlementPorts, { request }) =>
     acknowledgeStaffTask(payments, store, request),
   ),
-  commandHandler(OpenDispute, SETTLEMENT_PORTS, ({ payments }: SettlementPorts, { paymentId, dispute, origin }) =>
-    openDispute(payments, paymentId, dispute, origin),
+  commandHandler(OpenDispute, SETTLEMENT_PORTS, ({ payments }: SettlementPorts, { paymentId, dispute, origin, old }) =>
+    openDispute(payments, paymentId, dispute, origin, old),
   ),
   commandHandler(UpdateDispute, SETTLEMENT_PORTS, ({ payments, register }: SettlementPorts, { disputeId, change, origin }) =>
     updateDispute(payments, register, disputeId, change, origin),
   ),
   commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordSettlements(ports, signal, options)),
   commandHandler(RecordDisputes, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordDisputes(ports, signal, options)),
-  commandHandler(RecordFunding, SETTLEMENT_PORTS, (ports: SettlementPorts, { fundings, origin }) => recordAnnouncedFunding(ports, fundings, origin)),
+  commandHandler(RecordFunding, SETTLEMENT_PORTS, (ports: SettlementPorts, { fundings, origin, old }) =>
+    recordAnnouncedFunding(ports, fundings, origin, old),
+  ),
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),
   ),

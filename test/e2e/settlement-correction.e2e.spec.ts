@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
 import { type EventStore, Unavailable } from '#eventstore';
-import { batchOf, changeException, linesOf, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
+import { batchOf, changeException, importSettlementFile, linesOf, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
 import { findDrift } from '#audit';
 import { type PaymentGateway, type PaymentView, staff, UnknownCursor } from '#payments';
 import { batchesOf, type ListedLine, listedLines } from '../support/listed-lines.js';
@@ -87,7 +87,7 @@ const listing = (lines: readonly ListedLine[], before: () => void = () => undefi
 };
 const said = (batchId: string, transactionId: string, over: Partial<ListedLine> = {}): ListedLine => ({
   batchId,
-  closedAt: '2026-11-01T05:00:00.000Z',
+  closedAt: `${closes.slice(0, -1)}.000Z`,
   transactionId,
   type: 'sale',
   accepted: true,
@@ -96,7 +96,17 @@ const said = (batchId: string, transactionId: string, over: Partial<ListedLine> 
   netCents: 1,
   ...over,
 });
-const CLOSED = { closed: '2026-11-01T05:00:00Z' };
+/** When the batches of the present test close. */
+let closes = '';
+const CLOSED = {
+  get closed() {
+    return closes;
+  },
+};
+const dayOf = (days: number) => new Date(service.clock.now() + days * 86_400_000).toISOString().slice(0, 10);
+beforeEach(() => {
+  closes = `${new Date(service.clock.now()).toISOString().slice(0, 19)}Z`;
+});
 
 describe('files beside the processor’s interface', () => {
   test('a later batch from a file is no reason to pass over the earlier one', async () => {
@@ -190,7 +200,7 @@ describe('files beside the processor’s interface', () => {
   });
   test('a complete batch that is listed with more lines gets them; a failure of one account stops no other account’s batches or funding', async () => {
     const [one, more] = [await sale(), await sale()];
-    const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770, fundedOn: '2026-11-03' };
+    const whole = { grossCents: 10_000, feeCents: 230, netCents: 9_770, fundedOn: dayOf(0) };
     await record(listing([said('grows', one.tx, whole)]));
     expect(await settledIn(more.id)).toBeNull();
     await record(listing([said('grows', one.tx, whole), said('grows', more.tx, whole)]));
@@ -415,22 +425,94 @@ describe('a file is refused before anything of it is recorded', () => {
     await desk.importFile(desk.csv(desk.line('h2', 'its-own', CLOSED)), other);
     expect(await recordedLines('h2')).toHaveLength(250);
   });
-  test('if it closes a batch at another time, or funds it on another day than it was funded on', async () => {
+  test('if it funds a batch on another day than it was funded on', async () => {
     const { tx } = await sale();
     await desk.importFile(desk.csv(desk.line('h3', tx, CLOSED)));
-    await expect(desk.importFile(desk.csv(desk.line('h3', tx, { closed: '2026-11-02T05:00:00Z' })))).rejects.toThrow(
-      'batch h3 is recorded as closed at 2026-11-01T05:00:00.000Z, which no file can change; this one says 2026-11-02T05:00:00.000Z',
-    );
     // The first file had no funding day. A later file may add the day. The money is posted once that day has come.
     const bank = async () => (await desk.booked())('assets:bank');
     const before = await bank();
-    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2999-01-01' })))).toMatchObject({ corrected: 1 });
+    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: dayOf(14) })))).toMatchObject({ corrected: 1 });
     expect(await bank()).toBe(before);
-    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2026-11-03' })))).toMatchObject({ corrected: 1 });
+    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: dayOf(0) })))).toMatchObject({ corrected: 1 });
     expect((await bank()) - before).toBe(9_770);
-    await expect(desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: '2026-11-04' })))).rejects.toThrow(
-      'batch h3 was funded on 2026-11-03, which no file can change; this one says 2026-11-04',
+    await expect(desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: dayOf(1) })))).rejects.toThrow(
+      `line 2: funded_on ${dayOf(1)}: the money of batch h3 is booked on ${dayOf(0)} already`,
     );
+  });
+  test('if a date of it cannot be true; with --old, a date may be long ago', async () => {
+    const { tx } = await sale();
+    const before = await eventCount();
+    const at = (days: number) => `${dayOf(days)}T05:00:00Z`;
+    const cases: [Parameters<SettlementDesk['line']>[2], RegExp][] = [
+      [{ closed: '2031-01-01T05:00:00Z' }, /^line 2: closed_at 2031-01-01T05:00:00.000Z lies in the future$/],
+      [{ closed: at(2) }, /closed_at .* lies in the future/],
+      [{ closed: '2019-11-01T05:00:00Z' }, /closed_at 2019-11-01T05:00:00.000Z lies more than 400 days back; --old allows that/],
+      [{ closed: at(-2) }, new RegExp(`^line 2: closed_at .* lies before transaction ${tx}, `)],
+      [{ funded: '2226-11-01' }, /^line 2: funded_on 2226-11-01 lies more than 14 days in the future$/],
+      [{ funded: dayOf(15) }, /funded_on/],
+      [{ funded: dayOf(-2) }, /^line 2: funded_on .* lies before the close of the batch/],
+    ];
+    for (const [over, message] of cases)
+      await expect(desk.importFile(desk.csv(desk.line('h5', tx, { ...CLOSED, ...over })))).rejects.toThrow(message);
+    const old = desk.csv(desk.line('h5', tx, { closed: '2019-11-01T05:00:00Z' }));
+    const by = { actor: { type: 'operator', id: 'spec' }, correlationId: 'spec' } as const;
+    await expect(importSettlementFile(ports, old, { merchantAccount: null, old: true, by }, AbortSignal.timeout(20_000))).rejects.toThrow(
+      'lies before transaction',
+    );
+    expect(await eventCount()).toBe(before);
+    const unknown = desk.csv(desk.line('h6', 'long-ago', { closed: '2019-11-01T05:00:00Z' }));
+    await importSettlementFile(ports, unknown, { merchantAccount, old: true, by }, AbortSignal.timeout(20_000));
+    expect((await batchOf(ports.store, named('h6'))).closedAt).toBe('2019-11-01T05:00:00.000Z');
+  });
+  test('but a wrong time of closing is corrected: the books take the old entries back and post the new ones', async () => {
+    const one = await sale();
+    const by = { actor: { type: 'operator', id: 'spec' }, correlationId: 'spec' } as const;
+    const lines = (closed: string) => [
+      desk.line('h7', one.tx, { closed, funded: dayOf(0) }),
+      ...Array.from({ length: 120 }, (_, index) => desk.line('h7', `h7-${index}`, { closed, funded: dayOf(0) })),
+    ];
+    const wrong = `${dayOf(-1)}T00:00:01Z`;
+    await importSettlementFile(ports, desk.csv(...lines(wrong)), { merchantAccount, by }, AbortSignal.timeout(20_000));
+    await desk.exceptions();
+    const before = await desk.booked();
+    const right = `${closes.slice(0, -1)}.000Z`;
+    expect(await desk.importFile(desk.csv(...lines(closes)), merchantAccount)).toMatchObject({ corrected: 121 });
+    expect((await batchOf(ports.store, named('h7'))).closedAt).toBe(right);
+    expect((await recordedLines('h7')).map(({ number, transactionId }) => [number, transactionId])).toEqual([
+      [0, one.tx],
+      ...Array.from({ length: 120 }, (_, index) => [index + 1, `h7-${index}`]),
+    ]);
+    const { payment } = await ports.payments.streams.load(one.id);
+    expect(payment.phase === 'charged' && payment.legs[0]).toMatchObject({ settledBatchId: 'h7', settledAt: right });
+    const after = await desk.booked();
+    for (const prefix of ['assets', 'liabilities', 'income', 'expenses', 'equity']) expect([prefix, after(prefix)]).toEqual([prefix, before(prefix)]);
+    const { rows } = await service.services.pool.query('select closed_at, funded from settlement_batch where batch_id = $1', ['h7']);
+    expect(rows).toEqual([{ closed_at: new Date(right), funded: true }]);
+    expect((await desk.exceptions()).filter(({ kind, batchId }) => batchId === 'h7' && kind !== 'MISSING_HERE')).toEqual([]);
+    // Again changes nothing.
+    expect(await desk.importFile(desk.csv(...lines(closes)), merchantAccount, ports, true)).toMatchObject({ corrected: 0 });
+  });
+  test('a date of the interface that cannot be true is an exception of its batch, and the feed goes on', async () => {
+    const [one, other, third] = [await sale(), await sale(), await sale()];
+    const amounts = { grossCents: 10_000, feeCents: 230, netCents: 9_770 };
+    const done = await record(
+      listing([
+        said('w1', one.tx, { ...amounts, closedAt: '2031-01-01T00:00:00.000Z' }),
+        said('w2', other.tx, { ...amounts, closedAt: `${dayOf(-30)}T00:00:00.000Z` }),
+        said('w3', third.tx, amounts),
+      ]),
+    );
+    expect(done.filter(({ batchId }) => batchId.startsWith('w')).map(({ batchId }) => batchId)).toEqual(['w3']);
+    expect([await settledIn(one.id), await settledIn(other.id), await settledIn(third.id)]).toEqual([null, null, 'w3']);
+    for (const [batchId, reason] of [
+      ['w1', 'closed_at 2031-01-01T00:00:00.000Z lies in the future'],
+      ['w2', 'lies before transaction'],
+    ] as const)
+      expect((await desk.exceptions()).filter((row) => row.batchId === batchId)).toMatchObject([
+        { kind: 'SOURCE_MISMATCH', status: 'explained', suspenseCents: 0, reason: expect.stringContaining(reason) },
+      ]);
+    await desk.importFile(desk.csv(desk.line('w1', one.tx, CLOSED)));
+    expect(await settledIn(one.id)).toBe('w1');
   });
   test('if it has changed before it is recorded', async () => {
     const { tx } = await sale();

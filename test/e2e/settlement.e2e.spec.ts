@@ -276,7 +276,7 @@ describe('settlement', () => {
 let scripted = 0;
 const line = (fields: Partial<ListedLine> & { transactionId: string; grossCents: number }): ListedLine => ({
   batchId: `scripted_${scripted}`,
-  closedAt: '2026-11-01T05:00:00.000Z',
+  closedAt: new Date(service.clock.now()).toISOString(),
   type: 'sale',
   accepted: true,
   feeCents: 0,
@@ -533,8 +533,8 @@ describe('disputes', () => {
     reasonCode: '10.4',
     reason: 'not recognised',
     disputedAmountCents: 4_000,
-    openedOn: '2026-11-01',
-    dueDate: '2026-11-20',
+    openedOn: new Date(service.clock.now()).toISOString().slice(0, 10),
+    dueDate: new Date(service.clock.now() + 19 * 86_400_000).toISOString().slice(0, 10),
     ...change,
   });
   const owner = () => staff('Dana', service.services.ids.uuid());
@@ -589,7 +589,7 @@ describe('disputes', () => {
     ['a status that is none', async () => open((await pay()).id, { status: 'won' as 'lost' }), 'VALIDATION_ERROR'],
     ['a stage of 65 characters', async () => open((await pay()).id, { stage: 'x'.repeat(65) }), 'VALIDATION_ERROR'],
     ['a day that is none', async () => open((await pay()).id, { openedOn: '2026-02-30' }), 'VALIDATION_ERROR'],
-    ['due before it was opened', async () => open((await pay()).id, { dueDate: '2026-10-31' }), 'VALIDATION_ERROR'],
+    ['due before it was opened', async () => open((await pay()).id, { dueDate: '2020-10-31' }), 'VALIDATION_ERROR'],
     ['a card number', async () => open((await pay()).id, { reason: '4242424242424242' }), 'VALIDATION_ERROR'],
     ['a dispute that was never opened', () => update(service.services.ids.uuid(), { status: 'lost' }), 'VALIDATION_ERROR'],
   ] as const)('%s is refused', async (_, work, code) => {

@@ -57,6 +57,7 @@ const call = async (method: string, path: string, body?: object): Promise<{ stat
 const pay = async (number?: string) => (await call('POST', PAYMENTS, paymentOf(welcome.portalId, number ? { number } : {}))).body.data as PaymentView;
 const read = async (id: string) => (await call('GET', `${PAYMENTS}/${id}`)).body.data as PaymentView;
 const BY = ['--by', 'Dana Scott'];
+const today = () => new Date().toISOString().slice(0, 10);
 /** The actor of the last event of each type, from the audit export. */
 const actorsByEvent = async (): Promise<ReadonlyMap<string, string>> => {
   const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data };
@@ -150,7 +151,7 @@ describe('beside the running service', () => {
       '--reason',
       'fraud',
     ];
-    await done('disputes', 'open', ...dispute, '--opened-on', '2026-11-01', '--due-date', '2026-11-20');
+    await done('disputes', 'open', ...dispute, '--opened-on', today(), '--due-date', today());
     await done(
       'ledger',
       'adjust',
@@ -228,7 +229,7 @@ describe('beside the running service', () => {
   });
   test('disputes open, update, list: {disputeId, …}', async () => {
     const { id } = await pay(CARD.settlesAtOnce);
-    const dispute = await done('disputes', 'open', '--payment', id, '--amount-cents', '5000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'not recognised', '--opened-on', '2026-11-01', '--due-date', '2026-11-20'); // prettier-ignore
+    const dispute = await done('disputes', 'open', '--payment', id, '--amount-cents', '5000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'not recognised', '--opened-on', today(), '--due-date', today()); // prettier-ignore
     expect(dispute).toMatchObject({ disputeId: expect.any(String), paymentId: id, status: 'debited', disputedAmountCents: 5_000 });
     const refused = await payfold('payments', 'refund', id, '--reason', 'x', ...BY);
     expect(refused).toMatchObject({ code: 1, value: { details: { code: 'INVALID_STATE' } } });
