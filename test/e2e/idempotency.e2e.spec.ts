@@ -147,6 +147,25 @@ describe('rule 2: same key, different body', () => {
     expect((await client.refund(id, body, { key })).status).toBe(200);
     expect((await client.refund(id, other, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
   });
+
+  test('refund: feeType none is the same body as without it, and returns no fee (C13, C36); elsewhere the field is only ignored', async () => {
+    for (const [sent, again] of [
+      [{}, { feeType: 'none' }],
+      [{ feeType: 'none' }, {}],
+    ] as const) {
+      // prettier-ignore
+      const { id } = await client.created(paymentOf(separate));
+      const key = newKey();
+      const first = await client.refund(id, sent, { key });
+      expect([first.status, first.data.amountCents]).toEqual([200, 10_000]);
+      expectReplay(await client.refund(id, again, { key, instance: 1 }), first);
+      expect((await client.refund(id, { feeType: 'include_fee' }, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+    }
+    const { id } = await client.created(paymentOf(portal));
+    const key = newKey();
+    expect((await client.void(id, { feeType: 'none' }, { key })).status).toBe(200);
+    expect((await client.void(id, {}, { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+  });
 });
 
 describe('rule 3: same key while the first request is processing', () => {
@@ -599,6 +618,14 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
       expect((await client.refund(id, { amountCents: 1_000 })).data).toMatchObject({ remainingRefundableAmountCents: 8_300 });
     });
     expect(movements).toHaveLength(2);
+  });
+
+  test('without a key, feeType none repeats the refund without it (C18)', async () => {
+    const { id } = await client.created(paymentOf(portal));
+    await arm({ match: { call: 'void' }, answer: 'cut' });
+    expect((await client.refund(id, { amountCents: 10 })).code).toBe('PAYMENT_TIMEOUT');
+    expect((await client.refund(id, { amountCents: 10, feeType: 'none' })).status).toBe(200);
+    expect((await client.find(id)).data.refundedAmountCents).toBe(10);
   });
 
   test('without a key, only within 24 hours (C18)', async () => {

@@ -81,8 +81,14 @@ export interface PartnerRequest extends RequestText {
   readonly slot: Slot | undefined;
 }
 
+interface BodyRules {
+  readonly emptyIsObject?: boolean;
+  /** Fields whose one value means the same as leaving them out. They do not enter the text of the key (C13). */
+  readonly neutral?: Readonly<Record<string, string>>;
+}
+
 /** Reads the body as a JSON object (E3), then checks the syntax of `Idempotency-Key` (E4). */
-export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { emptyIsObject?: boolean }, context: ExecutionContext): PartnerRequest => {
+export const RequestOf = createParamDecorator(({ emptyIsObject = false, neutral = {} }: BodyRules, context: ExecutionContext): PartnerRequest => {
   const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
   const bytes = receivedBody(request);
   refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
@@ -90,7 +96,11 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false }: { empt
   return {
     body,
     idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
-    ...requestText(request.method, request.url.split('?')[0]!.toLowerCase(), body),
+    ...requestText(
+      request.method,
+      request.url.split('?')[0]!.toLowerCase(),
+      Object.fromEntries(Object.entries(body).filter(([name, value]) => !Object.hasOwn(neutral, name) || neutral[name] !== value)),
+    ),
     requestId: String(request.id),
     slot: request.slot,
   };

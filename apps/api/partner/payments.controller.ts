@@ -9,7 +9,7 @@ import { type Answer, successAnswer } from '#platform';
 import { sendAnswer, validated } from '#platform/http';
 import { answerOf } from '../../answers.js';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
-import { chargeRequestOf, CreatePaymentRequest, ListQuery, listRequestOf, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
+import { chargeRequestOf, CreatePaymentRequest, ListQuery, listRequestOf, NO_FEE, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
 
 @Partner()
 @ApiTags('Payments')
@@ -67,7 +67,7 @@ export class PaymentsController {
   async refund(
     @CallerOf() caller: Caller,
     @Param('id') id: string,
-    @RequestOf({ emptyIsObject: true }) request: PartnerRequest,
+    @RequestOf({ emptyIsObject: true, neutral: { feeType: NO_FEE } }) request: PartnerRequest,
     @Res() reply: FastifyReply,
   ): Promise<void> {
     refuseAmount(request.body);

@@ -200,9 +200,18 @@ const fieldOf = (path: readonly (string | number)[]) =>
 /** Names that a fault may repeat. They have no digits, so a name cannot be a card number. */
 const FIELD_NAME = /^[A-Za-z]{1,40}$/;
 
+/** Equal to a `feeType` that was left out (C36). It stands first: a client that fills the field with the first word must not return the fee. */
+export const NO_FEE = 'none';
+const FEE_TYPES = [NO_FEE, 'include_fee'] as const;
+
 export class RefundRequest {
   @CentsField({ optional: true, description: 'Principal cents; left out, all remaining principal.' }) amountCents?: number;
-  @EnumField({ optional: true, values: ['include_fee'], description: 'Returns the service fee too, with everything that remains.' }) feeType?: string;
+  @EnumField({
+    optional: true,
+    values: FEE_TYPES,
+    description: '`include_fee` returns the service fee too, with everything that remains. `none` is the same as leaving it out.',
+  })
+  feeType?: string;
   @TextField({ optional: true, max: 1000, free: true }) reason?: string;
 }
 
