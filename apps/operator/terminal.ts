@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError, Option } from 'commander';
 import { AuthenticationError, isUuid, ServiceError } from '#kernel';
-import { cardInText, ConfigError } from '#platform';
+import { cardInText, ConfigError, withEscapes } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
 import { Interrupted } from './interrupt.js';
@@ -232,13 +232,11 @@ const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]
  * may have sent them.
  */
 const CONTROLS = /(?![\t\n])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
-const escaped = (character: string): string => character.replace(/[^]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`);
-
 /** The text with each control character written as `\u001b`. JSON keeps its meaning. */
-const withoutControls = (text: string): string => text.replace(CONTROLS, escaped);
+const withoutControls = (text: string): string => withEscapes(text, CONTROLS);
 
 /** A text within a line. Line feeds and tabs are written as escapes too, so that no value looks like another line or cell. */
-const inLine = (text: string): string => withoutControls(text).replace(/[\t\n]/g, escaped);
+const inLine = (text: string): string => withEscapes(withoutControls(text), /[\t\n]/g);
 
 /** Text columns under headings, padded to the widest cell. */
 export const table = (headings: readonly string[], values: readonly (readonly string[])[]): string => {

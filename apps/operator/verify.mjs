@@ -556,8 +556,20 @@ const checkRows = ({ file, rows }, found) => {
   if (rows !== found) throw new Error(`${file} has ${found} rows, not the ${rows} that the manifest names`);
 };
 
-/** The apostrophe before a formula, in a text and after a character inside it that ends a cell for some spreadsheets. */
+/** The apostrophe before a formula or another apostrophe, in a text and after a character inside it that ends a cell for some spreadsheets. */
+const apostrophes = (value) => {
+  const inside = value.replace(/([;\t-\r\x85\u2028\u2029])(?='|(?:(?![\t-\r\x85\u2028\u2029])[\s\p{Cc}\p{Cf}"])*[=+\-@＝＋－＠])/gu, "$1'");
+  return /^(?:'|[\s\p{Cc}\p{Cf}"]*[=+\-@＝＋－＠]|[\t\r])/u.test(value) ? `'${inside}` : inside;
+};
+/** Control characters as escapes. In a text with escapes, its own backslashes are doubled. */
 const guarded = (value) => {
+  const text = apostrophes(value);
+  const control = /(?![\t\n\r])[\p{Cc}\u202d\u202e]/gu;
+  if (!control.test(text) && !/\\u[\da-f]{4}/.test(text)) return text;
+  return text.replaceAll('\\', '\\\\').replace(control, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`);
+};
+/** Packs before that have no second apostrophe and no escapes. */
+const guardedUnescaped = (value) => {
   const inside = value.replace(/([;\t-\r\x85\u2028\u2029])(?=(?:(?![\t-\r\x85\u2028\u2029])[\s\p{Cc}\p{Cf}"])*[=+\-@＝＋－＠])/gu, "$1'");
   return /^[\s\p{Cc}\p{Cf}"]*[=+\-@＝＋－＠]|^[\t\r]/u.test(value) ? `'${inside}` : inside;
 };
@@ -575,7 +587,7 @@ const csvLine = (cells, guard = guarded) => `${cells.map((cell) => csvCell(cell,
 const checkReport = async (folder, name, file) => {
   const [csv, ndjson] = [file(`${name}.csv`), file(`${name}.ndjson`)];
   const sums = {};
-  const forms = [guarded, guardedBefore].map((guard) => ({ guard, hash: createHash('sha256') }));
+  const forms = [guarded, guardedUnescaped, guardedBefore].map((guard) => ({ guard, hash: createHash('sha256') }));
   let rows = 0;
   for await (const row of rowsOf(join(folder, ndjson.file))) {
     for (const { guard, hash } of forms) {

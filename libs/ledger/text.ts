@@ -3,6 +3,7 @@
  * hledger is independent of our code, so it can check the sums of the books. Pure.
  */
 import { decimal } from '#kernel';
+import { withEscapes } from '#platform';
 import type { JournalEntry } from './journal.js';
 import { RULE_WORDS } from './postings.js';
 
@@ -10,14 +11,16 @@ export type Cell = string | number | boolean | null;
 
 /**
  * A spreadsheet executes a text that begins like a formula, perhaps after blanks, line feeds or quotes, or with a full-width sign. Such a text gets an
- * apostrophe in front (ASVS 1.2.10). Numbers stay unchanged.
+ * apostrophe in front (ASVS 1.2.10). A text that begins with an apostrophe gets one more, so that no two texts share a cell. Numbers stay unchanged.
  */
-const FORMULA = /^[\s\p{Cc}\p{Cf}"]*[=+\-@＝＋－＠]|^[\t\r]/u;
+const GUARDED = /^(?:'|[\s\p{Cc}\p{Cf}"]*[=+\-@＝＋－＠]|[\t\r])/u;
 /**
  * The same after a character inside the text that ends a cell for some spreadsheets. For them, quotes in the middle of a field are ordinary characters,
  * so our quotes do not hold the text together.
  */
-const FORMULA_INSIDE = /([;\t-\r\x85\u2028\u2029])(?=(?:(?![\t-\r\x85\u2028\u2029])[\s\p{Cc}\p{Cf}"])*[=+\-@＝＋－＠])/gu;
+const GUARDED_INSIDE = /([;\t-\r\x85\u2028\u2029])(?='|(?:(?![\t-\r\x85\u2028\u2029])[\s\p{Cc}\p{Cf}"])*[=+\-@＝＋－＠])/gu;
+/** A text that reads like one of our escapes. */
+const LIKE_ESCAPE = /\\u[\da-f]{4}/;
 /** Characters that need quotes. Some spreadsheets separate cells at `;` or a tab. */
 const NEEDS_QUOTES = /[",;\t\r\n]/;
 
@@ -28,8 +31,10 @@ const csvCell = (value: Cell): string => {
   if (value === null) return '';
   if (typeof value !== 'string') return String(value);
   if (PLAIN.test(value)) return value;
-  const inside = value.replace(FORMULA_INSIDE, "$1'");
-  const safe = FORMULA.test(value) ? `'${inside}` : inside;
+  const inside = value.replace(GUARDED_INSIDE, "$1'");
+  const guarded = GUARDED.test(value) ? `'${inside}` : inside;
+  // Where a cell has escapes, each backslash of the text itself is doubled.
+  const safe = withEscapes(LIKE_ESCAPE.test(withEscapes(guarded)) ? guarded.replaceAll('\\', '\\\\') : guarded);
   return NEEDS_QUOTES.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 

@@ -51,3 +51,35 @@ test('a long text of separators takes linear time', () => {
 
 test('other texts and numbers stay as they are', () =>
   expect(csvLine(['Water bill', -5, 'a=b', '5-3', null, true, 'mañana'])).toBe('Water bill,-5,a=b,5-3,,true,mañana\r\n'));
+
+/** Reads a cell back as docs/finance.md says. */
+const textOf = (cell: string): string => {
+  const quoted = /^"(.*)"\r\n$/su.exec(cell);
+  const plain = quoted ? quoted[1]!.replaceAll('""', '"') : cell.slice(0, -2);
+  const read = !/\\u[\da-f]{4}/.test(plain)
+    ? plain
+    : plain.replace(/\\(\\|u[\da-f]{4})/g, (_, what: string) => (what === '\\' ? what : String.fromCharCode(parseInt(what.slice(1), 16))));
+  return read.replace(/^'/, '').replace(/([;\t-\r\x85\u2028\u2029])'/gu, '$1');
+};
+
+test('each control character but a tab or a line break is written as an escape', () => {
+  expect(csvLine(['a\u001b[31mb\u007f\u0085c\u202ed', 1])).toBe('a\\u001b[31mb\\u007f\\u0085c\\u202ed,1\r\n');
+  expect(csvLine(['a\r\nb\tc'])).toBe('"a\r\nb\tc"\r\n');
+  expect(csvLine(['\u0000=1'])).toBe("'\\u0000=1\r\n");
+});
+
+test('no two texts share a cell, and each text can be read back', () => {
+  const pieces = ["'", '=', ';', '\n', '\t', ' ', '"', 'a', '1', '\\', 'u001b', '\u001b', '\u0085', '\u202e', '-'];
+  let texts = [''];
+  const seen = new Map<string, string>();
+  const wrong: string[] = [];
+  for (let length = 0; length <= 4; length++) {
+    for (const text of texts) {
+      const cell = csvLine([text]);
+      if (textOf(cell) !== text || seen.has(cell)) wrong.push(JSON.stringify([text, cell, textOf(cell), seen.get(cell)]));
+      seen.set(cell, text);
+    }
+    if (length < 4) texts = texts.flatMap((text) => pieces.map((piece) => text + piece));
+  }
+  expect(wrong.slice(0, 5)).toEqual([]);
+});

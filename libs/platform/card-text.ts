@@ -64,6 +64,8 @@ const withoutIds = (text: string): string => text.replace(UUID, (uuid) => (/[a-f
 
 /** Matches each ASCII text that holds enough digits for a card number. Most texts hold fewer, and their search ends here. */
 const ENOUGH_DIGITS = /\d(?:[^\dA-Za-z]{0,3}\d){12}/;
+/** The same, if the letter O stands for zero. */
+const ENOUGH_WITH_O = /\d(?:[^\dA-Za-z]{0,3}[\dOo]){12}/;
 /** Circled numbers that NFKC leaves as they are: on a dark ground, in a double circle, and those of Zapf Dingbats. */
 const CIRCLED = /[\u2776-\u2793\u24eb-\u24ff\u{1f10b}\u{1f10c}]/gu;
 const circledValue = (code: number): number => {
@@ -75,10 +77,15 @@ const circledValue = (code: number): number => {
 const withPlainDigits = (text: string): string => text.normalize('NFKC').replace(CIRCLED, (one) => String(circledValue(one.codePointAt(0)!)));
 
 const NOT_ASCII = /[^\0-\x7f]/;
-const mayHoldCards = (text: string): boolean => {
-  if (!NOT_ASCII.test(text)) return ENOUGH_DIGITS.test(text);
-  let digits = 0;
-  for (const character of text) for (const kind of kindsOf(character.codePointAt(0)!)) if (kind >= 0 && ++digits === MIN_DIGITS) return true;
+const mayHoldCards = (text: string, withO: boolean): boolean => {
+  if (!NOT_ASCII.test(text)) return withO ? LETTER_O.test(text) && ENOUGH_WITH_O.test(text) : ENOUGH_DIGITS.test(text);
+  let [digits, hasO] = [0, !withO];
+  for (const character of text)
+    for (const kind of kindsOf(character.codePointAt(0)!)) {
+      if (withO && kind === OH) hasO = true;
+      if (kind >= 0 || (withO && kind === OH)) digits += 1;
+      if (digits >= MIN_DIGITS && hasO) return true;
+    }
   return false;
 };
 
@@ -98,9 +105,13 @@ const INVISIBLE = /^\p{Default_Ignorable_Code_Point}$/u;
 const EDGE = -1;
 const SEPARATOR = -2;
 const IGNORED = -3;
+/** The letter O, of Latin, Greek or Cyrillic script. */
+const OH = -4;
+const LETTER_O = /[OoΟοОо]/;
 const kindOf = (code: number): number => {
   const character = String.fromCodePoint(code);
   if (DECIMAL.test(character)) return valueOf(code);
+  if (LETTER_O.test(character)) return OH;
   return INVISIBLE.test(character) ? IGNORED : LETTER_OR_NUMBER.test(character) ? EDGE : SEPARATOR;
 };
 
@@ -115,7 +126,7 @@ const kindsOf = (code: number): readonly number[] => {
   const character = String.fromCodePoint(code);
   const plain = withPlainDigits(character);
   const kinds = plain === character ? [kindOf(code)] : Array.from(plain, (one) => kindOf(one.codePointAt(0)!));
-  if (kinds.length === 1) known[code] = kinds[0]! - IGNORED + SEVERAL + 1;
+  if (kinds.length === 1) known[code] = kinds[0]! - OH + SEVERAL + 1;
   else {
     known[code] = SEVERAL;
     several.set(code, kinds);
@@ -125,7 +136,7 @@ const kindsOf = (code: number): readonly number[] => {
 /** By code point, what is known: 0: nothing, {@link SEVERAL}, or the place of its kind in {@link ONE}. */
 const known = new Int8Array(0x110000);
 const SEVERAL = 1;
-const ONE: readonly (readonly number[])[] = [[], [], [IGNORED], [SEPARATOR], [EDGE], [0], [1], [2], [3], [4], [5], [6], [7], [8], [9]];
+const ONE: readonly (readonly number[])[] = [[], [], [OH], [IGNORED], [SEPARATOR], [EDGE], [0], [1], [2], [3], [4], [5], [6], [7], [8], [9]];
 const several = new Map<number, readonly number[]>();
 
 /** Digits with at most {@link MAX_SEPARATORS} separators between neighbours. */
@@ -136,10 +147,19 @@ class Chain {
   readonly to: number[] = [];
   /** Indexes of the digits that begin a group: no digit stands directly before them. */
   readonly groups: number[] = [];
+  /** The number of digits up to the last one that is no letter O. */
+  sure = 0;
+
+  /** Removes letters at the end: they do not stand between digits. Returns true if the rest is long enough. */
+  ends(): boolean {
+    this.digits.length = this.sure;
+    while (this.groups.length > 0 && this.groups.at(-1)! >= this.sure) this.groups.pop();
+    return this.sure >= MIN_DIGITS;
+  }
 }
 
-/** All chains of the text that are long enough for a card number. */
-const chainsIn = function* (text: string): Generator<Chain> {
+/** All chains of the text that are long enough for a card number. `withO`: the letter O between digits counts as zero, otherwise as an edge. */
+const chainsIn = function* (text: string, withO: boolean): Generator<Chain> {
   let chain = new Chain();
   let separators = 0;
   // The end of the text is an edge.
@@ -147,14 +167,15 @@ const chainsIn = function* (text: string): Generator<Chain> {
     const code = text.codePointAt(from);
     to = from + (code !== undefined && code > 0xffff ? 2 : 1);
     for (const kind of code === undefined ? EDGES : kindsOf(code)) {
-      if (kind >= 0) {
+      if (kind >= 0 || (kind === OH && withO && chain.sure > 0)) {
         if (chain.digits.length === 0 || separators > 0) chain.groups.push(chain.digits.length);
-        chain.digits.push(kind);
+        chain.digits.push(Math.max(kind, 0));
         chain.from.push(from);
         chain.to.push(to);
+        if (kind >= 0) chain.sure = chain.digits.length;
         separators = 0;
-      } else if (kind === EDGE || (kind === SEPARATOR && ++separators > MAX_SEPARATORS)) {
-        if (chain.digits.length >= MIN_DIGITS) yield chain;
+      } else if (kind === EDGE || kind === OH || (kind === SEPARATOR && ++separators > MAX_SEPARATORS)) {
+        if (chain.ends()) yield chain;
         if (chain.digits.length > 0) chain = new Chain();
         separators = 0;
       }
@@ -164,10 +185,10 @@ const chainsIn = function* (text: string): Generator<Chain> {
 const EDGES: readonly number[] = [EDGE];
 
 /** Start and end index of each card number in the text. Linear time: a group begins at most {@link MAX_DIGITS} candidates. */
-const cardsIn = function* (original: string): Generator<readonly [from: number, to: number]> {
-  if (!mayHoldCards(original)) return;
+const cardsIn = function* (original: string, withO = false): Generator<readonly [from: number, to: number]> {
+  if (!mayHoldCards(original, withO)) return;
   const text = withoutIds(original);
-  for (const chain of chainsIn(text))
+  for (const chain of chainsIn(text, withO))
     for (let first = 0; first < chain.groups.length; first++) {
       const begin = chain.groups[first]!;
       for (let next = first + 1; next <= chain.groups.length; next++) {
@@ -183,14 +204,20 @@ const cardsIn = function* (original: string): Generator<readonly [from: number, 
     }
 };
 
-/** True if the text holds a card number that C9 refuses. */
-export const holdsCardNumber = (text: string): boolean => !cardsIn(text).next().done;
+/**
+ * Two readings of a text: a letter O ends a number, and a letter O between digits is a zero. The second one alone would miss a number with an O after it.
+ */
+const READINGS = [false, true] as const;
+
+/** True if the text holds a card number that C9 refuses. `readings`: without the second one, a number with a letter O in it is not found. */
+export const holdsCardNumber = (text: string, readings: readonly boolean[] = READINGS): boolean =>
+  readings.some((withO) => !cardsIn(text, withO).next().done);
 
 /** The text with any card number replaced by `[card]`. */
 export const maskCardNumbers = (text: string): string => {
   let masked = '';
   let end = 0;
-  for (const [from, to] of [...cardsIn(text)].sort(([a], [b]) => a - b)) {
+  for (const [from, to] of READINGS.flatMap((withO) => [...cardsIn(text, withO)]).sort(([a], [b]) => a - b)) {
     if (from >= end) masked += `${text.slice(end, from)}[card]`;
     end = Math.max(end, to);
   }
@@ -200,5 +227,8 @@ export const maskCardNumbers = (text: string): string => {
 /** `on`: free text is searched for card numbers (`CARD_IN_TEXT_CHECK`). Set once at start-up. */
 export const cardInTextCheck = { on: true };
 
-/** The fault of a text that holds a card number (C9). null: there is no fault. The fault does not repeat the number. */
-export const cardInText = (text: string): string | null => (cardInTextCheck.on && holdsCardNumber(text) ? 'must not hold a card number' : null);
+/** The fault of a text that holds a card number (C9). null: there is no fault. The fault does not repeat the number. `readings`: as above. */
+export const cardInText = (text: string, readings = READINGS as readonly boolean[]): string | null =>
+  cardInTextCheck.on && holdsCardNumber(text, readings) ? 'must not hold a card number' : null;
+/** The reading that keys of older releases were judged by. */
+export const DIGITS_ONLY = [false] as const;

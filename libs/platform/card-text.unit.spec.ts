@@ -1,6 +1,6 @@
 /** Card numbers in free text (C9) and the brand of a card (C11). */
 import { afterEach, describe, expect, test } from '@jest/globals';
-import { type Brand, brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
+import { type Brand, brandOf, cardInText, cardInTextCheck, DIGITS_ONLY, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 
 /** A number with this prefix and length that passes Luhn. */
 const card = (prefix: string, length: number): string => {
@@ -99,6 +99,26 @@ describe('card numbers in free text (C9)', () => {
   ])('passes: %s, %s', (_, text) => {
     expect(holdsCardNumber(text)).toBe(false);
     expect(maskCardNumbers(text)).toBe(text);
+  });
+  test.each([
+    ['4OOO OO77 7OOO 5O46', '4OOO OO77 7OOO 5O46'],
+    ['4000007770oo5o46', '4000007770oo5o46'],
+    ['no. 4ＯＯ0007770005046.', '4ＯＯ0007770005046'],
+    ['4ΟО0007770005046', '4ΟО0007770005046'],
+    ['4242424242424242O12', '4242424242424242'],
+    ['O4242424242424242', '4242424242424242'],
+    ['4242424242424242 OK', '4242424242424242'],
+    ['4242424242424242OO', '4242424242424242'],
+  ])('refused: a letter O between digits is a zero: %s', (text, number) => {
+    expect(holdsCardNumber(text)).toBe(true);
+    expect(maskCardNumbers(text)).toBe(text.replace(number, '[card]'));
+  });
+  test.each(['4000007770oo5o47', '42424242OK42424242', '4242 or 4242 4242 4242', 'OOOO OOOO OOOO OOOO', 'room 4 of 4242, floor 4242 4242'])(
+    'passes: %s',
+    (text) => expect(maskCardNumbers(text)).toBe(text),
+  );
+  test('without the second reading, a letter O ends a number', () => {
+    expect([cardInText('4OOO OO77 7OOO 5O46', DIGITS_ONLY), cardInText('4242424242424242O', DIGITS_ONLY)]).toEqual([null, expect.any(String)]);
   });
   test.each(BRANDS)('%s: each of its numbers is found at its lengths', (_, { begins, lengths }) => {
     for (const prefix of begins) for (const length of lengths) expect(holdsCardNumber(`no. ${card(prefix, length)}`)).toBe(true);

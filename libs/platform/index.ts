@@ -1,6 +1,8 @@
 export { batched, Convoy, shared } from './batch.js';
-export { brandOf, cardInText, cardInTextCheck, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
+export { brandOf, cardInText, cardInTextCheck, DIGITS_ONLY, holdsCardNumber, maskCardNumbers, passesLuhn } from './card-text.js';
 export { contactInText } from './contact-text.js';
+export { comparableEmail, isEmail, MAX_EMAIL_LENGTH, unseenInEmail } from './email.js';
+export { controlsInText, withEscapes } from './controls.js';
 export { type AlertThresholds, type Config, ConfigError, isLoopback, type Network, readConfig, type WebhookSettings } from './config.js';
 // Exported here and not from #platform/http, which would load the HTTP server and its validators into every process.
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';

@@ -37,7 +37,10 @@ beforeAll(async () => {
   const { client } = day.partner;
   for (const { id } of (await client.list({ status: 'succeeded', limit: 2 })).data.payments) await client.refund(id, { amountCents: 7 });
   await client.created(
-    paymentOf(day.separate, { amountCents: 500, lineItems: [{ amountCents: 500, referenceId: 'A', description: 'one\u2028two' }] }),
+    paymentOf(day.separate, {
+      amountCents: 500,
+      lineItems: [{ amountCents: 500, referenceId: String.raw`'=1;'=2\u001b`, description: 'one\u2028two' }],
+    }),
   );
   await settle(service);
   await pack('second', second);
