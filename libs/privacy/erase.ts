@@ -2,7 +2,7 @@
 import { type EventStore, execute, type Position, type ReadModel, readStreams } from '#eventstore';
 import { type Clock, fold, type Ids, ServiceError, timestamp } from '#kernel';
 import { isVisible, payment as decider, paymentEvents, paymentIdOf, paymentStream, staff, type VisiblePayment } from '#payments';
-import type { KeyRing, Pool } from '#platform';
+import { type KeyRing, MAX_EMAIL_LENGTH, type Pool } from '#platform';
 import { ERASURE_STREAM, type ErasureCause, type ReasonCode, REASON_CODES, subjectGroups } from './erasure.js';
 import { destroyed } from './erasures.js';
 import { mailMac, PAGE_PAYMENTS, paymentsOfMail } from './personal-use.js';
@@ -65,12 +65,10 @@ const PLANNED_SHOWN = 100;
 const CAUGHT_UP_MS = 30_000;
 const DAY_MS = 86_400_000;
 export const MAX_PAYMENTS_NAMED = 10_000;
-/** RFC 5321 allows 254 characters. */
-const MAX_EMAIL_CHARACTERS = 254;
 
 /** Throws VALIDATION_ERROR for a text that is no e-mail address. The message does not repeat it. */
 const refuseWrongEmail = (email: string): void => {
-  if (email.length > MAX_EMAIL_CHARACTERS || !/^[^\s@]+@[^\s@]+$/.test(email.trim()))
+  if (email.length > MAX_EMAIL_LENGTH || !/^[^\s@]+@[^\s@]+$/.test(email.trim()))
     throw new ServiceError('VALIDATION_ERROR', 'The e-mail address must look like name@example.org.');
 };
 

@@ -6,7 +6,7 @@
 import type { ReadModel, Recorded } from '#eventstore';
 import { isBox, type Personal } from '#kernel';
 import { type PaymentEvent, paymentEvents, paymentIdOf, paymentStream, type PaymentTexts, termsContext } from '#payments';
-import { type Client, type KeyRing, PersonalKey, postgresPersonalKeyRows, type Queryable } from '#platform';
+import { type Client, comparableEmail, type KeyRing, PersonalKey, postgresPersonalKeyRows, type Queryable } from '#platform';
 import { ERASURE_STREAMS, erasureEvents, type Subject } from './erasure.js';
 
 const TABLES = `
@@ -28,7 +28,7 @@ const STREAMS = [PAYMENTS, 'case-', ...ERASURE_STREAMS];
  */
 export const personalUseModel = (keys: KeyRing | null): ReadModel => ({
   name: 'personal-use',
-  shape: 1,
+  shape: 2,
   streamPrefixes: STREAMS,
   gatherMs: GATHER_MS,
   tables: ['personal_use'],
@@ -38,9 +38,8 @@ export const personalUseModel = (keys: KeyRing | null): ReadModel => ({
   apply: (client, events) => applyUse(client, keys, events),
 });
 
-/** The keyed hash of an e-mail address: trimmed, in NFC and lower case, under the oldest key of the ring, so that a rotation changes no hash. */
-export const mailMac = (keys: KeyRing, address: string): Buffer =>
-  keys.mac('personal-mail', address.trim().normalize('NFC').toLowerCase(), keys.kids[0]);
+/** The keyed hash of an e-mail address in its comparable form, under the oldest key of the ring, so that a rotation changes no hash. */
+export const mailMac = (keys: KeyRing, address: string): Buffer => keys.mac('personal-mail', comparableEmail(address), keys.kids[0]);
 
 interface Use {
   readonly keyId: string;
