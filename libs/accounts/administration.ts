@@ -1,6 +1,6 @@
 /** Commands of an operator on accounts, keys, portals, cases and merchant accounts. */
 import { type Clock, type Ids, inClear, isBox, type Personal, ServiceError, timestamp } from '#kernel';
-import { hashedUuid, holdsCardNumber, type KeyRing, type PersonalKeys } from '#platform';
+import { controlsInText, hashedUuid, holdsCardNumber, type KeyRing, type PersonalKeys } from '#platform';
 import { type Actor, change, type DecidedStreamType, type DomainEvent, type EventStore, load, type Position } from '#eventstore';
 import type { Account, AccountCommand } from './account.js';
 import { keyEnvironment, newApiKey, newSecret } from './api-key.js';
@@ -361,7 +361,8 @@ export class Administration {
    * that is level with the log. `allow` removes their restrictions too. After a fault, the caller can repeat the call.
    */
   async restrictCase(change: CaseChange, restricted: readonly string[] = []): Promise<Done<Case>> {
-    this.checkText('referenceId', change.referenceId);
+    // A case of an older release may hold a control character in its reference, and must be allowed again.
+    this.checkText('referenceId', change.referenceId, change.kind !== 'allow');
     this.checkText('reason', change.reason);
     await this.portal(change.portalId);
     const others = change.kind === 'allow' ? restricted.filter((one) => one !== change.referenceId) : [];
@@ -403,7 +404,9 @@ export class Administration {
     return change(this.deps, type, id, command, { actor, correlationId: ids.uuid() }, busy);
   }
 
-  private checkText(field: string, text: string | null) {
+  private checkText(field: string, text: string | null, isNew = true) {
+    const fault = text !== null && isNew ? controlsInText(text, { multiline: field === 'reason' }) : null;
+    if (fault) throw new ServiceError('VALIDATION_ERROR', `${field} ${fault}.`);
     if (text !== null && this.deps.cardInTextCheck && holdsCardNumber(text))
       throw new ServiceError('VALIDATION_ERROR', `${field} seems to hold a card number.`);
   }

@@ -14,7 +14,7 @@ import { type PaymentView, paymentView, type ReversalView } from './payment.view
 import { keyOfText, openPayment } from './personal.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
 import { reversalAgain, reverse, type ReverseRequest } from './reverse.js';
-import { refuseStaffText, staff } from './staff.js';
+import { staff, staffTextFaults } from './staff.js';
 import { paymentEvents } from './stream.js';
 import { type Origin, StoreIncident } from '#eventstore';
 
@@ -36,6 +36,11 @@ export interface Received extends RequestText {
   readonly requestId: string;
   /** The slot of this process that the request holds. Default: none. */
   readonly slot?: Slot;
+  /**
+   * The refusal by a rule that is younger than the rows of keys. It comes after the look at the key (E7, C63): what was done under the old rule gets its
+   * answer. Default: none.
+   */
+  readonly refusal?: ServiceError | null;
 }
 
 /** Charges at most once per key. */
@@ -144,10 +149,11 @@ export const reverseByStaff = async (
 ): Promise<Answered<ReversalView>> => {
   const { operation, amountCents, includeFee, reason } = request;
   const origin = staff(by, services.ports.ids.uuid());
-  refuseStaffText('reason', reason);
+  const faults = staffTextFaults('reason', reason);
+  if (faults.now) throw faults.now;
   if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
   const text = `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`;
-  const received: Received = { idempotencyKey, fingerprintText: text, loggedText: text, requestId: origin.correlationId };
+  const received: Received = { idempotencyKey, fingerprintText: text, loggedText: text, requestId: origin.correlationId, refusal: faults.later };
   return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, origin);
 };
 
@@ -177,16 +183,23 @@ const keyed = <View>(
   { ports, idempotency, claims, answers, log }: PaymentServices,
   accountId: string,
   operation: Operation,
-  { idempotencyKey: key, fingerprintText, loggedText, requestId }: Received,
-  work: KeyedWork<View>,
-): Promise<Answered<View>> =>
-  atStableTime(ports, () =>
+  { idempotencyKey: key, fingerprintText, loggedText, requestId, refusal }: Received,
+  asked: KeyedWork<View>,
+): Promise<Answered<View>> => {
+  // A key that was taken over is bound to an attempt that an older release may have begun (C17).
+  const run: KeyedWork<View>['run'] = async (owner) => {
+    if (refusal && !owner?.tookOver) throw refusal;
+    return asked.run(owner);
+  };
+  const work = { ...asked, run };
+  return atStableTime(ports, () =>
     onceByKey(
       { idempotency, claims, answers, personal: ports.personal, ownLog: ports.ownLog, ids: ports.ids, log: log.child({ requestId }) },
       { accountId, key, operation, fingerprintText, loggedText },
       work,
     ),
   );
+};
 
 /** The deadline of a request (C42). Its wait for a slot counts. */
 export const requestDeadline = ({ clock }: Pick<PaymentPorts, 'clock'>, slot: Slot | undefined): Deadline =>

@@ -2,7 +2,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { change, Conflict, type DecidedStreamType, defineEvents, type EventStore, execute, load, type Origin } from '#eventstore';
 import { type Json, ServiceError } from '#kernel';
-import { cardInText, contactInText, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
+import { cardInText, contactInText, controlsInText, DIGITS_ONLY, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { openOf, type Payment } from './payment.js';
 
@@ -22,16 +22,32 @@ export const staff = person('staff');
 /** People who run the installation: accounts, portals, keys, webhooks. */
 export const operator = person('operator');
 
+/** Texts of staff that may have tabs and line breaks. */
+const MULTILINE: readonly string[] = ['reason', 'evidence'];
+
 /**
- * Throws VALIDATION_ERROR if a text of staff is empty or too long, or holds a NUL, a lone surrogate or a card number (C8, C9). The log keeps such
- * texts for ever.
+ * The faults of a text of staff (C8, C9). `now`: it is empty or too long, or holds a NUL, a lone surrogate or a card number. `later`: it breaks a younger
+ * rule, which comes after the look at a key.
  */
+export const staffTextFaults = (
+  field: string,
+  text: string,
+  most = MAX_STAFF_TEXT_CHARACTERS,
+): { readonly now: ServiceError | null; readonly later: ServiceError | null } => {
+  const refusal = (fault: string | null) => (fault === null ? null : new ServiceError('VALIDATION_ERROR', `${field} ${fault}.`));
+  const now =
+    text.trim() === '' || text.length > most
+      ? `must have 1 to ${most} characters`
+      : NUL_OR_LONE_SURROGATE.test(text)
+        ? 'must not hold a NUL or a lone surrogate'
+        : cardInText(text, DIGITS_ONLY);
+  return { now: refusal(now), later: refusal(controlsInText(text, { multiline: MULTILINE.includes(field) }) ?? cardInText(text)) };
+};
+
+/** Throws VALIDATION_ERROR if a text of staff has a fault. The log keeps such texts for ever. */
 export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
-  const refuse = (message: string) => new ServiceError('VALIDATION_ERROR', `${field} ${message}.`);
-  if (text.trim() === '' || text.length > most) throw refuse(`must have 1 to ${most} characters`);
-  if (NUL_OR_LONE_SURROGATE.test(text)) throw refuse('must not hold a NUL or a lone surrogate');
-  const card = cardInText(text);
-  if (card) throw refuse(card);
+  const { now, later } = staffTextFaults(field, text, most);
+  if (now ?? later) throw now ?? later;
 };
 
 /**

@@ -10,7 +10,7 @@
  */
 import { newSecret } from '#accounts';
 import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
-import { cardInText, type KeyRing, type Migration } from '#platform';
+import { cardInText, controlsInText, type KeyRing, type Migration } from '#platform';
 import { type Actor, defineEvents, type EventStore, recordOnce } from '#eventstore';
 import { NoAddress, Refused } from './target.js';
 import type { Sender } from './safe-request.js';
@@ -147,7 +147,7 @@ export class Endpoints {
    */
   async add(accountId: string, url: string, description: string | null = null): Promise<EndpointSecret & { readonly url: string }> {
     const { tables, store, clock, ids, sender } = this.deps;
-    if (description !== null && (description.length > MAX_DESCRIPTION_LENGTH || /\p{Cc}/u.test(description)))
+    if (description !== null && (description.length > MAX_DESCRIPTION_LENGTH || controlsInText(description)))
       throw new ServiceError('VALIDATION_ERROR', `The description must have at most ${MAX_DESCRIPTION_LENGTH} characters on one line.`);
     const card = cardInText(url) ?? cardInText(description ?? '');
     if (card) throw new ServiceError('VALIDATION_ERROR', `The URL or the description ${card}.`);

@@ -1,6 +1,10 @@
 /** Idempotency of create, refund and void (specification, Idempotency; C12 to C20, T1 to T12). Two API instances over one database. */
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
-import type { RefundView, VoidView } from '#payments';
+import type { ServiceError } from '#kernel';
+import { chargeOnce, type RefundView, reverseByStaff, type VoidView } from '#payments';
+import { parseStrictJson } from '#platform/http';
+import { requestText } from '../../apps/api/partner/http.js';
+import { chargeRequestOf } from '../../apps/api/partner/requests.js';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
 import { eventually } from '../support/eventually.js';
 import {
@@ -48,6 +52,8 @@ const moved = async (work: () => Promise<unknown>): Promise<Truth[]> => {
   await work();
   return (await service.simulator.truth(before)).filter(({ op, result }) => op !== 'tombstone' && result === 'approved');
 };
+const arm = (fault: Parameters<SimulatorControl['arm']>[0]) =>
+  service.simulator.arm({ ...fault, match: { ...fault.match, merchantAccount: `agency-${portal}` } });
 const expectReplay = (again: Answer<unknown>, first: Answer<unknown>) => {
   expect(replayed(first)).toBeUndefined();
   expect([again.status, again.text, replayed(again)]).toEqual([first.status, first.text, 'true']);
@@ -469,9 +475,6 @@ describe('rule 5: after a 5xx on refund or void the key may be used again', () =
     ['answered with a bare 500, executed', { answer: 'bare_500', effect: true }, true],
     ['answered with a bare 500, not executed', { answer: 'bare_500', effect: false }, false],
   ] as const;
-  const arm = (fault: Parameters<SimulatorControl['arm']>[0]) =>
-    service.simulator.arm({ ...fault, match: { ...fault.match, merchantAccount: `agency-${portal}` } });
-
   describe.each(operations.map((operation) => [operation.name, operation] as const))('%s', (_, { send, other, amountCents, status }) => {
     test.each(faults)('%s: 504, the payment unchanged, then the same key completes it once', async (__, fault, executed) => {
       const { id } = await client.created(paymentOf(portal));
@@ -661,5 +664,101 @@ describe('replay beats state (docs/contract.md#order-of-evaluation)', () => {
     expectReplay(await client.create(body, { key, instance: 1 }), first);
     expect((await client.create(body, { key: newKey() })).code).toBe('VALIDATION_ERROR');
     expect((await client.post(PAYMENTS, paymentOf(where), { key: newKey() })).code).toBe('PORTAL_ACCESS_DENIED');
+  });
+});
+
+describe('rules that are younger than a key come after the look at it (E7, C63)', () => {
+  interface Raw {
+    readonly amount?: string;
+    readonly reference?: string;
+    readonly line?: string;
+    readonly payer?: string;
+  }
+  const bodyOf = ({ amount = '100', reference = '"INV-1"', line = '', payer = '' }: Raw): string =>
+    `{"portalId":"${portal}","amountCents":100,"paymentMethod":${JSON.stringify(card())},"lineItems":[{"amountCents":${amount},"referenceId":${reference}${line}}]${payer}}`;
+  /** Requests that older releases took, and the field that is refused now. */
+  const young: readonly [string, string, Raw][] = [
+    ['a number with more digits than come back', 'body', { line: ',"metadata":{"n":1e-400}' }],
+    ['an amount that becomes an integer', 'body', { amount: '100.00000000000000001' }],
+    ['a control character in a reference', 'lineItems[0].referenceId', { reference: String.raw`"a\u001b[2J"` }],
+    ['a line break in a reference', 'lineItems[0].referenceId', { reference: String.raw`"a\nb"` }],
+    ['a bidi override in a description', 'lineItems[0].description', { line: String.raw`,"description":"a\u202eb"` }],
+    ['a control character in a key of metadata', 'lineItems[0].metadata', { line: String.raw`,"metadata":{"a":{"\u0085":1}}` }],
+    ['a card number with the letter O', 'lineItems[0].description', { line: ',"description":"4OOO OO77 7OOO 5O46"' }],
+    ['an invisible character in an e-mail address', 'payer.email', { payer: String.raw`,"payer":{"email":"a\u00adda@example.org"}` }],
+  ];
+  /** Charges as an older release did, which knew no such rule. */
+  const byOlderRelease = (text: string, key: string) => {
+    const body = parseStrictJson(Buffer.from(text), { later: [] });
+    const request = chargeRequestOf(partner.accountId, body, []);
+    const received = { idempotencyKey: key, ...requestText('POST', PAYMENTS, body), requestId: key };
+    return chargeOnce(service.services.payments, request, received);
+  };
+
+  test.each(young)('create: %s is refused at %s, and its key is given back; what was charged before is replayed', async (_, field, raw) => {
+    const text = bodyOf(raw);
+    const key = newKey();
+    const charges = await moved(async () => {
+      const refused = await client.create(text, { key });
+      expect([refused.status, refused.code, refused.details]).toMatchObject([400, 'VALIDATION_ERROR', { errors: [{ field }] }]);
+      expect((await client.create(text)).code).toBe('VALIDATION_ERROR');
+    });
+    expect(charges).toEqual([]);
+    expect(await service.services.payments.idempotency.look({ accountId: partner.accountId, key, operation: 'create', fingerprintText: '', loggedText: '' })).toBeNull(); // prettier-ignore
+
+    const answered = await byOlderRelease(text, key);
+    const again = await moved(async () => {
+      const replay = await client.create(text, { key, instance: 1 });
+      expect([replay.status, replayed(replay), replay.data.id]).toEqual([200, 'true', 'view' in answered && answered.view.id]);
+      expect((await client.create(bodyOf({ reference: '"INV-2"' }), { key })).code).toBe('IDEMPOTENCY_MISMATCH');
+    });
+    expect(again).toEqual([]);
+  });
+
+  test('a late refusal never comes before an earlier step: 501, the card in digits; tabs and line breaks of a description pass', async () => {
+    const line = { amountCents: 10_000, referenceId: 'INV-1', description: 'a\tb\r\nc', metadata: { 'k\n': 'v\n', n: [0.1, 1e3] } };
+    expect((await client.create({ ...paymentOf(portal), lineItems: [line] })).status).toBe(200);
+    const bad = { ...line, description: '\u001b' };
+    expect((await client.create({ ...paymentOf(portal), capture: 'auth', lineItems: [bad] })).code).toBe('CAPTURE_NOT_SUPPORTED');
+    const both = await client.create({ ...paymentOf(portal), lineItems: [{ ...bad, referenceId: '4242424242424242' }] });
+    expect(both.details).toMatchObject({ errors: [{ field: 'lineItems[0].referenceId' }] });
+    expect((await client.create({ ...paymentOf(portal), payer: { email: 'ada@bücher.example' } })).data.payer).toEqual({
+      email: 'ada@bücher.example',
+    });
+  });
+
+  test.each(['partner', 'staff'] as const)('refund by %s: an attempt that an older release began is completed', async (by) => {
+    const reason = 'over\u001b[31mcharged';
+    const send = (id: string, key: string) =>
+      by === 'partner'
+        ? client.refund(id, { amountCents: 10, reason }, { key })
+        : reverseByStaff(
+            service.services.payments,
+            { operation: 'refund', paymentId: id, amountCents: 10, includeFee: false, reason, by: 'Kim' },
+            key,
+          ).then(
+            () => ({ status: 200, code: undefined }),
+            (error: ServiceError) => ({ status: error.status, code: error.code }),
+          );
+    const { id } = await client.created(paymentOf(portal));
+    const key = newKey();
+    expect(await send(id, key)).toMatchObject({ status: 400, code: 'VALIDATION_ERROR' });
+    expect((await client.find(id)).data.refundedAmountCents).toBe(0);
+
+    // The row of a key that an older release left: bound to the request, its attempt in the log, and released after a 504.
+    const pools = service.services.pool;
+    await arm({ match: { call: 'void' }, answer: 'cut', effect: true });
+    expect((await client.refund(id, { amountCents: 10, reason: 'RR' }, { key })).code).toBe('PAYMENT_TIMEOUT');
+    const request = { amountCents: 10, reason };
+    const text =
+      by === 'partner'
+        ? requestText('POST', `${PAYMENTS}/${id}/refund`, request)
+        : requestText('STAFF', `refund ${id}`, { amountCents: 10, includeFee: false, reason });
+    const accountId = by === 'partner' ? partner.accountId : '00000000-0000-0000-0000-000000000000';
+    const fp = Buffer.from(service.services.payments.idempotency.recorded({ accountId, key, operation: `refund:${id}`, fingerprintText: '', loggedText: text.fingerprintText }).fingerprint, 'hex'); // prettier-ignore
+    await pools.query('update idempotency_key set fp = $1, api_account_id = $2 where key_hash = $3', [fp, accountId, keyHash(key)]);
+    const movements = await moved(async () => expect(await send(id, key)).toMatchObject({ status: 200 }));
+    expect(movements).toEqual([]);
+    expect((await client.find(id)).data.refundedAmountCents).toBe(10);
   });
 });

@@ -17,6 +17,7 @@ import { canonicalJson } from '#kernel';
 import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable, type Slot, type Slots } from '#platform';
 import {
+  type Fault,
   headerLines,
   IDEMPOTENCY_KEY_PATTERN,
   idempotencyKeyOf,
@@ -26,6 +27,7 @@ import {
   receiveBody,
   receivedBody,
   refuseOtherContentTypes,
+  validationError,
 } from '#platform/http';
 import { LIST_SLOTS, SLOTS, takeSlot, type WithSlot } from '../slots.js';
 import { FAILURES } from './examples.js';
@@ -76,6 +78,8 @@ export const CallerOf = createParamDecorator(
  */
 export interface PartnerRequest extends RequestText {
   readonly body: JsonObject;
+  /** The faults by rules that are younger than the rows of keys. They are refused after the look at the key (E7, C63). */
+  readonly later: Fault[];
   readonly idempotencyKey: string | null;
   readonly requestId: string;
   readonly slot: Slot | undefined;
@@ -92,9 +96,11 @@ export const RequestOf = createParamDecorator(({ emptyIsObject = false, neutral 
   const request = context.switchToHttp().getRequest<AuthenticatedRequest>();
   const bytes = receivedBody(request);
   refuseOtherContentTypes(request.headers['content-type'], request.headers['content-encoding'], bytes);
-  const body = parseStrictJson(bytes, { emptyIsObject });
+  const later: Fault[] = [];
+  const body = parseStrictJson(bytes, { emptyIsObject, later });
   return {
     body,
+    later,
     idempotencyKey: idempotencyKeyOf(request.raw.rawHeaders),
     ...requestText(
       request.method,
@@ -126,13 +132,14 @@ export const requestText = (method: string, path: string, body: JsonObject): Req
 /** PCI DSS 3.4.1 allows anybody to see the last four digits. */
 const CARD_DIGITS_IN_LOG = 4;
 
-/** The parts of the request that the idempotent commands need. */
-export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, requestId, slot }: PartnerRequest): Received => ({
+/** The parts of the request that the idempotent commands need. Called after the fields are checked. */
+export const receivedOf = ({ idempotencyKey, fingerprintText, loggedText, requestId, slot, later }: PartnerRequest): Received => ({
   idempotencyKey,
   fingerprintText,
   loggedText,
   requestId,
   ...(slot && { slot }),
+  ...(later.length > 0 && { refusal: validationError(later) }),
 });
 
 /** The guard of all partner endpoints, and its documentation. */

@@ -29,7 +29,7 @@ export class PaymentsController {
   })
   @Answers({ result: 'PaymentEnvelope', errors: [402, 409, 422, 429, 501, 502, 503, 504], body: CreatePaymentRequest, keyed: true })
   async create(@CallerOf() caller: Caller, @RequestOf({}) request: PartnerRequest, @Res() reply: FastifyReply): Promise<void> {
-    const charge = chargeRequestOf(caller.accountId, request.body);
+    const charge = chargeRequestOf(caller.accountId, request.body, request.later);
     sendAnswer(reply, answerOf(await this.commands.execute(new ChargePayment(charge, receivedOf(request)))));
   }
 
@@ -71,7 +71,7 @@ export class PaymentsController {
     @Res() reply: FastifyReply,
   ): Promise<void> {
     refuseAmount(request.body);
-    const { amountCents, feeType, reason } = validated(RefundRequest, request.body);
+    const { amountCents, feeType, reason } = validated(RefundRequest, request.body, undefined, [], request.later);
     sendAnswer(
       reply,
       await this.reverse(caller, id, request, {
@@ -98,7 +98,7 @@ export class PaymentsController {
     @Res() reply: FastifyReply,
   ): Promise<void> {
     refuseAmount(request.body);
-    const { reason } = validated(VoidRequest, request.body);
+    const { reason } = validated(VoidRequest, request.body, undefined, [], request.later);
     sendAnswer(reply, await this.reverse(caller, id, request, { operation: 'void', amountCents: null, includeFee: true, reason: reason ?? null }));
   }
 

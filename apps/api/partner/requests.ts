@@ -15,8 +15,19 @@ import {
   type QuoteRequest,
   Secret,
 } from '#payments';
-import { cardInText, passesLuhn } from '#platform';
-import { CentsField, EnumField, type Fault, Field, NestedField, TextField, validated, validatedQuery, validationError } from '#platform/http';
+import { cardInText, DIGITS_ONLY, isEmail, MAX_EMAIL_LENGTH, passesLuhn, unseenInEmail } from '#platform';
+import {
+  CentsField,
+  EnumField,
+  type Fault,
+  Field,
+  laterTextFault,
+  NestedField,
+  TextField,
+  validated,
+  validatedQuery,
+  validationError,
+} from '#platform/http';
 
 export const UuidField = (options: { optional?: boolean; description?: string } = {}) =>
   Field({
@@ -25,10 +36,13 @@ export const UuidField = (options: { optional?: boolean; description?: string } 
     check: (value) => (isUuid(value) ? null : 'must be a UUID'),
   });
 
-/** The pattern needs linear time, and the length is checked first. So no text can cause backtracking. */
-const EMAIL = /^[^\s@<>()",;:\\[\]]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
-export const MAX_EMAIL_LENGTH = 254;
-export const isEmail = (value: unknown): value is string => typeof value === 'string' && value.length <= MAX_EMAIL_LENGTH && EMAIL.test(value);
+export const EmailField = () =>
+  Field({
+    optional: true,
+    schema: { type: 'string', format: 'email', maxLength: MAX_EMAIL_LENGTH, description: 'The domain may be international (UTS 46).' },
+    check: (value) => (isEmail(value) ? cardInText(value, DIGITS_ONLY) : 'must be an e-mail address'),
+    later: (value) => unseenInEmail(value as string) ?? cardInText(value as string),
+  });
 
 class AddressRequest {
   @TextField({ optional: true, max: 200, free: true }) line1?: string;
@@ -42,12 +56,7 @@ class AddressRequest {
 class PayerRequest {
   @TextField({ optional: true, max: 100, free: true }) firstName?: string;
   @TextField({ optional: true, max: 100, free: true }) lastName?: string;
-  @Field({
-    optional: true,
-    schema: { type: 'string', format: 'email', maxLength: MAX_EMAIL_LENGTH },
-    check: (value) => (isEmail(value) ? cardInText(value) : 'must be an e-mail address'),
-  })
-  email?: string;
+  @EmailField() email?: string;
   @TextField({ optional: true, max: 40, free: true }) phone?: string;
   @NestedField(() => AddressRequest, { optional: true }) address?: AddressRequest;
 }
@@ -57,34 +66,39 @@ const MAX_METADATA_BYTES = 8 * 1024;
 const MAX_METADATA_DEPTH = 8;
 
 /** Checks the number of keys, the size and the depth of metadata, and that it holds no card number (C8, C9). Returns the fault, or null. */
-export const checkMetadata = (value: unknown): string | null => {
+const checkMetadata = (value: unknown): string | null => {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return 'must be an object';
   if (Object.keys(value).length > MAX_METADATA_KEYS) return `must have at most ${MAX_METADATA_KEYS} keys`;
   if (Buffer.byteLength(JSON.stringify(value)) > MAX_METADATA_BYTES) return `must be at most ${MAX_METADATA_BYTES} bytes`;
   if (depthOf(value) > MAX_METADATA_DEPTH) return `must be nested at most ${MAX_METADATA_DEPTH} levels deep`;
-  return holdsCard(value) ? 'must not hold a card number' : null;
+  return faultWithin(value, (text) => cardInText(text, DIGITS_ONLY));
 };
 
 const depthOf = (value: unknown): number => (value !== null && typeof value === 'object' ? 1 + Math.max(0, ...Object.values(value).map(depthOf)) : 0);
-const holdsCard = (value: unknown): boolean => {
-  if (typeof value === 'string') return cardInText(value) !== null;
-  if (typeof value === 'number') return cardInText(String(value)) !== null;
-  return value !== null && typeof value === 'object' && Object.entries(value).some(([key, item]) => cardInText(key) !== null || holdsCard(item));
+/** The first fault of a text, a key or a number in the value. null: there is none. */
+const faultWithin = (value: unknown, faultOf: (text: string) => string | null): string | null => {
+  if (typeof value === 'string' || typeof value === 'number') return faultOf(String(value));
+  if (value === null || typeof value !== 'object') return null;
+  for (const [key, item] of Object.entries(value)) {
+    const fault = faultOf(key) ?? faultWithin(item, faultOf);
+    if (fault !== null) return fault;
+  }
+  return null;
 };
+
+export const MetadataField = (description: string) =>
+  Field({
+    optional: true,
+    schema: { type: 'object', additionalProperties: true, description },
+    check: checkMetadata,
+    later: (value) => faultWithin(value, (text) => laterTextFault(text, true)),
+  });
 
 class LineItemRequest {
   @CentsField({ description: 'Principal of this item.' }) amountCents!: number;
   @TextField({ min: 1, max: 255, free: true, description: "Caller's identifier of the case or invoice." }) referenceId!: string;
-  @TextField({ optional: true, max: 500, free: true }) description?: string;
-  @Field({
-    optional: true,
-    schema: {
-      type: 'object',
-      additionalProperties: true,
-      description: `Free-form data, returned exactly: at most ${MAX_METADATA_KEYS} keys, ${MAX_METADATA_BYTES} bytes, ${MAX_METADATA_DEPTH} levels.`,
-    },
-    check: checkMetadata,
-  })
+  @TextField({ optional: true, max: 500, free: true, multiline: true }) description?: string;
+  @MetadataField(`Free-form data, returned exactly: at most ${MAX_METADATA_KEYS} keys, ${MAX_METADATA_BYTES} bytes, ${MAX_METADATA_DEPTH} levels.`)
   metadata?: Record<string, Json>;
 }
 
@@ -114,7 +128,7 @@ const instrumentOf = (raw: Record<string, unknown>, faults: Fault[]): ChargeRequ
   if (raw.type === 'card_token') {
     if (typeof raw.token !== 'string' || raw.token.length < 1 || raw.token.length > MAX_TOKEN_LENGTH)
       return fault('token', `must be a string of 1 to ${MAX_TOKEN_LENGTH} characters`);
-    if (cardInText(raw.token)) return fault('token', 'must not hold a card number');
+    if (cardInText(raw.token, DIGITS_ONLY)) return fault('token', 'must not hold a card number');
     return { type: 'card_token', token: new Secret(raw.token) };
   }
   const digits = typeof raw.cardNumber === 'string' ? raw.cardNumber.replaceAll(' ', '') : '';
@@ -141,11 +155,14 @@ export class CreatePaymentRequest {
   @NestedField(() => PayerRequest, { optional: true }) payer?: PayerRequest;
 }
 
-/** Reads a request to charge (E5). A faulty field gives 400. A valid request for a feature that we do not offer gives 501. */
-export const chargeRequestOf = (accountId: string, body: Record<string, unknown>): ChargeRequest => {
+/**
+ * Reads a request to charge (E5). A faulty field gives 400. A valid request for a feature that we do not offer gives 501. `later` gets the faults that are
+ * refused in E7.
+ */
+export const chargeRequestOf = (accountId: string, body: Record<string, unknown>, later?: Fault[]): ChargeRequest => {
   refuseAmount(body);
   let instrument: ChargeRequest['instrument'] | null = null;
-  const request = validated(CreatePaymentRequest, body, (value) => {
+  const further = (value: CreatePaymentRequest): readonly Fault[] => {
     const faults: Fault[] = [];
     if (sumCents(value.lineItems, (line) => line.amountCents) !== value.amountCents)
       faults.push({ field: 'amountCents', message: 'must equal the sum of lineItems[].amountCents' });
@@ -157,7 +174,8 @@ export const chargeRequestOf = (accountId: string, body: Record<string, unknown>
       faults.push(...cardFaults);
     }
     return faults;
-  });
+  };
+  const request = validated(CreatePaymentRequest, body, further, [], later);
   if (request.capture === 'auth' || request.captureMode === 'auth')
     throw new ServiceError('CAPTURE_NOT_SUPPORTED', 'Only immediate sales are supported.');
   if (instrument === null) throw new ServiceError('VAULT_NOT_SUPPORTED', 'Stored cards are not supported.');
@@ -212,11 +230,11 @@ export class RefundRequest {
     description: '`include_fee` returns the service fee too, with everything that remains. `none` is the same as leaving it out.',
   })
   feeType?: string;
-  @TextField({ optional: true, max: 1000, free: true }) reason?: string;
+  @TextField({ optional: true, max: 1000, free: true, multiline: true }) reason?: string;
 }
 
 export class VoidRequest {
-  @TextField({ optional: true, max: 1000, free: true }) reason?: string;
+  @TextField({ optional: true, max: 1000, free: true, multiline: true }) reason?: string;
 }
 
 /** Each field of a query, as text. */

@@ -11,7 +11,17 @@ import { StartCheckout } from '#checkout/module';
 import { StoreIncident } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { storeIncident } from '#payments';
-import { announcedBytes, parseForm, parseFormBody, parseStrictJson, receiveBody, receivedBody, RepeatedParameter } from '#platform/http';
+import {
+  announcedBytes,
+  type Fault,
+  parseForm,
+  parseFormBody,
+  parseStrictJson,
+  receiveBody,
+  receivedBody,
+  RepeatedParameter,
+  validationError,
+} from '#platform/http';
 import { CHECKOUT_SERVICES, type CheckoutServices, INTAKE_PATH, isForm, isJson, LINK_PATH, redirect, setCookie } from './http.js';
 import { takeSlot } from '../slots.js';
 import { PayerPages, retryAfterOf } from './pages.js';
@@ -58,7 +68,11 @@ export class IntakeController {
   async start(@Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
     const json = isJson(request);
     await this.answer(json ? 'json' : 'form', request, reply, () => {
-      if (json) return pairsAndFields(parseStrictJson(receivedBody(request)));
+      if (json) {
+        const later: Fault[] = [];
+        const fields = parseStrictJson(receivedBody(request), { later });
+        return { ...pairsAndFields(fields), later };
+      }
       if (!isForm(request)) throw new ServiceError('VALIDATION_ERROR', 'The body must be a form (application/x-www-form-urlencoded) or JSON.');
       return pairsAndFields(Object.fromEntries(parseFormBody(receivedBody(request))));
     });
@@ -106,6 +120,8 @@ export class IntakeController {
     const by = { actor: { type: 'payer' as const, id: 'intake' }, correlationId: String(request.id) };
     const content = () => {
       if (fault) throw fault;
+      // The rule is younger than checkouts that a nonce resumes.
+      if (received.later?.length) throw validationError(received.later);
       return intakeContentOf(kind, fields);
     };
     const admit = (accountId: string) => takeSlot(this.services, request, reply, accountId, 'payer');
@@ -141,6 +157,7 @@ export class IntakeController {
 interface PairsAndFields {
   readonly pairs: ReadonlyMap<string, string>;
   readonly fields: Record<string, unknown>;
+  readonly later?: readonly Fault[];
 }
 
 const pairsAndFields = (fields: Record<string, unknown>): PairsAndFields => ({ pairs: pairsOf(fields), fields });

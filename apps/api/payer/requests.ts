@@ -2,7 +2,7 @@
 import { canonicalJson, type Json, ServiceError, sumCents } from '#kernel';
 import { type IntakeContent, type IntakeKind, MAX_ADDRESS_LENGTH, type PayField, type FieldFault, type CheckoutPayer } from '#checkout';
 import { type PaymentInstrument, refuseExpiredCard, Secret } from '#payments';
-import { cardInText, holdsCardNumber, passesLuhn } from '#platform';
+import { cardInText, controlsInText, holdsCardNumber, isEmail, MAX_EMAIL_LENGTH, passesLuhn, unseenInEmail } from '#platform';
 import {
   CentsField,
   EnumField,
@@ -15,7 +15,7 @@ import {
   validated,
   validationError,
 } from '#platform/http';
-import { checkMetadata, isEmail, MAX_EMAIL_LENGTH, UuidField } from '../partner/requests.js';
+import { EmailField, MetadataField, UuidField } from '../partner/requests.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Intake.
@@ -23,13 +23,8 @@ import { checkMetadata, isEmail, MAX_EMAIL_LENGTH, UuidField } from '../partner/
 class IntakeLineItem {
   @CentsField({ description: 'Principal of this item.' }) amount_cents!: number;
   @TextField({ min: 1, max: 255, free: true, description: "Partner's identifier of the case or invoice." }) reference_id!: string;
-  @TextField({ optional: true, max: 500, free: true }) description?: string;
-  @Field({
-    optional: true,
-    schema: { type: 'object', additionalProperties: true, description: 'Free-form data, kept with the payment.' },
-    check: checkMetadata,
-  })
-  metadata?: Record<string, Json>;
+  @TextField({ optional: true, max: 500, free: true, multiline: true }) description?: string;
+  @MetadataField('Free-form data, kept with the payment.') metadata?: Record<string, Json>;
 }
 
 const LANGUAGE_TAG = /^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,4}$/;
@@ -53,12 +48,7 @@ export class IntakeRequest {
   reference_id?: string;
   @PayerField(100) payer_first_name?: string;
   @PayerField(100) payer_last_name?: string;
-  @Field({
-    optional: true,
-    schema: { type: 'string', format: 'email', maxLength: MAX_EMAIL_LENGTH },
-    check: (value) => (isEmail(value) ? cardInText(value) : 'must be an e-mail address'),
-  })
-  payer_email?: string;
+  @EmailField() payer_email?: string;
   @PayerField(40) payer_phone?: string;
   @PayerField(200) payer_line1?: string;
   @PayerField(200) payer_line2?: string;
@@ -203,7 +193,8 @@ export const payFormOf = (form: ReadonlyMap<string, string>, now: number): PayFo
     else if (holdsCardNumber(value) || (digits.length >= 12 && value.replace(/\D/g, '').includes(digits))) faults[name] = 'card_in_text';
     else {
       values[name] = value;
-      if (name === 'email' && value !== '' && !isEmail(value)) faults.email = 'email';
+      if (name === 'email' && value !== '' && (!isEmail(value) || unseenInEmail(value) !== null)) faults.email = 'email';
+      else if (controlsInText(value) !== null) faults[name] = 'control_in_text';
     }
   }
   return { values, faults, instrument };

@@ -2,7 +2,7 @@
 import type { ErrorCode } from '#kernel';
 
 /** Faults of the form's fields. */
-export const FIELD_FAULTS = ['card_number', 'expiry', 'expired', 'security_code', 'email', 'card_in_text', 'too_long'] as const;
+export const FIELD_FAULTS = ['card_number', 'expiry', 'expired', 'security_code', 'email', 'card_in_text', 'control_in_text', 'too_long'] as const;
 export type FieldFault = (typeof FIELD_FAULTS)[number];
 
 export interface Text {
@@ -131,6 +131,7 @@ const en: Text = {
     security_code: 'Enter the 3 or 4 digits of the security code',
     email: 'Enter an e-mail address like name@example.com, or leave it empty',
     card_in_text: 'This field must not hold a card number',
+    control_in_text: 'This field holds a character that cannot be printed',
     too_long: 'This is too long',
   },
   nothingTaken: 'No money has been taken.',
@@ -245,6 +246,7 @@ const es: Text = {
     security_code: 'Escriba los 3 o 4 dígitos del código de seguridad',
     email: 'Escriba un correo como nombre@ejemplo.com, o déjelo vacío',
     card_in_text: 'Este campo no debe contener un número de tarjeta',
+    control_in_text: 'Este campo contiene un carácter que no se puede imprimir',
     too_long: 'Es demasiado largo',
   },
   nothingTaken: 'No se ha cobrado nada.',

@@ -7,13 +7,15 @@
 import { ApiProperty, ApiPropertyOptional, type ApiPropertyOptions } from '@nestjs/swagger';
 import { ValidateIf, type ValidationArguments, validateSync, registerDecorator } from 'class-validator';
 import { isCents, MAX_AMOUNT_CENTS, ServiceError } from '#kernel';
-import { cardInText, holdsCardNumber } from '../card-text.js';
+import { cardInText, DIGITS_ONLY, holdsCardNumber } from '../card-text.js';
+import { controlsInText } from '../controls.js';
 
 type Class<T = object> = abstract new (...args: never[]) => T;
 interface FieldInfo {
   readonly name: string;
   readonly nested?: () => new () => object;
   readonly array?: boolean;
+  readonly later?: Check;
 }
 
 const fieldsOf = new WeakMap<object, FieldInfo[]>();
@@ -25,6 +27,8 @@ interface FieldOptions {
   readonly optional?: boolean;
   readonly schema: ApiPropertyOptions;
   readonly check: Check;
+  /** A younger rule. The rows of keys may belong to requests that it refuses: see `validated`. It gets values that the check accepts. */
+  readonly later?: Check;
   readonly nested?: () => new () => object;
   readonly array?: boolean;
 }
@@ -33,11 +37,11 @@ interface FieldOptions {
  * The decorator that all others use. It makes the OpenAPI property, the class-validator rule, and the entry by which `validated` copies the field.
  */
 export const Field =
-  ({ optional = false, schema, check, nested, array }: FieldOptions): PropertyDecorator =>
+  ({ optional = false, schema, check, later, nested, array }: FieldOptions): PropertyDecorator =>
   (prototype, property) => {
     const name = String(property);
     const known = fieldsOf.get(prototype) ?? [];
-    fieldsOf.set(prototype, [...known, { name, ...(nested ? { nested } : {}), ...(array ? { array } : {}) }]);
+    fieldsOf.set(prototype, [...known, { name, ...(nested && { nested }), ...(array && { array }), ...(later && { later }) }]);
     (optional ? ApiPropertyOptional : ApiProperty)(schema)(prototype, property);
     // null is not an absent field. The check refuses it as a wrong type.
     if (optional) ValidateIf((_, value) => value !== undefined)(prototype, property);
@@ -66,16 +70,20 @@ export const CentsField = (options: { optional?: boolean; description?: string }
     check: (value) => (isCents(value) ? null : `must be an integer of 1 to ${MAX_AMOUNT_CENTS} cents`),
   });
 
-/** Text of bounded length in UTF-16 units (C8). With `free`, the text is searched for card numbers (C9). */
-export const TextField = (options: { optional?: boolean; min?: number; max: number; free?: boolean; description?: string }) => {
-  const { optional, min = 0, max, free = false, description } = options;
+/** The younger rules of a text: no control character, and no card number with a letter O as a zero (C8, C9). */
+export const laterTextFault = (text: string, multiline: boolean): string | null => controlsInText(text, { multiline }) ?? cardInText(text);
+
+/** Text of bounded length in UTF-16 units (C8). With `free`, the text is searched for card numbers (C9). `multiline`: tabs and line breaks are allowed. */
+export const TextField = (options: { optional?: boolean; min?: number; max: number; free?: boolean; multiline?: boolean; description?: string }) => {
+  const { optional, min = 0, max, free = false, multiline = false, description } = options;
   return Field({
+    ...(free && { later: (value) => laterTextFault(value as string, multiline) }),
     ...(optional === undefined ? {} : { optional }),
     schema: { type: 'string', ...(min > 0 ? { minLength: min } : {}), maxLength: max, ...(description ? { description } : {}) },
     check: (value) => {
       if (typeof value !== 'string') return 'must be a string';
       if (value.length < min || value.length > max) return `must have ${min} to ${max} characters`;
-      return free ? cardInText(value) : null;
+      return free ? cardInText(value, DIGITS_ONLY) : null;
     },
   });
 };
@@ -127,16 +135,18 @@ export interface Fault {
 
 /**
  * Copies the declared fields of a parsed body into an instance of the class. Throws a VALIDATION_ERROR that names every fault. Ignores unknown fields
- * (C3). `further` checks rules across fields. It runs only if each field is valid. `known`: faults that were found before.
+ * (C3). `further` checks rules across fields. It runs only if each field is valid. `known`: faults that were found before. `later` gets the faults by
+ * younger rules, which are refused only after the look at the key (E7). Default: they are thrown with the others.
  */
 export const validated = <T extends object>(
   type: new () => T,
   body: Record<string, unknown>,
   further?: (value: T) => readonly Fault[],
   known: readonly Fault[] = [],
+  later?: Fault[],
 ): T => {
   const faults: Fault[] = [...known];
-  const value = build(type, body, '', faults);
+  const value = build(type, body, '', { faults, later: later ?? faults });
   if (faults.length === 0 && further) faults.push(...further(value));
   if (faults.length > 0) throw validationError(faults);
   return value;
@@ -150,7 +160,12 @@ export const validationError = (faults: readonly Fault[]): ServiceError => {
   return new ServiceError('VALIDATION_ERROR', `${first!.field} ${first!.message}.`, { errors: faults.slice(0, MAX_FAULTS) });
 };
 
-const build = <T extends object>(type: new () => T, source: Record<string, unknown>, path: string, faults: Fault[]): T => {
+interface Found {
+  readonly faults: Fault[];
+  readonly later: Fault[];
+}
+
+const build = <T extends object>(type: new () => T, source: Record<string, unknown>, path: string, found: Found): T => {
   const target = new type();
   const values = target as Record<string, unknown>;
   const fields = allFields(type);
@@ -158,13 +173,16 @@ const build = <T extends object>(type: new () => T, source: Record<string, unkno
   const wrong = new Set<string>();
   for (const { property, constraints } of validateSync(target, { validationError: { target: false, value: false }, forbidUnknownValues: false })) {
     wrong.add(property);
-    faults.push({ field: path + property, message: Object.values(constraints ?? {})[0] ?? 'is invalid' });
+    found.faults.push({ field: path + property, message: Object.values(constraints ?? {})[0] ?? 'is invalid' });
   }
-  for (const { name, nested, array } of fields) {
-    if (!nested || wrong.has(name) || values[name] === undefined) continue;
+  for (const { name, nested, array, later } of fields) {
+    if (wrong.has(name) || values[name] === undefined) continue;
+    const message = later?.(values[name]) ?? null;
+    if (message !== null) found.later.push({ field: path + name, message });
+    if (!nested) continue;
     values[name] = array
-      ? (values[name] as Record<string, unknown>[]).map((item, index) => build(nested(), item, `${path}${name}[${index}].`, faults))
-      : build(nested(), values[name] as Record<string, unknown>, `${path}${name}.`, faults);
+      ? (values[name] as Record<string, unknown>[]).map((item, index) => build(nested(), item, `${path}${name}[${index}].`, found))
+      : build(nested(), values[name] as Record<string, unknown>, `${path}${name}.`, found);
   }
   return target;
 };

@@ -1,6 +1,6 @@
 /**
- * A strict parser of JSON (C8). It refuses invalid UTF-8, deep nesting, duplicate keys, `__proto__`, numbers that are too large, NUL and lone
- * surrogates. KurrentDB accepts NUL and lone surrogates, but Postgres does not, so they could stop a projection.
+ * A strict parser of JSON (C8). It refuses invalid UTF-8, deep nesting, duplicate keys, `__proto__`, numbers that cannot be kept as they are written, NUL
+ * and lone surrogates. KurrentDB accepts NUL and lone surrogates, but Postgres does not, so they could stop a projection.
  */
 import { ServiceError } from '#kernel';
 
@@ -11,8 +11,14 @@ export type JsonObject = Record<string, unknown>;
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
+interface Parsing {
+  readonly emptyIsObject?: boolean;
+  /** Gets the faults by rules that are younger than the rows of keys. Default: they are thrown. */
+  readonly later?: { push(fault: { readonly field: string; readonly message: string }): unknown };
+}
+
 /** Parses a body to an object. With `emptyIsObject`, an empty body gives `{}`. Throws VALIDATION_ERROR, whose message repeats nothing of the body. */
-export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {}): JsonObject => {
+export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false, later }: Parsing = {}): JsonObject => {
   if (bytes.length === 0) {
     if (emptyIsObject) return {};
     throw invalid('The request needs a JSON body.');
@@ -23,13 +29,13 @@ export const parseStrictJson = (bytes: Uint8Array, { emptyIsObject = false } = {
   } catch {
     throw invalid('The body is not valid UTF-8.');
   }
-  const value = parseStrictText(text);
+  const value = parseStrictText(text, { later });
   if (value === null || typeof value !== 'object' || Array.isArray(value)) throw invalid('The body must be a JSON object.');
   return value as JsonObject;
 };
 
 /** Parses any JSON value under the same rules. For a body use {@link parseStrictJson}. */
-export const parseStrictText = (text: string): unknown => {
+export const parseStrictText = (text: string, { later }: Pick<Parsing, 'later'> = {}): unknown => {
   let value: unknown;
   try {
     value = JSON.parse(text);
@@ -38,7 +44,13 @@ export const parseStrictText = (text: string): unknown => {
     throw invalid('The body is not valid JSON.');
   }
   // The parser keeps only the last value of a repeated key. So a text with more members than its value has a repeated key.
-  if (checkValue(value, 1) !== countMembers(text)) throw invalid('The body has a duplicate key.');
+  const { members, isExact } = scan(text);
+  if (checkValue(value, 1) !== members) throw invalid('The body has a duplicate key.');
+  if (!isExact) {
+    const message = `has a number that would not come back as it is written, such as one of more than ${MAX_DIGITS} digits`;
+    if (!later) throw invalid(`The body ${message}.`);
+    later.push({ field: 'body', message });
+  }
   return value;
 };
 
@@ -76,16 +88,42 @@ const checkText = (text: string): void => {
 const QUOTE = 0x22;
 const BACKSLASH = 0x5c;
 const COLON = 0x3a;
+const MINUS = 0x2d;
+const ZERO = 0x30;
+const NINE = 0x39;
 
-/** Counts the object members of a valid JSON text. Each member has one colon outside of strings. */
-const countMembers = (text: string): number => {
-  let members = 0;
+/** Begins at a number of a valid JSON text. */
+const NUMBER = /-?(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?/y;
+/** Digits that tell any two numbers apart (IEEE 754). With more of them, a number does not come back as it was sent. */
+const MAX_DIGITS = 17;
+
+/** True if the number keeps its value: it does not become 0 or an integer, and has few enough digits. Zeros at both ends do not count. */
+const isExactNumber = ([text, whole = '', fraction = '', exponent = '0']: readonly string[]): boolean => {
+  const digits = (whole + fraction).replace(/^0+/, '');
+  const significant = digits.replace(/0+$/, '');
+  const isInteger = significant === '' || Number(exponent) - fraction.length + digits.length - significant.length >= 0;
+  return significant.length <= MAX_DIGITS && Number.isInteger(Number(text)) === isInteger;
+};
+
+/**
+ * What the parsed value does not show: the number of object members, since each has one colon outside of strings, and whether each number of a valid
+ * JSON text keeps its value.
+ */
+const scan = (text: string): { readonly members: number; readonly isExact: boolean } => {
+  let [members, isExact] = [0, true];
   for (let index = 0; index < text.length; index++) {
     const code = text.charCodeAt(index);
     if (code === COLON) members += 1;
-    else if (code === QUOTE) for (index++; text.charCodeAt(index) !== QUOTE; index++) if (text.charCodeAt(index) === BACKSLASH) index++;
+    else if (code === QUOTE) {
+      for (index++; text.charCodeAt(index) !== QUOTE; index++) if (text.charCodeAt(index) === BACKSLASH) index++;
+    } else if (code === MINUS || (code >= ZERO && code <= NINE)) {
+      NUMBER.lastIndex = index;
+      const found = NUMBER.exec(text)!;
+      isExact &&= isExactNumber(found);
+      index += found[0].length - 1;
+    }
   }
-  return members;
+  return { members, isExact };
 };
 
 const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);

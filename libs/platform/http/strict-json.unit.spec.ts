@@ -83,6 +83,32 @@ describe('refused (C8), each with VALIDATION_ERROR', () => {
   });
 });
 
+describe('numbers that would not come back as they were sent', () => {
+  test.each([
+    '1000.00000000000000001',
+    '999.99999999999999999',
+    '1e-400',
+    '-1e-400',
+    '9007199254740991.4',
+    '-4503599627370497.51',
+    '0.123456789012345678',
+    '1.00000000000000001e1',
+  ])('%s is refused, or left to the caller', (number) => {
+    const text = `{"amountCents":1,"metadata":{"n":[${number}]}}`;
+    expect(refusal(bytes(text)).message).toMatch(/would not come back/);
+    const later: unknown[] = [];
+    expect(parseStrictJson(bytes(text), { later })).toEqual(JSON.parse(text));
+    expect(later).toEqual([{ field: 'body', message: expect.stringMatching(/would not come back/) }]);
+  });
+  test.each(['9007199254740992', '1e16', '9007199254740993.0'])('%s is refused at once', (number) => {
+    expect(() => parseStrictJson(bytes(`{"n":${number}}`), { later: [] })).toThrow(/too large/);
+  });
+  test.each([
+    ...['0', '-0', '0.0', '0e5', '0.1', '-0.10', '1000.0', '1e3', '1.50e1', '12e-1', '120e-1', '9007199254740991', '-9007199254740991', '5e-324'],
+    ...['12345678901234567e-1', '0.12345678901234567', '1.00000000000000000000', '0.00000000000000000000001', '1.7976931348623157e-300'],
+  ])('%s passes', (number) => expect(parse(`{"n":${number},"x":"1e-400","1e-400":[${number}]}`).n).toBe(Number(number)));
+});
+
 describe('accepted', () => {
   test.each([
     ['16 levels', nested(16)],
