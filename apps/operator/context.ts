@@ -182,6 +182,16 @@ const openStores = async (
   };
   const { environment, cardInTextCheck } = config;
   const actor = { type: 'operator', id: loginName() } as const;
+  const openAll = async (withGateway: boolean, mends: boolean): Promise<Services> => {
+    const { openServices } = await import('../services.js');
+    const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
+    const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers, stop) : null);
+    const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, mends, ...(sandboxTime && { sandboxTime }) });
+    closers.push(() => services.close());
+    return services;
+  };
+  /** A command that asks before it acts needs them twice. */
+  const opened = new Map<string, Promise<Services>>();
   return {
     config,
     logger,
@@ -203,12 +213,10 @@ const openStores = async (
       const head = await store.head();
       if (head !== null) await models.of(directoryModel).runUntil(head, { timeoutMs: PROJECT_TIMEOUT_MS });
     },
-    services: async ({ withGateway = false, mends = false } = {}) => {
-      const { openServices } = await import('../services.js');
-      const known = config.simulatorUrl ?? runtime?.simulatorUrl ?? null;
-      const simulatorUrl = known ?? (withGateway && config.environment === 'sandbox' ? await startSimulator(config, closers, stop) : null);
-      const services = await openServices(config, { databaseUrl, simulatorUrl }, keys, logger, { stop, mends, ...(sandboxTime && { sandboxTime }) });
-      closers.push(() => services.close());
+    services: ({ withGateway = false, mends = false } = {}) => {
+      const name = `${withGateway} ${mends}`;
+      const services = opened.get(name) ?? openAll(withGateway, mends);
+      opened.set(name, services);
       return services;
     },
   };

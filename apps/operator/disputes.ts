@@ -4,7 +4,7 @@ import { decimal } from '#kernel';
 import type { DisputeStatus, Leg } from '#payments';
 import type { DisputeFacts } from '#settlement';
 import { READ_MS, syncedFeeds } from './settlement.js';
-import { type Answer, fields, loginName, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import { type Answer, byOption, fields, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 interface OpenOptions {
   readonly id?: string;
@@ -18,13 +18,13 @@ interface OpenOptions {
   readonly openedOn: string;
   readonly dueDate: string;
   readonly old?: boolean;
-  readonly by?: string;
+  readonly by: string;
 }
 
 interface UpdateOptions {
   readonly status?: DisputeStatus;
   readonly stage?: string;
-  readonly by?: string;
+  readonly by: string;
 }
 
 const statusOption = () => new Option('--status <status>', 'where the money is').choices(['debited', 'in_dispute', 'lost', 'recovered']);
@@ -48,14 +48,14 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
       new Option('--leg <leg>', 'the charge that the processor named, where the fee was charged apart').choices(['principal', 'fee', 'combined']),
     )
     .option('--id <dispute>', 'an id of your own, a UUID: sent again it opens no second dispute', uuid)
-    .option('--by <name>', 'who records it; otherwise who is logged in', personName)
+    .addOption(byOption('name of the person who records it'))
     .action(
       action(async ({ services, ids }, { id, payment: paymentId, amountCents, by, old = false, ...rest }: OpenOptions) => {
         const { OpenDispute } = await import('#settlement/module');
         const { staff } = await import('#payments');
         const { commands, settlement } = await services();
         const terms = { disputeId: id ?? ids.uuid(), disputedAmountCents: amountCents, ...rest };
-        const dispute = await commands.execute(new OpenDispute(paymentId, terms, staff(by ?? loginName(), ids.uuid()), old));
+        const dispute = await commands.execute(new OpenDispute(paymentId, terms, staff(by, ids.uuid()), old));
         await settlement.register.caughtUp();
         return answer({ ...dispute, paymentId });
       }),
@@ -67,7 +67,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .argument('<dispute>', 'dispute id', uuid)
     .addOption(statusOption())
     .option('--stage <stage>', 'the processor’s word for the step')
-    .option('--by <name>', 'who records it; otherwise who is logged in', personName)
+    .addOption(byOption('name of the person who records it'))
     .action(
       action(async ({ services, ids }, disputeId: string, { status, stage, by }: UpdateOptions) => {
         if (status === undefined && stage === undefined) throw new UsageError('name a --status, a --stage or both');
@@ -75,7 +75,7 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
         const { staff } = await import('#payments');
         const { commands } = await services();
         const change = { status: status ?? null, stage: stage ?? null };
-        return answer(await commands.execute(new UpdateDispute(disputeId, change, staff(by ?? loginName(), ids.uuid()))));
+        return answer(await commands.execute(new UpdateDispute(disputeId, change, staff(by, ids.uuid()))));
       }),
     );
 

@@ -3,7 +3,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { decimal, isDay, ServiceError, timestamp } from '#kernel';
 import type { JournalFormat } from '#ledger';
 import type { Services } from '../services.js';
-import { fields, moment, print, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import { byOption, fields, moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** How long to wait for the journal. At its first run it reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -60,7 +60,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .option('--effective-at <time>', 'when it took effect; now otherwise', moment)
     .option('--old', 'a date may lie more than 400 days back')
     .requiredOption('--reason <reason>', 'why; for the record')
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .option('--id <adjustment>', 'an id of your own, a UUID: sent again it posts nothing a second time', uuid)
     .action(
       action(async ({ services, clock, ids }, { debit, credit, amountCents: cents, effectiveAt, old, reason, by, id }: AdjustOptions) => {
@@ -84,7 +84,7 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
     .command('remit')
     .description('record a payment to an agency, out of the balance owed to it; or take such a record back')
     .requiredOption('--portal <portal>', 'the agency’s portal', uuid)
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .addOption(new Option('--amount-cents <cents>', 'how much was paid').argParser(wholeNumber).conflicts(['reverse', 'reason']))
     .addOption(new Option('--reference <text>', 'name of the payment at the bank; each counts once').conflicts(['reverse', 'reason']))
     .addOption(new Option('--advance', 'also more than the funded part').conflicts(['reverse', 'reason']))

@@ -17,7 +17,7 @@ import {
 import { ServiceError, systemClock } from '#kernel';
 import { openKeys, systemIds } from '#platform';
 import type { Unborne } from '#payments';
-import { fields, table, type Terminal, personName } from './terminal.js';
+import { byOption, fields, table, type Terminal } from './terminal.js';
 import type { UpgradeContext } from './upgrade-context.js';
 
 interface ResumeOptions {
@@ -83,7 +83,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
   log
     .command('resume')
     .description('close the incident, once the right event store is back and holds everything')
-    .requiredOption('--by <name>', 'name of the person who decides; recorded', personName)
+    .addOption(byOption())
     .requiredOption('--reason <reason>', 'what was wrong; recorded')
     .action(
       terminal.action(async (context, { by, reason }: ResumeOptions) => {

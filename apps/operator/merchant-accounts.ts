@@ -18,7 +18,7 @@ import type { Feed } from '#settlement';
 import type { Context } from './context.js';
 import { addMerchantCheck } from './merchant-check.js';
 import { readSecret } from './secret-file.js';
-import { type Answer, anyText, fields, orNone, personName, table, type Terminal, UsageError, withoutNone } from './terminal.js';
+import { type Answer, anyText, byOption, fields, orNone, table, type Terminal, UsageError, withoutNone } from './terminal.js';
 
 interface SettingOptions {
   readonly name?: string;
@@ -144,7 +144,7 @@ export const addMerchantAccounts = (program: Command, terminal: Terminal): void 
   verb('disable', 'refuse new charges (503 GATEWAY_NOT_CONFIGURED) from the next request on; refunds and settlement go on')
     .option('--everything', 'call the processor no more: no refund, void, look-up or settlement either')
     .requiredOption('--reason <reason>', 'why')
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .action(
       action(
         async (context, id: string, { everything = false, reason, by }: DisableOptions) => {
@@ -161,7 +161,7 @@ export const addMerchantAccounts = (program: Command, terminal: Terminal): void 
     );
 
   verb('enable', 'admit new charges again; the processor is asked whether the credentials are right')
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .action(
       action(async (context, id: string, { by }: { by: string }) => {
         const { administration, inForce } = context;

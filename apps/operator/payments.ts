@@ -10,11 +10,13 @@ import type { Services } from '../services.js';
 import type { Context } from './context.js';
 import {
   type Answer,
+  byOption,
+  dollars,
   each,
   fields,
+  isPersonThere,
   loginName,
   moment,
-  personName,
   rowLimit,
   table,
   type Terminal,
@@ -37,6 +39,7 @@ interface ReverseOptions {
   readonly amountCents?: number;
   readonly includeFee?: boolean;
   readonly idempotencyKey?: string;
+  readonly again?: boolean;
 }
 
 interface ResolveOptions {
@@ -124,12 +127,13 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--amount-cents <cents>', 'this much of the principal; the fee stays', wholeNumber)
     .option('--include-fee', 'all that remains, with the service fee')
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'name of the person who decides; recorded with the refund', personName)
+    .addOption(byOption('name of the person who decides; recorded with the refund'))
     .option('--idempotency-key <key>', 'the same key again gives the same answer and returns nothing twice', idempotencyKey)
+    .option('--again', 'another one, although staff completed the same within the last ten minutes')
     .action(
-      action(async (context, paymentId: string, { amountCents, includeFee, ...options }: ReverseOptions) =>
-        reverse(context, { operation: 'refund', paymentId, amountCents: amountCents ?? null, includeFee: includeFee ?? false, ...options }),
-      ),
+      action((context, paymentId: string, options: ReverseOptions) => reverse(context, ...refundOf(paymentId, options)), {
+        counts: (context, paymentId, options) => effectOf(context, ...refundOf(paymentId, options)),
+      }),
     );
 
   payments
@@ -137,12 +141,13 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .description('void a payment before its batch settles, principal and service fee')
     .argument('<payment>', 'payment id', uuid)
     .requiredOption('--reason <reason>', 'why; the partner is told')
-    .requiredOption('--by <name>', 'name of the person who decides; recorded with the void', personName)
+    .addOption(byOption('name of the person who decides; recorded with the void'))
     .option('--idempotency-key <key>', 'the same key again gives the same answer', idempotencyKey)
+    .option('--again', 'another one, although staff completed the same within the last ten minutes')
     .action(
-      action(async (context, paymentId: string, options: ReverseOptions) =>
-        reverse(context, { operation: 'void', paymentId, amountCents: null, includeFee: true, ...options }),
-      ),
+      action((context, paymentId: string, options: ReverseOptions) => reverse(context, ...voidOf(paymentId, options)), {
+        counts: (context, paymentId, options) => effectOf(context, ...voidOf(paymentId, options)),
+      }),
     );
 
   payments
@@ -231,7 +236,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .argument('<payment>', 'payment id', uuid)
     .addOption(new Option('--task <task>', 'which task').choices(Object.keys(TASKS)).makeOptionMandatory())
     .requiredOption('--reason <reason>', 'what was done; for the record')
-    .requiredOption('--by <name>', 'who has dealt with it', personName)
+    .addOption(byOption('who has dealt with it'))
     .action(
       action(async ({ services }, paymentId: string, { task, reason, by }: AcknowledgeOptions) => {
         const { AcknowledgeTask } = await import('#settlement/module');
@@ -255,7 +260,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .argument('<payment>', 'payment id', uuid)
     .addOption(new Option('--as <outcome>', 'what became of it').choices(['succeeded', 'voided', 'failed']).makeOptionMandatory())
     .requiredOption('--evidence <evidence>', 'why this is sure; for the record')
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .option('--force', 'decide although the gateway cannot tell')
     .option(
       '--transaction <leg=id>',
@@ -343,7 +348,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
     .option('--retention', 'all payments whose retention is over')
     .option('--replay <file>', 'after a restore: erase again what an erasure file names')
     .addOption(new Option('--reason-code <code>', 'why').choices(Object.keys(ERASURE_REASONS)))
-    .requiredOption('--by <name>', 'name of the person who decides; recorded', personName)
+    .addOption(byOption())
     .option('--apply', 'erase; it cannot be taken back')
     .action(
       action(async ({ services }, named: readonly string[], options: EraseOptions) => {
@@ -539,21 +544,72 @@ const idempotencyKey = (text: string): string => {
   return text;
 };
 
+type Asked = readonly [request: StaffReverseRequest, idempotencyKey: string | null];
+
+const refundOf = (paymentId: string, { amountCents = null, includeFee = false, idempotencyKey: key = null, ...rest }: ReverseOptions): Asked => [
+  { operation: 'refund', paymentId, amountCents, includeFee, ...rest },
+  key,
+];
+
+const voidOf = (paymentId: string, { idempotencyKey: key = null, ...rest }: ReverseOptions): Asked => [
+  { operation: 'void', paymentId, amountCents: null, includeFee: true, ...rest },
+  key,
+];
+
+/** What the command will do, for a person at a terminal. null: nobody is there to read it. */
+const effectOf = async ({ services, directory, pool }: Context, ...[request, key]: Asked): Promise<string | null> => {
+  if (!isPersonThere()) return null;
+  const [{ EffectByStaff }, { postgresStaffTables }] = await Promise.all([import('#payments/module'), import('#webhooks')]);
+  const { queries } = await services({ withGateway: true });
+  const effect = await queries.execute(new EffectByStaff(request, key)).catch((error: unknown) => {
+    // The key may own an answer of an earlier request, which no refusal takes away. Without a key, the command itself is refused for the same reason.
+    if (error instanceof ServiceError && key !== null) return error;
+    throw withAgain(error, request);
+  });
+  if (effect instanceof ServiceError) return `Not possible now: ${effect.message} If the key was used before, its answer is shown.`;
+  const { accountId, legs, feeKeptCents, earlier } = effect;
+  const account = (await directory.accounts()).find((one) => one.accountId === accountId)?.name ?? accountId;
+  const endpoints = (await postgresStaffTables(pool).endpoints(accountId)).filter(({ status }) => status === 'enabled').length;
+  return `${fields([
+    [request.operation, `payment ${request.paymentId}`],
+    ...(earlier?.isOpen
+      ? [['first', `the ${earlier.operation} of ${earlier.requestedAt} is brought to its end; if it is the same, it is not repeated`] as const]
+      : []),
+    ...(earlier && !earlier.isOpen
+      ? [['done', `by the ${earlier.operation} of ${earlier.requestedAt}: its result is shown, no money moves`] as const]
+      : []),
+    ...legs.map((leg) => [leg.leg, `${dollars(leg.principalCents + leg.feeCents)} goes back by ${leg.means}`] as const),
+    ['fee kept', dollars(feeKeptCents)],
+    [
+      'told',
+      `${account}, by payment.refunded to ${endpoints} webhook ${endpoints === 1 ? 'endpoint' : 'endpoints'}; the payer is told by nobody here`,
+    ],
+  ])}\n`;
+};
+
+/** The refusal of a repeated refund or void names the option that takes it as another one. */
+const withAgain = (error: unknown, { operation }: StaffReverseRequest): unknown =>
+  error instanceof ServiceError && error.name === 'RepeatRefused'
+    ? new ServiceError(error.code, `${error.message} For another ${operation}, add --again.`, error.details)
+    : error;
+
 /** Executes a refund or a void by staff. The answer and a refusal have the form of the partner API. A refusal has exit code 1. */
-const reverse = async (
-  { services }: Context,
-  { idempotencyKey: key, ...request }: StaffReverseRequest & { readonly idempotencyKey?: string },
-): Promise<Answer> => {
+const reverse = async ({ services }: Context, ...[request, key]: Asked): Promise<Answer> => {
   const { ReverseByStaff } = await import('#payments/module');
   const { viewOf } = await import('../answers.js');
   const { commands } = await services({ withGateway: true });
-  const view = viewOf(await commands.execute(new ReverseByStaff(request, key ?? null)));
+  const view = viewOf(
+    await commands.execute(new ReverseByStaff(request, key)).catch((error: unknown) => {
+      throw withAgain(error, request);
+    }),
+  );
+  const isVoided = 'reversalType' in view ? view.reversalType === 'void' : true;
   return {
     json: view,
     text: fields([
       ['payment', view.id],
-      ['returned', decimal(view.amountCents)],
-      ['by', 'reversalType' in view ? view.reversalType : 'void'],
+      ['returned', dollars(view.amountCents)],
+      ['how', isVoided ? 'the charge was voided before its batch settled' : 'refunded to the card'],
       ['transaction', view.gateway.transactionId],
     ]),
   };

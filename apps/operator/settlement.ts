@@ -5,7 +5,7 @@ import { collect, type Queryable } from '#platform';
 import type { BatchSummary, ExceptionChange, Feed, Funding, Resolution, SendRequest } from '#settlement';
 import type { SimulatorGateway } from '#gateways';
 import type { Context } from './context.js';
-import { anyText, fields, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber, personName } from './terminal.js';
+import { anyText, byOption, fields, loginName, progressBar, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 interface ResolveOptions {
   readonly as: Resolution;
@@ -149,7 +149,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .option('--reference <reference>', 'where this is written, such as the number of a statement; for the record', anyText)
     .option('--file <file>', 'a CSV file instead, with merchant_account,batch_id,funded_on,fee_cents,reference')
     .option('--old', 'a date may lie more than 400 days back')
-    .requiredOption('--by <name>', 'name of the person who records it', personName)
+    .addOption(byOption('name of the person who records it'))
     .action(
       action(async ({ services, ids }, { file, by, old = false, ...options }: FundOptions) => {
         const { RecordFunding } = await import('#settlement/module');
@@ -283,7 +283,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .description('say who looks after it')
     .argument('<exception>', 'exception id', uuid)
     .requiredOption('--to <name>', 'who')
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .action(action((context, id: string, { to, by }: { to: string; by: string }) => changed(context, id, { type: 'Assign', to, by })));
 
   exceptions
@@ -291,7 +291,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .description('say what it is, before it is resolved')
     .argument('<exception>', 'exception id', uuid)
     .requiredOption('--reason <reason>', 'what was found out')
-    .requiredOption('--by <name>', 'who', personName)
+    .addOption(byOption('who'))
     .action(action((context, id: string, { reason, by }: { reason: string; by: string }) => changed(context, id, { type: 'Explain', reason, by })));
 
   exceptions
@@ -314,7 +314,7 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .option('--last4 <digits>', 'last four digits of the card, where the gateway asks for them (--send)', lastFour)
     .option('--fee-cents <cents>', 'of it, the service fee (adopt)', wholeNumber)
     .requiredOption('--reason <reason>', 'why; the evidence')
-    .requiredOption('--by <name>', 'name of the person who decides', personName)
+    .addOption(byOption())
     .action(
       action(async (context, id: string, { as, portal = null, feeCents = 0, send = false, last4, reason, by }: ResolveOptions) => {
         if (send && as !== 'refund') throw new UsageError('--send belongs to --as refund');

@@ -6,7 +6,7 @@ import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError, Option } from 'commander';
-import { AuthenticationError, isUuid, ServiceError } from '#kernel';
+import { AuthenticationError, type Cents, decimal, isUuid, ServiceError } from '#kernel';
 import { cardInText, ConfigError, withEscapes } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
@@ -77,11 +77,24 @@ export class Terminal<Of extends Opened = Context> {
       } catch (error) {
         // The reader of our output has closed the pipe (`| head`).
         if ((error as NodeJS.ErrnoException).code === 'EPIPE') return;
-        await refuse(error, json ?? false);
+        await refuse(error instanceof ServiceError ? withOptionNames(error, command) : error, json ?? false);
         if (error instanceof Interrupted) process.exitCode = error.exitCode;
       }
     };
 }
+
+/** The error with the names of options in its message. The libs name the fields of the partner's API, such as `amountCents`. */
+const withOptionNames = (error: ServiceError, { options }: Command): ServiceError => {
+  const named = options.reduce(
+    (message, option) => {
+      const name = option.attributeName();
+      // A name of one word may also be a word of the sentence. So only the first word of the message is taken for it.
+      return message.replace(new RegExp(/[A-Z]/.test(name) ? `(?<![-\\w])${name}\\b` : `^${name}(?= must\\b)`, 'g'), option.long!);
+    },
+    error.message.replaceAll('feeType include_fee', '--include-fee'),
+  );
+  return named === error.message ? error : new ServiceError(error.code, named, error.details, error.options);
+};
 
 /** Noun and verb of a command, without the name of the program. */
 const nameOf = (command: Command): string => (command.parent?.parent ? `${nameOf(command.parent)} ${command.name()}` : command.name());
@@ -174,6 +187,7 @@ export const anyText = (text: string): string => text;
 export const personName = (text: string): string => {
   if (text.trim() === '' || UNSEEN.test(text)) throw new InvalidArgumentError('It must be a name without control characters or invisible ones.');
   if (cardInText(text) !== null) throw new InvalidArgumentError('It must not hold a card number.');
+  if (text.trim().startsWith(LOGIN)) throw new InvalidArgumentError(`It must not begin with ${LOGIN}, which marks a user of the operating system.`);
   return text;
 };
 
@@ -214,16 +228,36 @@ export const moment = (text: string): string => {
 /** Shows personal data. The reading is noted under the name of the person who is logged in. */
 export const withPersonal = (): Option => new Option('--with-personal', 'personal data too; the reading is noted');
 
-/** The user's login name, under which actions are recorded. In a container without a name for the user, the user's number. */
+const LOGIN = 'os:';
+
+/**
+ * The user of the operating system, such as `os:dana`, under which actions are recorded if nobody is named. In a container without a name for the user,
+ * the user's number.
+ */
 export const loginName = (): string => {
   try {
-    return userInfo().username;
+    return `${LOGIN}${userInfo().username}`;
   } catch {
-    return `uid ${process.getuid?.() ?? 'unknown'}`;
+    return `${LOGIN}uid ${process.getuid?.() ?? 'unknown'}`;
   }
 };
 
+/**
+ * `--by`, the person who decides. Absent, the command records {@link loginName}. In production several people share a login, so there a decision about
+ * money, books or personal data must name a person.
+ */
+export const byOption = (what = 'name of the person who decides; recorded'): Option => {
+  const option = new Option('--by <name>', what).argParser(personName);
+  return process.env.ENVIRONMENT === 'production' ? option.makeOptionMandatory() : option.default(loginName());
+};
+
 // Text for people.
+
+/** An amount as people write it, such as `$12.34`. */
+export const dollars = (cents: Cents): string => `${cents < 0 ? '-' : ''}$${decimal(Math.abs(cents))}`;
+
+/** True if a person reads the output and can answer a question. A script that a person starts has its output read by the script. */
+export const isPersonThere = (): boolean => process.stdin.isTTY && process.stdout.isTTY;
 
 /** Characters that have no place in a name of a person: two names that look the same must be the same. */
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/u;

@@ -13,7 +13,7 @@ import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent,
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { keyOfText, openPayment } from './personal.js';
 import { type Recovery, RECOVERY_STARTS_AFTER_MS } from './recovery.js';
-import { reversalAgain, reverse, type ReverseRequest } from './reverse.js';
+import { reversalAgain, type ReversalEffect, reversalEffect, reverse, type ReverseRequest } from './reverse.js';
 import { staff, staffTextFaults } from './staff.js';
 import { paymentEvents } from './stream.js';
 import { type Origin, StoreIncident } from '#eventstore';
@@ -136,6 +136,11 @@ export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId'
   readonly reason: string;
   /** The actor, recorded with every event. */
   readonly by: string;
+  /**
+   * True: another refund or void, even if staff completed an equal one a short time ago. False: then it is refused. Absent: it is refused if the
+   * request has no key.
+   */
+  readonly again?: boolean;
 };
 
 /**
@@ -144,17 +149,31 @@ export type StaffReverseRequest = Pick<ReverseRequest, 'operation' | 'paymentId'
  */
 export const reverseByStaff = async (
   services: PaymentServices,
-  { by, ...request }: StaffReverseRequest,
+  asked: StaffReverseRequest,
   idempotencyKey: string | null,
 ): Promise<Answered<ReversalView>> => {
+  const origin = staff(asked.by, services.ports.ids.uuid());
+  const request = requestOfStaff(asked, idempotencyKey);
   const { operation, amountCents, includeFee, reason } = request;
-  const origin = staff(by, services.ports.ids.uuid());
-  const faults = staffTextFaults('reason', reason);
-  if (faults.now) throw faults.now;
-  if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
+  const { later } = staffTextFaults('reason', reason);
   const text = `STAFF\n${operation} ${request.paymentId.toLowerCase()}\n${canonicalJson({ amountCents, includeFee, reason })}`;
-  const received: Received = { idempotencyKey, fingerprintText: text, loggedText: text, requestId: origin.correlationId, refusal: faults.later };
-  return reverseKeyed(services, { ...request, accountId: null, initiatedBy: 'staff' }, received, STAFF_KEY_SPACE, origin);
+  const received: Received = { idempotencyKey, fingerprintText: text, loggedText: text, requestId: origin.correlationId, refusal: later };
+  return reverseKeyed(services, request, received, STAFF_KEY_SPACE, origin);
+};
+
+/** What a refund or void by staff would do now. Throws its refusals, but does not know what its key was used for. */
+export const effectByStaff = ({ ports }: PaymentServices, asked: StaffReverseRequest, idempotencyKey: string | null): Promise<ReversalEffect> =>
+  reversalEffect(ports, requestOfStaff(asked, idempotencyKey));
+
+const requestOfStaff = (
+  { operation, paymentId, amountCents, includeFee, reason, again }: StaffReverseRequest,
+  idempotencyKey: string | null,
+): ReverseRequest & { readonly reason: string } => {
+  const { now } = staffTextFaults('reason', reason);
+  if (now) throw now;
+  if (amountCents !== null && !isCents(amountCents)) throw new ServiceError('VALIDATION_ERROR', `amountCents must be 1 to ${MAX_AMOUNT_CENTS}.`);
+  const refusesRepeat = again === undefined ? idempotencyKey === null : !again;
+  return { operation, paymentId, amountCents, includeFee, reason, refusesRepeat, accountId: null, initiatedBy: 'staff' };
 };
 
 const reverseKeyed = (

@@ -185,7 +185,7 @@ export {
   type Resolution,
 } from './recovery.js';
 export { GatewayCannotTell, resolvePayment, type ResolveRequest, transactionOf } from './resolve.js';
-export { finalizeReference, reverse, type ReverseRequest } from './reverse.js';
+export { finalizeReference, type ReversalEffect, reverse, type ReverseRequest } from './reverse.js';
 export {
   ACKNOWLEDGED_TASKS,
   type AcknowledgedTask,

@@ -7,6 +7,7 @@
 import {
   canonicalJson,
   type Cents,
+  decimal,
   type Decider,
   isSamePersonal,
   type Json,
@@ -883,6 +884,8 @@ export type ChargeFinding = { readonly leg: Leg } & (
 interface ReversalCommand extends Intent {
   readonly at: string;
   readonly initiatedBy: Initiator;
+  /** True: an equal refund or void that staff completed within {@link STAFF_REPEAT_MS} refuses this one. */
+  readonly refusesRepeat?: boolean;
   readonly personal: Personal<Reason>;
   readonly references: (leg: Leg) => { readonly void: Ref; readonly refund: Ref };
 }
@@ -1013,14 +1016,10 @@ const requestVoid = (payment: Payment, command: RequestVoid): PaymentEvent[] => 
   if (legs.some((leg) => leg.settledBatchId !== null || leg.refunded)) throw voidFailed('The batch has settled; refund the payment instead.'); // C24, C27
   const moves = legs.map((leg): LegMove => ({ leg: leg.leg, ...unreturned(leg), means: 'void', references: command.references(leg.leg) }));
   const begun = target.attempts.find(({ operation, ended }) => operation === 'void' && ended?.outcome === 'partial');
+  const asked = { amountCents: null, includeFee: true };
+  if (!begun) refuseRepeat(target, 'void', command, asked);
 
-  return [
-    {
-      type: 'VoidRequested',
-      at: command.at,
-      data: request(target, command, { amountCents: null, includeFee: true }, moves, begun?.attemptId ?? null),
-    },
-  ];
+  return [{ type: 'VoidRequested', at: command.at, data: request(target, command, asked, moves, begun?.attemptId ?? null) }];
 };
 
 const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[] => {
@@ -1041,6 +1040,7 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
     ); // C36
   if (principalCents + feeCents === 0) throw exceeds(0); // C37
   if (principalCents + feeCents > free) throw exceeds(Math.min(left.principal, free)); // C30
+  if (!completes) refuseRepeat(target, 'refund', command, asked);
 
   const moves = target.legs.flatMap((leg): LegMove[] => {
     const part = { principalCents: leg.principalCents > 0 ? principalCents : 0, feeCents: leg.feeCents > 0 ? feeCents : 0 };
@@ -1255,6 +1255,29 @@ const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: 
   if (payment.attempts.length >= MAX_ATTEMPTS && initiatedBy === 'partner')
     throw new ServiceError('INVALID_STATE', 'Too many refunds and voids of this payment have failed; ask support to return the money.');
   return payment;
+};
+
+/** A person repeats a command by mistake within minutes. Later, an equal refund is taken as another one. */
+export const STAFF_REPEAT_MS = 10 * 60_000;
+
+/** The refusal of a refund or void that staff completed a short time ago. The caller may ask again and say that it means another one. */
+export class RepeatRefused extends ServiceError {
+  override readonly name = 'RepeatRefused';
+}
+
+/** Throws {@link RepeatRefused}. Only completed attempts count: to complete or repeat an unfinished one is never refused (C17, C18). */
+const refuseRepeat = (payment: Charged, operation: Means, { at, refusesRepeat }: ReversalCommand, asked: ReversalRequest['asked']): void => {
+  const done = payment.attempts.findLast(
+    (attempt) =>
+      attempt.operation === operation &&
+      attempt.initiatedBy === 'staff' &&
+      attempt.ended?.outcome === 'completed' &&
+      attempt.asked.amountCents === asked.amountCents &&
+      attempt.asked.includeFee === asked.includeFee &&
+      Date.parse(at) - Date.parse(attempt.ended.at) < STAFF_REPEAT_MS,
+  );
+  if (refusesRepeat && done?.ended)
+    throw new RepeatRefused('INVALID_STATE', `The same ${operation}, of ${decimal(done.ended.amountCents)}, was completed at ${done.ended.at}.`);
 };
 
 const exceeds = (leftCents: Cents) => new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain`);

@@ -60,8 +60,10 @@ import {
   payment as decider,
   type PaymentCommand,
   type PaymentEvent,
+  type RequestRefund,
   resultOf,
   type ReversalAttempt,
+  STAFF_REPEAT_MS,
   statusOf,
   untoldAttempt,
 } from './payment.js';
@@ -1066,6 +1068,53 @@ describe('a repeat without a key finds the attempt whose caller got a 5xx (C18)'
   test('one after the other, where there are several', () => {
     const two = [...resolved, acknowledged('A'), request('B'), fenced('B'), ...done('B')];
     expect(find(two)).toBe('B');
+  });
+});
+
+describe('the same refund or void of staff again (C56)', () => {
+  const asked = { amountCents: 1_000, includeFee: false };
+  const attempt = (attemptId: string, initiatedBy: 'partner' | 'staff', outcome: 'completed' | 'never_executed' = 'completed') => [
+    refundRequested(attemptId, { legs: [move(attemptId, 'principal', 1_000, 0)], lines: principals(333, 333, 334), asked, initiatedBy }),
+    ...(outcome === 'completed' ? [returned(attemptId, 'principal', 1_000, 0)] : []),
+    ended(attemptId, { outcome, amountCents: outcome === 'completed' ? 1_000 : 0, initiatedBy }),
+  ];
+  const laterBy = (ms: number) => new Date(Date.parse(AT) + ms).toISOString();
+  const soon = { at: laterBy(1) };
+  const again = (change: Partial<RequestRefund> = {}) =>
+    requestRefund('B', { ...asked, ...soon, initiatedBy: 'staff', refusesRepeat: true, ...change });
+  const refused = /^The same refund, of 10.00, was completed at 2026-01-05T10:00:00.000Z\.$/;
+
+  test('within ten minutes of its end it is refused, also on a host whose clock is behind', () => {
+    for (const at of [laterBy(0), laterBy(STAFF_REPEAT_MS - 1), laterBy(-60_000)])
+      given(...charged(), ...attempt('A', 'staff'))
+        .when(again({ at }))
+        .thenRefused('INVALID_STATE', refused);
+    expect(decider.decide(chargedState(...charged(), ...attempt('A', 'staff')), again({ at: laterBy(STAFF_REPEAT_MS) }))).toHaveLength(1);
+  });
+  test('another amount, one of a partner, one that moved nothing, or a caller that means another one: taken', () => {
+    for (const [facts, command] of [
+      [attempt('A', 'staff'), again({ amountCents: 1_001 })],
+      [attempt('A', 'staff'), again({ refusesRepeat: false })],
+      [attempt('A', 'partner'), again()],
+      [attempt('A', 'staff', 'never_executed'), again()],
+      [attempt('A', 'staff'), requestRefund('B', { ...asked, ...soon })],
+    ] as const)
+      expect(decider.decide(chargedState(...charged(), ...facts), command)).toHaveLength(1);
+  });
+  test('the completion of a partial refund is never refused; a third one has nothing to return', () => {
+    const all = { amountCents: null, includeFee: true };
+    const partial = [
+      refundRequested('A', {
+        legs: [move('A', 'principal', 10_000, 0), move('A', 'fee', 0, 325)],
+        lines: wholeLines.both,
+        asked: all,
+        initiatedBy: 'staff',
+      }),
+      returned('A', 'principal', 10_000, 0),
+      ended('A', { outcome: 'partial', amountCents: 10_000, initiatedBy: 'staff' }),
+    ];
+    const [event] = decider.decide(chargedState(...charged(), ...partial), again(all));
+    expect(event).toMatchObject({ data: { completes: 'A', legs: [{ leg: 'fee', feeCents: 325 }] } });
   });
 });
 

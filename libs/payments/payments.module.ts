@@ -10,6 +10,7 @@ import { commandHandler, ProcessContext, queryHandler } from '#platform/module';
 import type { ChargeRequest, PaymentPorts } from './charge.js';
 import {
   chargeOnce,
+  effectByStaff,
   type FeeQuote,
   findPayment,
   type PaymentServices,
@@ -29,7 +30,7 @@ import { postgresIdempotency } from './keys/postgres.js';
 import { type ListedPage, listPayments, type ListRequest, paymentListModel, postgresListRows } from './list.js';
 import type { PaymentView, ReversalView } from './payment.view.js';
 import { createRecovery, postgresRecoveryWork } from './recovery.js';
-import type { ReverseRequest } from './reverse.js';
+import type { ReversalEffect, ReverseRequest } from './reverse.js';
 import { postgresRefusals } from './refusals.js';
 import { PaymentStreams } from './stream.js';
 import { postgresVelocity } from './velocity.js';
@@ -78,6 +79,16 @@ export class ReverseByStaff extends Command<Answered<ReversalView>> {
   }
 }
 
+/** What {@link ReverseByStaff} would do now. */
+export class EffectByStaff extends Query<ReversalEffect> {
+  constructor(
+    readonly request: StaffReverseRequest,
+    readonly idempotencyKey: string | null,
+  ) {
+    super();
+  }
+}
+
 export class FindPayment extends Query<PaymentView> {
   constructor(
     readonly accountId: string,
@@ -104,6 +115,9 @@ const HANDLERS = [
   commandHandler(ReversePayment, PAYMENT_SERVICES, (services: PaymentServices, { request, received }) => reverseOnce(services, request, received)),
   commandHandler(ReverseByStaff, PAYMENT_SERVICES, (services: PaymentServices, { request, idempotencyKey }) =>
     reverseByStaff(services, request, idempotencyKey),
+  ),
+  queryHandler(EffectByStaff, PAYMENT_SERVICES, (services: PaymentServices, { request, idempotencyKey }) =>
+    effectByStaff(services, request, idempotencyKey),
   ),
   queryHandler(FindPayment, PAYMENT_SERVICES, (services: PaymentServices, { accountId, paymentId }) => findPayment(services, accountId, paymentId)),
   queryHandler(ListPayments, PAYMENT_SERVICES, ({ list }: PaymentServices, { request }) => listPayments(list, request)),

@@ -23,7 +23,8 @@ import { gatewayRef } from './charge.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type { PaymentView, RefundView, VoidView } from './payment.view.js';
 import { openDispute } from '#settlement';
-import { reverseOnce } from './commands.js';
+import { effectByStaff, reverseByStaff, reverseOnce, type StaffReverseRequest } from './commands.js';
+import { RepeatRefused, STAFF_REPEAT_MS } from './payment.js';
 import { ABANDONED_AFTER_MS, resolveReversal } from './reverse.js';
 
 let ground: Ground;
@@ -713,6 +714,56 @@ describe('a repeat without a key (C18)', () => {
     for (const call of [house.refund(id, PARTIAL), house.void(id), house.refund(id, { initiatedBy: 'staff', accountId: null })])
       expect(await refused(call)).toMatchObject({ code: 'INVALID_STATE', message: expect.stringMatching(/being reconciled/) });
     expect(read(await house.refundWithKey(house.key(), id, PARTIAL))).toMatchObject({ code: 'INVALID_STATE' });
+  });
+});
+
+describe('the same refund of staff again (C56)', () => {
+  const asked = (paymentId: string) =>
+    ({ operation: 'refund', paymentId, amountCents: 1_000, includeFee: false, reason: 'twice', by: 'Dana' }) satisfies StaffReverseRequest;
+  const byStaff = (paymentId: string, change: Partial<StaffReverseRequest> = {}, key: string | null = null) =>
+    sent(reverseByStaff(house.services, { ...asked(paymentId), ...change }, key));
+  const code = { status: 422, code: 'INVALID_STATE' };
+
+  test('is refused; another one says so, has a key, or comes after ten minutes; a partner has no such guard', async () => {
+    const id = await charged();
+    expect((await byStaff(id)).status).toBe(200);
+    expect(read(await byStaff(id, { by: 'Kim', reason: 'again' }))).toMatchObject({ ...code, message: expect.stringMatching(/^The same refund, of 10.00/) });
+    expect(await moved()).toHaveLength(1);
+    await expect(effectByStaff(house.services, asked(id), null)).rejects.toThrow(RepeatRefused);
+    expect(await effectByStaff(house.services, { ...asked(id), again: true }, null)).toEqual({
+      accountId: house.accountId,
+      legs: [expect.objectContaining({ leg: 'principal', means: 'void', principalCents: 1_000, feeCents: 0 })],
+      feeKeptCents: 325,
+      earlier: null,
+    });
+    expect((await byStaff(id, { again: true })).status).toBe(200);
+    expect((await byStaff(id, {}, house.key())).status).toBe(200);
+    expect(read(await byStaff(id, { again: false }, house.key()))).toMatchObject(code);
+    expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
+    expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
+    house.clock.advance(STAFF_REPEAT_MS);
+    expect((await byStaff(id)).status).toBe(200);
+    expect(await moved()).toHaveLength(6);
+    await inAgreement(id);
+  });
+  test('five at once return the money once', async () => {
+    const id = await charged();
+    const answers = await Promise.all(Array.from({ length: 5 }, () => byStaff(id)));
+    expect(answers.map(({ status }) => status).sort()).toEqual([200, 422, 422, 422, 422]);
+    expect(await moved()).toHaveLength(1);
+    await inAgreement(id);
+  });
+  test('one whose command vanished is completed by the repeat, and its result told once', async () => {
+    const id = await charged();
+    house.calls.after('void.principal', () => new Promise(() => undefined));
+    void byStaff(id).catch(() => undefined);
+    await eventually(async () => (await moved()).length === 1);
+    house.clock.advance(ABANDONED_AFTER_MS);
+    expect(await effectByStaff(house.services, asked(id), null)).toMatchObject({ legs: [], earlier: { operation: 'refund', isOpen: true } });
+    expect((await byStaff(id)).status).toBe(200);
+    expect(read(await byStaff(id))).toMatchObject(code);
+    expect(await moved()).toHaveLength(1);
+    await inAgreement(id);
   });
 });
 

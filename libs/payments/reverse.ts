@@ -5,7 +5,7 @@
  * every reference that the attempt may have used (C17, C18, C61).
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
-import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, timestamp } from '#kernel';
+import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, sumCents, timestamp } from '#kernel';
 import { OpenedKeys, type PersonalKey, type Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
@@ -67,6 +67,8 @@ export interface ReverseRequest {
   readonly amountCents: Cents | null;
   readonly includeFee: boolean;
   readonly reason: string | null;
+  /** True: an equal refund or void that staff completed a short time ago refuses this one. */
+  readonly refusesRepeat?: boolean;
 }
 
 /** The attempt that a key is bound to. `renew` binds the key to a new attempt, before that attempt begins (C17). */
@@ -179,6 +181,39 @@ export const reverse = async (
       slot.release();
     }
   }
+};
+
+/** What a refund or void would do. */
+export interface ReversalEffect {
+  readonly accountId: string;
+  /** Empty with `earlier`. */
+  readonly legs: readonly Pick<LegMove, 'leg' | 'means' | 'principalCents' | 'feeCents'>[];
+  /** Cents of the service fee that stay charged. */
+  readonly feeKeptCents: Cents;
+  /**
+   * The attempt that the request meets first. `isOpen`: it is brought to its end, and only then is it known what remains to do. Otherwise it is
+   * complete, its result is the answer, and no money moves. null: there is none.
+   */
+  readonly earlier: { readonly operation: Means; readonly requestedAt: string; readonly isOpen: boolean } | null;
+}
+
+/** Computes the effect of a request now, without an append and without a call of a gateway. Throws the refusals of the request. */
+export const reversalEffect = async (ports: PaymentPorts, request: ReverseRequest): Promise<ReversalEffect> => {
+  const loaded = await ports.streams.load(request.paymentId);
+  const { payment } = loaded;
+  const intent = { attemptId: ports.ids.uuid(), idempotency: null };
+  const decided = () => decider.decide(payment, command(ports, request, loaded, intent, null, timestamp(ports.clock.now())));
+  if (payment.phase !== 'charged') throw new Error(`${request.paymentId}: not refused although ${payment.phase}: ${decided().length}`);
+  for (const { account } of payment.legs) if (!ports.gateways.find(account)) await ports.gateways.load?.(account);
+  const open = openAttempt(payment);
+  const met = open ?? untold(payment, request, timestamp(ports.clock.realNow())) ?? finishedMeanwhile(payment, request);
+  const legs = met ? [] : decided().flatMap((event) => ('legs' in event.data ? (event.data.legs as readonly LegMove[]) : []));
+  return {
+    accountId: payment.terms.accountId,
+    legs,
+    feeKeptCents: remaining(payment).fee - sumCents(legs, ({ feeCents }) => feeCents),
+    earlier: met ? { operation: met.operation, requestedAt: met.requestedAt, isOpen: met === open } : null,
+  };
 };
 
 /** The result of an attempt, and the key that seals it where it is stored. */
@@ -298,9 +333,9 @@ const command = (
   personal: Personal<Reason>,
   at: string,
 ): PaymentCommand => {
-  const { initiatedBy } = request;
+  const { initiatedBy, refusesRepeat = false } = request;
   const references = (leg: Leg) => ({ void: gatewayRef(intent.attemptId, leg, 'void'), refund: gatewayRef(intent.attemptId, leg, 'refund') });
-  const common = { at, ...intent, initiatedBy, personal, references };
+  const common = { at, ...intent, initiatedBy, refusesRepeat, personal, references };
   if (request.operation === 'void') return { type: 'RequestVoid', ...common };
   const capabilities = (leg: Leg) =>
     gatewayOf(

@@ -46,6 +46,16 @@ const done = async (...args: string[]) => {
   expect([code, stderr]).toEqual([0, '']);
   return value;
 };
+/** The command as a person starts it: input and output are a terminal's. */
+const atTerminal = (typed: string, ...args: string[]): Promise<{ code: number; stdout: string; stderr: string }> =>
+  new Promise((done) => {
+    const isTerminal = 'data:text/javascript,process.stdin.isTTY=true;process.stdout.isTTY=true';
+    const env = { PATH: process.env.PATH, HOME: process.env.HOME, DATA_DIR: dataDir.data, NODE_OPTIONS: `--import=${isTerminal}` };
+    const child = execFile(process.execPath, [LAUNCHER, ...args], { env, cwd: tmpdir(), timeout: COMMAND_MS }, (error, stdout, stderr) =>
+      done({ code: error ? Number(error.code ?? 99) : 0, stdout, stderr }),
+    );
+    child.stdin?.end(typed);
+  });
 const call = async (method: string, path: string, body?: object): Promise<{ status: number; body: { data: unknown; details?: { id?: string } } }> => {
   const answer = await fetch(`${service.url}${path}`, {
     method,
@@ -171,7 +181,7 @@ describe('beside the running service', () => {
     await writeFile(file, `batch_id,closed_at,transaction_id,ref,type,gross_cents,fee_cents,net_cents,funded_on\n${line}\n`);
     await done('settlement', 'import', file);
 
-    const login = userInfo().username;
+    const login = `os:${userInfo().username}`;
     const actors = await actorsByEvent();
     const recorded = ['AccountCreated', 'AuditKeyIssued', 'CaseBlocked', 'PaymentDisputed', 'ManualAdjustment', 'SettlementFileImported'];
     expect(Object.fromEntries(recorded.map((event) => [event, actors.get(event)]))).toEqual({
@@ -213,6 +223,38 @@ describe('beside the running service', () => {
     const [first, second] = [await done(...refund), await done(...refund)] as unknown as [RefundView, RefundView];
     expect(second).toEqual(first);
     expect(await read(id)).toMatchObject({ refundedAmountCents: 1_000 });
+  });
+  test('the same refund again is refused, unless --again says that it is another one', async () => {
+    const { id } = await pay(CARD.settlesAtOnce);
+    const refund = ['payments', 'refund', id, '--amount-cents', '1000', '--reason', 'arrow up, enter', ...BY];
+    await done(...refund);
+    expect(await payfold(...refund)).toMatchObject({
+      code: 1,
+      value: { message: expect.stringMatching(/^The same refund, of 10.00, was completed at .*Z\. For another refund, add --again\.$/), details: { code: 'INVALID_STATE' } }, // prettier-ignore
+    });
+    await done(...refund, '--again');
+    expect(await read(id)).toMatchObject({ refundedAmountCents: 2_000 });
+  });
+  test('a person at a terminal sees what a refund will do, and is asked; the answer says how the money goes back', async () => {
+    const { id } = await pay(CARD.settlesAtOnce);
+    const refund = ['payments', 'refund', id, '--amount-cents', '2500', '--reason', 'duplicate', ...BY];
+    const no = await atTerminal('n\n', ...refund);
+    const effect = new RegExp(`refund +payment ${id}\nprincipal +\\$25\\.00 goes back by refund\nfee kept +\\$3\\.00\ntold +Sandbox.*, by payment\\.refunded to 0 webhook endpoints`); // prettier-ignore
+    expect(no).toMatchObject({ code: 1, stdout: '' });
+    expect(no.stderr).toMatch(effect);
+    expect(await read(id)).toMatchObject({ refundedAmountCents: 0 });
+    const yes = await atTerminal('y\n', ...refund);
+    expect([yes.code, yes.stderr]).toEqual([0, expect.stringMatching(effect)]);
+    expect(yes.stdout).toMatch(/returned +\$25\.00\nhow +refunded to the card\n/);
+    expect(await atTerminal('y\n', ...refund)).toMatchObject({ code: 1, stderr: expect.not.stringContaining('Go on?') });
+    expect(await read(id)).toMatchObject({ refundedAmountCents: 2_500 });
+  });
+  test('a refusal names the option; --by may not look like a user of the system; in production it is required', async () => {
+    const refund = ['payments', 'refund', randomUUID(), '--reason', 'x'];
+    expect((await payfold(...refund, '--amount-cents', '0')).value.message).toBe('--amount-cents must be 1 to 99999999.');
+    expect(await payfold(...refund, '--by', 'os:root')).toMatchObject({ code: 2, stderr: expect.stringContaining('must not begin with os:') });
+    for (const args of [refund, ['disputes', 'update', randomUUID(), '--stage', 'x']])
+      expect(await payfoldIn({ ENVIRONMENT: 'production' }, ...args)).toMatchObject({ code: 2, stderr: expect.stringContaining("required option '--by <name>'") }); // prettier-ignore
   });
   test('a refund that ended partial exits 1 with PARTIAL_REFUND_PENDING; again completes it', async () => {
     const { id } = await pay(CARD.feeRefundFailsOnce);
