@@ -391,7 +391,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           keysOfPayment,
           payment: decider,
           paymentStream,
-          paymentView,
+          auditedPayment,
           paymentEvents,
           shownEvent,
           textOf,
@@ -406,7 +406,7 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
         if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
         const keyIds = keysOfPayment(payment);
         const reveal = opens ? await openedBy(context, `payments show ${id}`, keyIds) : await context.personal.erasures(keyIds);
-        const view = { ...paymentView(id, payment, reveal), accountId: payment.terms.accountId };
+        const view = auditedPayment(id, payment, reveal);
         const dataOf = (event: Recorded): object => {
           const known = paymentEvents.read(event);
           const { personal: _, ...data } = shownEvent(known).data as unknown as Record<string, Json>;
@@ -436,6 +436,10 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           ['confirmation', view.confirmationNumber ?? ''],
           ['created', view.createdAt],
           ['updated', view.updatedAt],
+          ...view.returns.map(
+            ({ means, leg, amountCents, transactionId, status }) =>
+              ['return', [means, leg, decimal(amountCents), transactionId, status].join(' ')] as const,
+          ),
         ]);
         const timeline = table(
           ['#', 'RECORDED', 'EVENT', 'ACTOR'],

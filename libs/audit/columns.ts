@@ -53,6 +53,7 @@ const MEANINGS: Readonly<Record<ReportName, Readonly<Record<string, string>>>> =
     fee_cents: 'service fee that came back',
     transaction_ids: 'the processor’s ids of the money that came back',
     completes: 'attempt that this one completes',
+    statuses: 'of the money that came back, in the order of transaction_ids: succeeded, pending, failed',
   },
   fees: {
     day: 'day on which the entries are booked',

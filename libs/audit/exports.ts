@@ -15,6 +15,7 @@ import {
   paymentListModel,
   paymentScopeCondition,
   reasonOf,
+  returnStatus,
   remaining,
   staffWorkModel,
   statusOf,
@@ -396,7 +397,7 @@ export const REPORTS = {
   ),
   reversals: paymentReport(
     'Refund and void register',
-    ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes'], // prettier-ignore
+    ['payment_id', 'attempt_id', 'requested_at', 'operation', 'reversal_type', 'outcome', 'initiated_by', 'reason', 'principal_cents', 'fee_cents', 'transaction_ids', 'completes', 'statuses'], // prettier-ignore
     ['principal_cents', 'fee_cents'],
     // Payments with these three statuses have no reversal. A `succeeded` payment may have one, since an incomplete void leaves its status unchanged.
     `status not in ('pending', 'failed', 'unknown')`,
@@ -416,6 +417,7 @@ export const REPORTS = {
             sumCents(attempt.returned, (leg) => leg.feeCents),
             attempt.returned.map(({ transactionId }) => transactionId).join(' '),
             attempt.completes,
+            attempt.returned.map(returnStatus).join(' '),
           ]),
   ),
   fees: booksReport(

@@ -9,7 +9,7 @@
 import { isInScope, type Scope } from '#accounts';
 import { type Actor, type EventStore, NotInTheLog, type Position, readAhead, readStreams, type Recorded, type Subscription } from '#eventstore';
 import { type Clock, CLOSED, type Json, ServiceError } from '#kernel';
-import { isVisible, PAGE_BYTES, paymentEvents, paymentIdOf, paymentStream, paymentView, type PaymentView, postgresListRows } from '#payments';
+import { type AuditedPayment, auditedPayment, isVisible, PAGE_BYTES, paymentEvents, paymentIdOf, paymentStream, postgresListRows } from '#payments';
 import type { Queryable } from '#platform';
 import { isEventType, publicData } from './public-data.js';
 
@@ -46,7 +46,7 @@ export interface EventPage extends Page {
 
 export interface ChangedPayment {
   /** The payment as it is now. */
-  readonly payment: PaymentView & { readonly accountId: string };
+  readonly payment: AuditedPayment;
   /** Revision of the last event in `payment`. */
   readonly revision: number;
   /** Position of the last event of the payment in (after, next]. */
@@ -245,7 +245,7 @@ export const changedPayments = async (
       const row = rows.get(id);
       // A stream without a charge has no row.
       if (!row || !isVisible(row.payment) || !isInScope(scope, row.payment.terms)) continue;
-      const payment = { ...paymentView(id, row.payment, CLOSED), accountId: row.payment.terms.accountId };
+      const payment = auditedPayment(id, row.payment, CLOSED);
       views.set(id, { payment, revision: Number(row.revision) });
       bytes += Buffer.byteLength(JSON.stringify(payment));
     }

@@ -54,7 +54,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   PortalSigningSecretStaged: [1, 'portalId -signingSecret'],
 
   // payments
-  FeeRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
+  FeeRefunded: [2, 'attemptId feeCents leg pending principalCents transactionId'],
   PaymentAbandoned: [1, 'accountId attemptId -reason'],
   PaymentCreated: [2, 'attemptId confirmationNumber legs.authCode legs.avs legs.card.brand legs.card.last4 legs.cvv legs.leg legs.transactionId'],
   PaymentDeclined: [
@@ -75,7 +75,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
      referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer -personal`,
   ],
   PaymentOutcomeUnknown: [1, 'attemptId leg -cause'],
-  PaymentRefunded: [1, 'attemptId feeCents leg principalCents transactionId'],
+  PaymentRefunded: [2, 'attemptId feeCents leg pending principalCents transactionId'],
   PaymentResolved: [
     1,
     `as forced charge.confirmationNumber charge.legs.authCode charge.legs.avs charge.legs.cvv charge.legs.leg charge.legs.transactionId
@@ -84,6 +84,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   PaymentSettled: [1, 'batchId closedAt feeCents grossCents leg'],
   PaymentVoided: [2, 'attemptId feeCents leg principalCents transactionId undone.chargeTransactionId undone.means'],
   ReconciliationStarted: [1, 'attemptId'],
+  RefundFailed: [1, 'leg transactionId'],
   RefundRequested: [
     3,
     `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents

@@ -6,6 +6,8 @@ import { isInScope, type Scope } from '#accounts';
 import { type Actor, type EventStore, readStreams, type Recorded } from '#eventstore';
 import { CLOSED, type Json, keysIn, type Reveal, ServiceError } from '#kernel';
 import {
+  type AuditedPayment,
+  auditedPayment,
   isVisible,
   keysOfPayment,
   listPlaces,
@@ -15,8 +17,6 @@ import {
   paymentEvents,
   type PaymentStatus,
   paymentStream,
-  paymentView,
-  type PaymentView,
   shownEvent,
   statusOf,
   textOf,
@@ -60,7 +60,7 @@ export const readerOf = (personal: Pick<PersonalKeys, 'open' | 'erasures'>, open
 const notFound = () => new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
 
 export interface PaymentThen {
-  readonly payment: PaymentView & { readonly accountId: string };
+  readonly payment: AuditedPayment;
   /** Revision of the last event that was folded. */
   readonly revision: number;
   readonly position: string;
@@ -81,7 +81,7 @@ export const paymentAsOf = async (
   const last = told.at(-1);
   if (!last || !isVisible(payment) || !isInScope(scope, payment.terms)) throw notFound();
   return {
-    payment: { ...paymentView(paymentId, payment, await reader(keysOfPayment(payment))), accountId: payment.terms.accountId },
+    payment: auditedPayment(paymentId, payment, await reader(keysOfPayment(payment))),
     revision: Number(last.revision),
     position: last.position,
   };
@@ -218,7 +218,7 @@ export const foldPage = async (
     for (const [index, id] of some.entries()) {
       const payment = folded[index]!;
       if (payment === null) continue;
-      const shown = { ...paymentView(id, payment, reveal), accountId: payment.terms.accountId };
+      const shown = auditedPayment(id, payment, reveal);
       payments.push(shown);
       bytes += Buffer.byteLength(JSON.stringify(shown));
       if (payments.length === limit || bytes > PAGE_BYTES) return { payments, looked: from + index + 1 };

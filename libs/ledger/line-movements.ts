@@ -258,6 +258,7 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
     case 'PaymentOutcomeUnknown':
     case 'PaymentAbandoned':
     case 'ReconciliationStarted':
+    case 'RefundFailed':
     case 'ReturnRequested':
     case 'ReversalAcknowledged':
       return { payment: before, movements: [] };

@@ -351,6 +351,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
     case 'VoidRequested':
     case 'RefundRequested':
     case 'ReturnRequested':
+    case 'RefundFailed':
     case 'ReversalEnded':
     case 'ReversalAcknowledged':
       return same;

@@ -156,6 +156,7 @@ export {
   reasonContext,
   type RecordedKey,
   remaining,
+  returnOf,
   type RequestRefund,
   type RequestVoid,
   type ReversalEnd,
@@ -169,7 +170,18 @@ export {
   type UndoneCharge,
   undoneCharges,
 } from './payment.js';
-export { type LineItemView, type PaymentView, paymentView, reasonOf, type RefundView, type VoidView } from './payment.view.js';
+export {
+  type AuditedPayment,
+  auditedPayment,
+  type LineItemView,
+  type PaymentView,
+  paymentView,
+  reasonOf,
+  type RefundView,
+  returnStatus,
+  type ReturnView,
+  type VoidView,
+} from './payment.view.js';
 export { keyForPayment, openPayment } from './personal.js';
 export {
   createRecovery,

@@ -48,8 +48,10 @@ export type PaymentEvent =
   | Fact<'RefundRequested', ReversalRequest & Intent>
   /** `undone`: the charge of an unknown payment was undone by a refund. The processor settles both transactions. Absent: nothing of the leg settles. */
   | Fact<'PaymentVoided', LegReturned & { readonly undone?: Undone }>
-  | Fact<'PaymentRefunded', LegReturned>
-  | Fact<'FeeRefunded', LegReturned>
+  | Fact<'PaymentRefunded', LegReturned & Pending>
+  | Fact<'FeeRefunded', LegReturned & Pending>
+  /** A refund that was made here has failed later. The cents stay returned: only staff send them again (C75). */
+  | Fact<'RefundFailed', { readonly leg: Leg; readonly transactionId: string }>
   | Fact<'ReversalEnded', ReversalEnd>
   /**
    * A caller gets the result of the attempt `attemptId`. `toldAs`: the attempt that the caller's key is bound to, if it is another one. That attempt
@@ -250,6 +252,11 @@ export interface LegReturned {
   readonly transactionId: string | null;
 }
 
+/** `pending`: the processor took the refund and had not carried it out yet. Absent: it had, as far as it said. */
+interface Pending {
+  readonly pending?: true;
+}
+
 export interface ReversalEnd {
   readonly attemptId: string;
   readonly operation: Means;
@@ -364,18 +371,22 @@ export interface ChargedLeg {
   readonly settlementRejected: boolean;
 }
 
+export interface ReturnedLeg extends Pending {
+  readonly leg: Leg;
+  readonly means: Means;
+  readonly principalCents: Cents;
+  readonly feeCents: Cents;
+  readonly transactionId: string;
+  /** The refund has failed later. Absent: nobody has said so. */
+  readonly failed?: true;
+}
+
 export interface ReversalAttempt extends ReversalRequest {
   readonly operation: Means;
   readonly requestedAt: string;
   /** The request of this attempt got a 5xx, or vanished. The next request resolves the attempt (C18). */
   readonly fenced: boolean;
-  readonly returned: readonly {
-    readonly leg: Leg;
-    readonly means: Means;
-    readonly principalCents: Cents;
-    readonly feeCents: Cents;
-    readonly transactionId: string;
-  }[];
+  readonly returned: readonly ReturnedLeg[];
   readonly ended:
     (Pick<ReversalEnd, 'outcome' | 'reversalType' | 'amountCents'> & { readonly at: string; readonly remainingRefundableCents: Cents }) | null;
   /** The attempt was left open after a part of the money was returned. The caller got PARTIAL_REFUND_PENDING or retry_void. */
@@ -469,6 +480,16 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'PaymentRefunded':
     case 'FeeRefunded':
       return returned(asCharged(payment, event), event, 'refund');
+    case 'RefundFailed': {
+      const before = asCharged(payment, event);
+      const failed = returnOf(before, event.data);
+      if (!failed) throw impossible(payment, event);
+      const attempts = before.attempts.map((attempt) => ({
+        ...attempt,
+        returned: attempt.returned.map((one) => (one === failed ? { ...one, failed: true as const } : one)),
+      }));
+      return { ...before, updatedAt: at, attempts };
+    }
     case 'ReversalEnded': {
       const { attemptId, outcome, reversalType, amountCents } = event.data;
       const before = asCharged(payment, event);
@@ -574,8 +595,8 @@ const charged = (before: Awaiting, charge: ApprovedCharge, at: string): Charged 
 });
 
 /** Applies the return of one leg. Leg and lines change together, so the lines always sum to the payment. */
-const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, means: Means): Charged => {
-  const { attemptId, leg, principalCents, feeCents, transactionId } = event.data;
+const returned = (before: Charged, event: PaymentEvent & { data: LegReturned & Pending }, means: Means): Charged => {
+  const { attemptId, leg, principalCents, feeCents, transactionId, pending } = event.data;
   const attempt = attemptOf(before, attemptId);
   const move = attempt?.legs.find((candidate) => candidate.leg === leg);
   if (!attempt || attempt.ended || !move || leg === null || transactionId === null || attempt.returned.some((done) => done.leg === leg))
@@ -584,7 +605,7 @@ const returned = (before: Charged, event: PaymentEvent & { data: LegReturned }, 
     throw new Error(`${event.type}: ${leg} returned other cents than were requested`);
   const after = withAttempt(before, event, event.at, () => ({
     ...attempt,
-    returned: [...attempt.returned, { leg, means, principalCents, feeCents, transactionId }],
+    returned: [...attempt.returned, { leg, means, principalCents, feeCents, transactionId, ...(pending && { pending }) }],
   }));
   const share = new Map(attempt.lines.map((line) => [line.lineItemId, line]));
   return {
@@ -740,6 +761,12 @@ export const keysOfPayment = (payment: Payment): readonly string[] => keysIn(per
 export const attemptOf = (payment: Payment, attemptId: string): ReversalAttempt | undefined =>
   payment.phase === 'charged' ? payment.attempts.find((attempt) => attempt.attemptId === attemptId) : undefined;
 
+/** The refund of a leg with this transaction that was made here. undefined: there is none. */
+export const returnOf = (payment: Charged, { leg, transactionId }: Pick<ReturnedLeg, 'leg' | 'transactionId'>): ReturnedLeg | undefined =>
+  payment.attempts
+    .flatMap((attempt) => attempt.returned)
+    .find((one) => one.leg === leg && one.means === 'refund' && one.transactionId === transactionId);
+
 /** The attempt whose result belongs to the key of `attemptId`. This is another attempt if the key got its result, otherwise `attemptId` itself. */
 export const resultOf = (payment: Charged, attemptId: string): ReversalAttempt | undefined =>
   payment.attempts.find(({ toldAs }) => toldAs === attemptId) ?? attemptOf(payment, attemptId);
@@ -826,7 +853,9 @@ export type PaymentCommand =
       readonly leg: Leg;
       readonly means: Means;
       readonly transactionId: string;
+      readonly pending?: true | undefined;
     }
+  | { readonly type: 'RecordRefundFailed'; readonly at: string; readonly leg: Leg; readonly transactionId: string }
   | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
   /** `toldAs`: the caller's key, and the attempt that this key is bound to. null: the caller has no key, or its key owns the result. */
   | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: Intent | null }
@@ -927,6 +956,11 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
       return requestRefund(payment, command);
     case 'RecordLegReturned':
       return recordLegReturned(payment, command);
+    case 'RecordRefundFailed': {
+      const { at, leg, transactionId } = command;
+      const made = payment.phase === 'charged' ? returnOf(payment, command) : undefined;
+      return made && !made.failed ? [{ type: 'RefundFailed', at, data: { leg, transactionId } }] : [];
+    }
     case 'EndReversal':
       return endReversal(payment, command);
     case 'AcknowledgeReversal': {
@@ -1091,14 +1125,14 @@ const request = (
   return { attemptId, initiatedBy, personal, asked, legs, lines, completes, idempotency };
 };
 
-const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transactionId }: Ask<'RecordLegReturned'>): PaymentEvent[] => {
+const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transactionId, pending }: Ask<'RecordLegReturned'>): PaymentEvent[] => {
   const attempt = attemptOf(payment, attemptId);
   const move = attempt?.legs.find((candidate) => candidate.leg === leg);
   if (!attempt || !move) throw new Error(`no attempt to return the ${leg} leg`);
   if (attempt.ended || attempt.returned.some((done) => done.leg === leg)) return [];
   const data: LegReturned = { attemptId, leg, principalCents: move.principalCents, feeCents: move.feeCents, transactionId };
   if (means === 'void') return [{ type: 'PaymentVoided', at, data }];
-  return [{ type: leg === 'fee' ? 'FeeRefunded' : 'PaymentRefunded', at, data }];
+  return [{ type: leg === 'fee' ? 'FeeRefunded' : 'PaymentRefunded', at, data: { ...data, ...(pending && { pending }) } }];
 };
 
 const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndReversal'>): PaymentEvent[] => {

@@ -6,6 +6,7 @@ import { type Cents, type Json, type Reveal, sumCents } from '#kernel';
 import {
   attemptOf,
   cardOf,
+  cents,
   type Charged,
   type Payer,
   type PaymentStatus,
@@ -13,6 +14,7 @@ import {
   reasonContext,
   type ReversalAttempt,
   remaining,
+  type ReturnedLeg,
   type Settlement,
   settlementOf,
   statusOf,
@@ -122,6 +124,33 @@ const lineStatus = (payment: PaymentStatus, charge: Charged | null, refundedCent
   return refundedCents === totalCents ? 'refunded' : 'partially_refunded';
 };
 
+/** Money that went back, by its transaction. */
+export interface ReturnView extends Pick<ReturnedLeg, 'leg' | 'means' | 'transactionId'> {
+  readonly attemptId: string;
+  readonly amountCents: Cents;
+  readonly status: 'succeeded' | 'pending' | 'failed';
+}
+
+/** A payment as staff and auditors see it. */
+export interface AuditedPayment extends PaymentView {
+  readonly accountId: string;
+  readonly returns: readonly ReturnView[];
+}
+
+export const auditedPayment = (id: string, payment: VisiblePayment, reveal: Reveal): AuditedPayment => ({
+  ...paymentView(id, payment, reveal),
+  accountId: payment.terms.accountId,
+  returns: (payment.phase === 'charged' ? payment.attempts : []).flatMap(({ attemptId, returned }) =>
+    returned.map((one) => {
+      const { leg, means, transactionId } = one;
+      return { attemptId, leg, means, transactionId, amountCents: cents(one), status: returnStatus(one) };
+    }),
+  ),
+});
+
+/** A refund that was pending counts as pending until it is known to have failed. No processor tells that it has arrived. */
+export const returnStatus = ({ pending, failed }: ReturnedLeg): ReturnView['status'] => (failed ? 'failed' : pending ? 'pending' : 'succeeded');
+
 export interface RefundView {
   readonly id: string;
   readonly target: 'group';
@@ -129,7 +158,8 @@ export interface RefundView {
   readonly amountCents: Cents;
   readonly currency: 'USD';
   readonly reason: string | null;
-  readonly status: 'succeeded';
+  /** Of this refund, as it was when its request was answered (C38). */
+  readonly status: 'succeeded' | 'pending';
   readonly remainingRefundableAmountCents: Cents;
   readonly gateway: { readonly transactionId: string };
   readonly createdAt: string;
@@ -148,7 +178,7 @@ export const refundView = (id: string, payment: Charged, attempt: ReversalAttemp
     amountCents: sumCents(moved, (leg) => leg.principalCents + leg.feeCents),
     currency: 'USD',
     reason: reasonOf(id, attempt, reveal),
-    status: 'succeeded',
+    status: moved.some(({ pending }) => pending) ? 'pending' : 'succeeded',
     remainingRefundableAmountCents: last.ended.remainingRefundableCents,
     gateway: { transactionId: (moved.find(({ leg }) => leg !== 'fee') ?? moved[0]!).transactionId },
     createdAt: last.ended.at,

@@ -400,6 +400,7 @@ const run = async (
           leg: move.leg,
           means: outcome.txn.means ?? means,
           transactionId: outcome.txn.transactionId,
+          pending: outcome.txn.pending,
         },
       ];
       if (last) commands.push({ type: 'EndReversal', at: at(), attemptId });
@@ -650,8 +651,10 @@ const resolveWithSlot = async (
         const found = await findMove(ports, paymentId, payment, attempt, move, index === 0, deadline);
         if ('why' in found) return found;
         if (found.outcome === 'rejected') rejected = true;
-        if (found.outcome === 'returned')
-          commands.push({ type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, means: found.means, transactionId: found.transactionId });
+        if (found.outcome === 'returned') {
+          const { outcome: _, ...returned } = found;
+          commands.push({ type: 'RecordLegReturned', at: at(), attemptId, leg: move.leg, ...returned });
+        }
       }
       commands.push({ type: 'EndReversal', at: at(), attemptId, unfinished: rejected ? 'rejected' : 'never_executed' });
       await streams.execute(loaded, commands, origin, deadline);
@@ -664,7 +667,7 @@ const resolveWithSlot = async (
 };
 
 type FoundMove =
-  { readonly outcome: 'returned'; readonly means: Means; readonly transactionId: string } | { readonly outcome: 'rejected' | 'never' } | StillOpen;
+  ({ readonly outcome: 'returned' } & ReversalTxn & { readonly means: Means }) | { readonly outcome: 'rejected' | 'never' } | StillOpen;
 
 /** When the attempt was fenced, RFC 3339. null: it was not. */
 const fencedSince = async ({ streams }: PaymentPorts, paymentId: string, { attemptId }: ReversalAttempt): Promise<string | null> => {
@@ -722,8 +725,7 @@ const findMove = async (
 
 export const stillOpen = ({ kind: _, ...open }: Extract<Finalized<unknown>, { kind: 'cannot_tell' }>): StillOpen => open;
 
-const returnedBy = (means: Means, { transactionId, means: really = means }: ReversalTxn) =>
-  ({ outcome: 'returned', means: really, transactionId }) as const;
+const returnedBy = (means: Means, txn: ReversalTxn) => ({ outcome: 'returned', means, ...txn }) as const;
 
 /** Sends the call of the leg again, under its reference (C72). */
 const repeatMove = async (

@@ -13,6 +13,7 @@ import {
   type Leg,
   openAttempt,
   type Payment,
+  returnOf,
   type SettlementRecord,
   type UndoneCharge,
   undoneCharges,
@@ -325,9 +326,7 @@ const judgeRefund = (
   now: number,
 ): Judgement => {
   if (found.settledBatchId !== null && found.settledBatchId !== batchId) return judged('DUPLICATE_AT_GATEWAY');
-  const returned = payment.attempts
-    .flatMap((attempt) => attempt.returned)
-    .find((one) => one.leg === leg.leg && one.means === 'refund' && one.transactionId === line.transactionId);
+  const returned = returnOf(payment, { leg: leg.leg, transactionId: line.transactionId });
   if (!returned) return isReversing(payment, now) ? 'wait' : judged('STATUS_MISMATCH', 0);
   // The processor rejected a refund that was made here. A person must return the money in another way.
   if (!line.accepted) return judged('STATUS_MISMATCH', -cents(returned));

@@ -666,7 +666,11 @@ const settleLine = (
     const rejected = loaded.payment.phase === 'charged' && loaded.payment.legs.some((one) => one.leg === leg && one.settlementRejected);
     if (result === 'STATUS_MISMATCH' && line.type === 'sale' && rejected)
       await raiseStaffTask(payments, store, paymentId, 'settled_after_rejection', evidence, origin);
-    if (result === 'REFUND_FAILED') await raiseRefundFailed({ payments, store }, { merchantAccount }, batchId, line, transaction, loaded.payment);
+    if (result === 'REFUND_FAILED') {
+      const failed = { type: 'RecordRefundFailed', at: timestamp(clock.now()), leg, transactionId: line.transactionId } as const;
+      await streams.execute(loaded, [failed], origin, new Deadline(clock, REQUEST_DEADLINE_MS));
+      await raiseRefundFailed({ payments, store }, { merchantAccount }, batchId, line, transaction, loaded.payment);
+    }
     return { ...toRecorded(number, line, result, { paymentId, leg }, expectedCents), ...(undone && { undone }) };
   });
 };

@@ -34,6 +34,7 @@ import {
   remaining,
   REQUEST_DEADLINE_MS,
   resolvePayment,
+  returnOf,
   retryingConflicts,
   type ReversalTxn,
   transactionOf,
@@ -218,9 +219,7 @@ const failedRefund = async (ports: SettlementPorts, opened: OpenedException): Pr
 const madeOn = (payment: Payment, leg: Leg, transactionId: string): Made | null => {
   if (payment.phase === 'charged') {
     const charge = payment.legs.find((one) => one.leg === leg);
-    const refund = payment.attempts
-      .flatMap(({ returned }) => returned)
-      .find((one) => one.leg === leg && one.means === 'refund' && one.transactionId === transactionId);
+    const refund = returnOf(payment, { leg, transactionId });
     return charge && refund ? { chargeTransactionId: charge.transactionId, last4: charge.card?.last4 ?? '', amountCents: cents(refund) } : null;
   }
   const undone = undoneCharges(payment).find((one) => one.leg === leg && one.refundTransactionId === transactionId);

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { EVERYTHING, NO_FEE } from '#accounts';
 import { askVendor, readCredentials } from '#gateways';
+import { paymentAsOf } from '#audit';
 import type { ServiceError } from '#kernel';
 import { systemClock } from '#kernel';
 import { lineRegisterModel } from '#ledger';
@@ -53,7 +54,7 @@ afterAll(async () => {
 });
 
 const ports = () => running.services.settlement;
-const create = () => running.client.create(paymentOf(portalId, { paymentMethod: { type: 'card_token', token: 'pm_card_visa' } }));
+const create = (token = 'pm_card_visa') => running.client.create(paymentOf(portalId, { paymentMethod: { type: 'card_token', token } }));
 const status = async (paymentId: string) => {
   const { data } = await running.client.find(paymentId);
   return [data.status, data.refundedAmountCents] as const;
@@ -171,6 +172,50 @@ describe('the whole way, by the command line', () => {
     expect(await status(id)).toEqual(['partially_refunded', 4_000]);
     await expectClean();
   }, 180_000);
+
+  test.each(['pending', 'requires_action'])(
+    'a refund that is %s says so, also in a replay; when it fails, cents and status stay',
+    async (word) => {
+      const { id } = (await create(await stripe.method({ refunds: word }))).data;
+      await payOut();
+      const key = { key: `pending-${word}` };
+      const asked = { amountCents: 4_000, reason: 'billed twice' };
+      const first = await running.client.refund(id, asked, key);
+      expect([first.status, first.data.status, first.data.amountCents]).toEqual([200, 'pending', 4_000]);
+      const [refund] = await refundsOf(id);
+      const shown = async () => JSON.parse((await payfold('payments', 'show', id)).stdout) as { returns: object[] };
+      const found = { leg: 'combined', means: 'refund', amountCents: 4_000, transactionId: refund!.id };
+      expect((await shown()).returns).toMatchObject([{ ...found, status: 'pending' }]);
+      // Its answer is lost: the look-up tells the same.
+      await stripe.fault('cut_after', { op: 'refund' });
+      expect((await running.client.refund(id, { amountCents: 1_000 }, { key: `lost-${word}` })).status).toBe(504);
+      const again = await running.client.refund(id, { amountCents: 1_000 }, { key: `lost-${word}` });
+      expect([again.status, again.data.status]).toEqual([200, 'pending']);
+
+      await stripe.failRefund(refund!.id);
+      await payOut();
+      expect(await exceptions(id)).toMatchObject([{ kind: 'REFUND_FAILED', transactionId: refund!.id, suspenseCents: 4_000 }]);
+      expect(await history(`payment-${id}`)).toEqual(expect.arrayContaining(['RefundFailed']));
+      // A corrected file, or a second line, says it once more.
+      await stripe.transaction({ type: 'refund_failure', reporting_category: 'refund_failure', amount: 4_000, fee: 0, source: refund!.id });
+      await payOut();
+      expect((await history(`payment-${id}`)).filter((type) => type === 'RefundFailed')).toHaveLength(1);
+      expect((await shown()).returns).toMatchObject([
+        { ...found, status: 'failed' },
+        { amountCents: 1_000, status: 'pending' },
+      ]);
+      expect(await status(id)).toEqual(['partially_refunded', 5_000]);
+      const replay = await running.client.refund(id, asked, key);
+      expect([replay.status, replay.text, replay.headers['idempotent-replayed']]).toEqual([200, first.text, 'true']);
+      const { services } = running;
+      const { payment } = await paymentAsOf(services.store, EVERYTHING, id, {});
+      expect(payment.returns.map((one) => one.status)).toEqual(['failed', 'pending']);
+      const rows = await payfold('audit', 'export', 'reversals', '--format', 'ndjson');
+      const row = rows.stdout.split('\n').find((line) => line.includes(refund!.id));
+      expect(row === undefined ? rows : JSON.parse(row)).toMatchObject({ statuses: 'failed' });
+    },
+    180_000,
+  );
 
   test('a charge that was undone: sale and refund are matched (R21), the fee is booked; then its refund fails and is sent again', async () => {
     const feesBefore = (await booksOf(running.services))(/^expense:processing/);

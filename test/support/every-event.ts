@@ -6,7 +6,7 @@ import { adjustBooks, closePeriod, journalModel, remit, reverseRemittance } from
 import { acknowledgeStaffTask, resolvePayment, reverseByStaff, finishCreate, staff } from '#payments';
 import { freePort } from '#platform';
 import { erase } from '#privacy';
-import { changeException, paymentRegisterModel, recordSettlements, sendRefund } from '#settlement';
+import { changeException, paymentRegisterModel, recordBatch, recordSettlements, sendRefund } from '#settlement';
 import { createResolve, createSender, Endpoints, postgresStaffTables, redeliverAllHeld } from '#webhooks';
 import { dispute } from './books.js';
 import { CARD_FORM, checkoutPortal, formText, INTAKE, intakeOf, LINES, Payer, type Portal, SHOP, signedFields } from './checkout.js';
@@ -197,6 +197,18 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await change({ type: 'Assign', to: 'Robin Lee', by: BY });
     await change({ type: 'Explain', reason: 'terminal of another city', by: 'Robin Lee' });
     await change({ type: 'Resolve', resolution: 'adopt', reason: 'paid at the counter', by: BY, portalId: portal, feeCents: 0 });
+    // The processor says that a refund which was made here has failed.
+    const { rows } = await services.pool.query<Record<'gateway' | 'merchant_account' | 'transaction_id' | 'ref', string>>(
+      `select * from gateway_transaction where op = 'refund' and exception_id is null and moved_at is not null and merchant_account = $1 limit 1`,
+      [stays.merchantAccount],
+    );
+    const refund = rows[0]!;
+    const account = (await services.settlement.register.accounts()).find((one) => one.merchantAccount === refund.merchant_account)!;
+    const failure = { transactionId: refund.transaction_id, ref: refund.ref, type: 'refund_failure', accepted: true, grossCents: 100, feeCents: 0, netCents: 100 } as const; // prettier-ignore
+    const lines = (async function* () {
+      yield failure;
+    })();
+    await recordBatch(services.settlement, account, { batchId: 'failures', closedAt: batch.closedAt, fundedOn: null, lines }, null, AbortSignal.timeout(20_000)); // prettier-ignore
     // Two corrected files: the first removes a sale and adds a line, the second removes the added line.
     await desk.importFile(desk.csv(one, strange, line('tx_late', 300, 0)));
     await desk.exceptions();

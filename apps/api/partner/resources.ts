@@ -150,8 +150,12 @@ export class RefundResult implements RefundView {
   @ApiProperty(cents) amountCents!: number;
   @ApiProperty(word('Currency')) currency!: 'USD';
   @ApiProperty(orNull(text)) reason!: string | null;
-  @ApiProperty({ ...text, description: 'Status of the refund, not of the payment: `succeeded`. A refund without success is an error.' })
-  status!: 'succeeded';
+  @ApiProperty({
+    ...text,
+    description:
+      'Status of the refund, not of the payment: `succeeded`, or `pending` if the processor took it and has not carried it out yet. A refund without success is an error.',
+  })
+  status!: RefundView['status'];
   @ApiProperty({ ...cents, description: 'Cents that can still be refunded, with the service fee.' }) remainingRefundableAmountCents!: number;
   @ApiProperty({ type: GatewayTransaction }) gateway!: GatewayTransaction;
   @ApiProperty(dateTime) createdAt!: string;

@@ -7,7 +7,7 @@
  * | event | charge, second step | refund |
  * |---|---|---|
  * | no byte was sent | `not_processed`, answered false | the same |
- * | `succeeded` in full, of this intent and reference | `approved` | `succeeded` or `pending`: `approved` |
+ * | `succeeded` in full, of this intent and reference | `approved` | `approved`; if `pending` or `requires_action`, with `pending` |
  * | an error of the card | `declined` | |
  * | the intent was canceled, or the key was used up, by `finalize` | `rejected`, finalised | the same |
  * | another refusal of the request | `not_processed`, answered true | `rejected` |
@@ -73,6 +73,8 @@ const DECLINES: Readonly<Record<string, DeclineCode>> = {
   incorrect_zip: 'postal_code_mismatch',
   incorrect_address: 'postal_code_mismatch',
 };
+/** Stripe took the refund and has not carried it out. */
+const PENDING: readonly string[] = ['pending', 'requires_action'];
 const CHECKS: Readonly<Record<string, Check>> = { pass: 'match', fail: 'no_match' };
 
 const CAPABILITIES: GatewayCapabilities = {
@@ -280,7 +282,8 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       (amountCents === undefined ? wholeOf(refund.amount) !== null : wholeOf(refund.amount) === amountCents);
     if (!isWhole) return null;
     const status = textOf(refund.status);
-    if (status === 'succeeded' || status === 'pending') return { kind: 'approved', txn: { transactionId: id } };
+    if (status === 'succeeded' || PENDING.includes(status))
+      return { kind: 'approved', txn: { transactionId: id, ...(status !== 'succeeded' && { pending: true }) } };
     return status === 'failed' || status === 'canceled' ? { kind: 'rejected', why: 'other', raw: `refund ${status}` } : null;
   };
 
@@ -516,7 +519,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     }
   };
   const stateOfRefund = (one: Fields): TransactionState | null =>
-    ['succeeded', 'pending'].includes(textOf(one.status)) ? 'approved' : ['failed', 'canceled'].includes(textOf(one.status)) ? 'declined' : null;
+    ['succeeded', ...PENDING].includes(textOf(one.status)) ? 'approved' : ['failed', 'canceled'].includes(textOf(one.status)) ? 'declined' : null;
 
   const lookup = async (call: ReferenceCall, signal: AbortSignal): Promise<LookedUp | { readonly found: 'cannot_tell' }> => {
     const { ref, op, begunAt, chargeTransactionId } = call;

@@ -58,6 +58,8 @@ export interface ReversalTxn {
   readonly transactionId: string;
   /** How the money goes back. Absent: as it was called. */
   readonly means?: 'void' | 'refund';
+  /** The processor took the refund and has not carried it out yet. It may still fail. */
+  readonly pending?: true;
 }
 
 export type RejectionReason =

@@ -8,7 +8,7 @@ export interface PaymentMethod {
   readonly decline: { readonly code: string; readonly decline_code: string | null } | null;
   readonly zip: 'pass' | 'fail' | 'unavailable' | null;
   readonly cvc: 'pass' | 'fail' | 'unavailable' | null;
-  readonly refunds: 'succeeded' | 'pending' | 'fails';
+  readonly refunds: 'succeeded' | 'pending' | 'requires_action' | 'fails';
   /** True: a second use is refused. */
   readonly once: boolean;
 }
@@ -47,7 +47,7 @@ export const onceMethod = (id: string, given: Readonly<Record<string, unknown>>)
     decline: code === null ? null : { code, decline_code },
     zip: text<'pass' | 'fail' | 'unavailable'>('zip', null),
     cvc: text<'pass' | 'fail' | 'unavailable'>('cvc', 'pass'),
-    refunds: text<'succeeded' | 'pending' | 'fails'>('refunds', 'succeeded')!,
+    refunds: text<PaymentMethod['refunds']>('refunds', 'succeeded')!,
     once: true,
   };
 };

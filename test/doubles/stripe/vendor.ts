@@ -339,7 +339,7 @@ export class Vendor {
       metadata: body.metadata ?? {},
       payment_intent: charge.payment_intent,
       reason: body.reason ?? null,
-      status: method?.refunds === 'pending' ? 'pending' : 'succeeded',
+      status: method?.refunds === 'pending' || method?.refunds === 'requires_action' ? method.refunds : 'succeeded',
     };
     this.put(account, 'refund', refund);
     this.put(account, 'charge', { ...charge, amount_refunded: (charge.amount_refunded as number) + amount, refunded: left === amount });
