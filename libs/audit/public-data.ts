@@ -58,7 +58,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   PaymentAbandoned: [1, 'accountId attemptId -reason'],
   PaymentCreated: [2, 'attemptId confirmationNumber legs.authCode legs.avs legs.card.brand legs.card.last4 legs.cvv legs.leg legs.transactionId'],
   PaymentDeclined: [
-    3,
+    4,
     `attemptId avs cvv declineCode leg transactionId takenBack.amountCents takenBack.leg takenBack.means takenBack.transactionId takenBack.voidTransactionId
      -raw`,
   ],

@@ -22,13 +22,14 @@ export interface AdapterContext {
   readonly log?: GatewayOptions['log'];
   readonly onRefusedCredentials?: GatewayOptions['onRefusedCredentials'];
   readonly onRefusedLists?: GatewayOptions['onRefusedLists'];
+  readonly onTestMode?: GatewayOptions['onTestMode'];
 }
 
 /** Makes the adapter of a merchant account. `credentials`: JSON, as {@link readCredentials} has checked it. */
 export const createVendorGateway = (
   { merchantAccount, gateway, environment, settings: { cutOff, endpoint }, repeats }: AdapterFacts,
   credentials: string,
-  { clock, endpoints = {}, log, onRefusedCredentials, onRefusedLists }: AdapterContext,
+  { clock, endpoints = {}, log, onRefusedCredentials, onRefusedLists, onTestMode }: AdapterContext,
 ): PaymentGateway => {
   const options = {
     endpoint: endpoints[gateway] ?? endpoint ?? ENDPOINTS[gateway][environment],
@@ -37,6 +38,7 @@ export const createVendorGateway = (
     ...(log && { log }),
     ...(onRefusedCredentials && { onRefusedCredentials }),
     ...(onRefusedLists && { onRefusedLists }),
+    ...(onTestMode && { onTestMode }),
   };
   switch (gateway) {
     case 'authorize-net': {

@@ -210,13 +210,11 @@ export const charge = async (
     ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'the outcome of a charge could not be recorded; recovery resolves it');
     throw timeout(attempt.paymentId);
   }
-  // The decline is recorded before it is counted. A missing count does less harm than a missing outcome.
+  // The decline is recorded before it is counted. A missing count does less harm than a missing outcome. A token that names no card was no try of one.
   if (outcome.kind === 'declined')
-    await velocity
-      .recordDecline(subject, limits, attempt.attemptId)
-      .catch((error: unknown) =>
-        ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
-      );
+    await velocity[outcome.code === 'invalid_token' ? 'withdraw' : 'recordDecline'](subject, limits, attempt.attemptId).catch((error: unknown) =>
+      ports.log.warn({ paymentId: attempt.paymentId, err: error }, 'a decline could not be counted; limits know nothing of it'),
+    );
   return { view: chargeAnswer(attempt.paymentId, loaded.payment, key ? new OpenedKeys(new Map([[key.id, key]])) : CLOSED), key };
 };
 
@@ -280,6 +278,7 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
   expired_card: 'The card was declined: the issuer reports it as expired.',
   cvv_mismatch: 'The card was declined: the security code does not match.',
   postal_code_mismatch: 'The card was declined: the postal code does not match.',
+  invalid_token: 'The card token is unknown, expired or used; ask for the card again.',
 };
 
 const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
@@ -486,12 +485,13 @@ const moveMoney = async (
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') return { kind: 'too_late' };
     if (outcome.kind === 'unknown') return { kind: 'unknown', leg: leg.leg, cause: outcome.cause };
     if (outcome.kind === 'held') {
-      // Nothing may wait for a person at the gateway: the API has no such status. So the charge is undone, and the answer is a decline.
-      const { transactionId, raw } = outcome;
+      // Nothing may wait for a person at the gateway, and no part of an amount may stay: the API has no such status. So the charge is undone, and the
+      // answer is a decline.
+      const { transactionId, why = 'review', raw } = outcome;
       const takenBack = await takeBack(ports, gateways, [...approved, { leg, txn: { transactionId } }], intent, deadline);
-      if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: HELD_FOR_REVIEW };
+      if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: MUST_NOT_STAND[why].cause };
       const declined = { kind: 'declined', leg: leg.leg, code: 'generic_decline', transactionId, ...checksOf({}) } as const;
-      return { ...declined, raw: `held for review${raw === undefined ? '' : `: ${raw}`}`, takenBack };
+      return { ...declined, raw: `${MUST_NOT_STAND[why].text}${raw === undefined ? '' : `: ${raw}`}`, takenBack };
     }
     const takenBack = await takeBack(ports, gateways, approved, intent, deadline);
     if (!takenBack) return { kind: 'unknown', leg: leg.leg, cause: 'an approved leg could not be taken back' };
@@ -536,8 +536,11 @@ interface Made {
   readonly txn: Pick<ChargeTxn, 'transactionId'>;
 }
 
-/** The cause of an unknown outcome: the gateway holds the charge, and the void had no certain outcome. */
-export const HELD_FOR_REVIEW = 'held_for_review';
+/** A charge that must not stand: what its decline says, and the cause of an unknown outcome if the void had no certain one. */
+const MUST_NOT_STAND = {
+  review: { cause: 'held_for_review', text: 'held for review' },
+  partial: { cause: 'approved_in_part', text: 'approved in part' },
+} as const;
 
 /** Undoes the charges. null: a call failed, or its outcome is unknown. */
 const takeBack = async (

@@ -74,7 +74,7 @@ const asItWas = <Data>(data: Data): Data => data;
 export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentInitiated: [withoutKey, withoutCoding, termsInClear],
   PaymentCreated: [asItWas],
-  PaymentDeclined: [withoutChecks, asItWas],
+  PaymentDeclined: [withoutChecks, asItWas, asItWas],
   PaymentFailed: [asItWas],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],

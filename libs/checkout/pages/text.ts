@@ -144,6 +144,7 @@ const en: Text = {
     expired_card: 'Your card was declined: your bank says that it has expired. Try another card.',
     cvv_mismatch: 'Your card was declined: the security code does not match. Check it and try again.',
     postal_code_mismatch: 'Your card was declined: the ZIP code does not match. Check it and try again.',
+    invalid_token: 'The card details can no longer be used. Please enter your card again.',
   },
   refusals: {
     PAYMENT_GATEWAY_ERROR: 'The payment did not go through. Please try again in a moment.',
@@ -259,6 +260,7 @@ const es: Text = {
     expired_card: 'Su tarjeta fue rechazada: su banco indica que está vencida. Pruebe con otra.',
     cvv_mismatch: 'Su tarjeta fue rechazada: el código de seguridad no coincide. Revíselo e intente de nuevo.',
     postal_code_mismatch: 'Su tarjeta fue rechazada: el código postal no coincide. Revíselo e intente de nuevo.',
+    invalid_token: 'Los datos de la tarjeta ya no se pueden usar. Escriba su tarjeta otra vez.',
   },
   refusals: {
     PAYMENT_GATEWAY_ERROR: 'El pago no se realizó. Intente de nuevo en un momento.',

@@ -69,5 +69,8 @@ export const plainTextOf = (value: unknown): string =>
 /** `resultCode` is Ok. */
 export const isOk = (answer: Fields): boolean => textOf(fieldsOf(answer.messages).resultCode) === 'Ok';
 
-/** The code of the first message, such as `I00001` or `E00007`. */
-export const messageCode = (answer: Fields): string => textOf(listOf(fieldsOf(answer.messages).message)?.[0]?.code);
+/** The codes of the messages, such as `I00001` or `E00007`. */
+export const messageCodes = (answer: Fields): readonly string[] => (listOf(fieldsOf(answer.messages).message) ?? []).map(({ code }) => textOf(code));
+
+/** The code of the first message. */
+export const messageCode = (answer: Fields): string => messageCodes(answer)[0] ?? '';

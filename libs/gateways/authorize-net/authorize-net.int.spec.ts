@@ -16,6 +16,7 @@ import { MovableClock } from '../../../test/support/clock.js';
 import { eventually } from '../../../test/support/eventually.js';
 import { type AuthorizeNetOptions, createAuthorizeNetGateway, DETAILS_API_PROBLEM } from './authorize-net.js';
 import { cutOffAfter, decidedBy } from './cut-off.js';
+import { requestsOf } from './requests.js';
 
 const CARD = '4111111111111111';
 /** The last cut-off was three hours ago, so that no test meets one by chance. */
@@ -179,9 +180,87 @@ describe('charge', () => {
     expect(sales(ref)).toEqual([]);
   });
 
-  test.each([5, 13, 19, 25, 33, 57, 120, 153, 9_999])('response 3 with reason %i: certainly nothing happened', async (reason) => {
+  test.each([5, 13, 19, 25, 33, 57, 153, 9_999])('response 3 with reason %i: certainly nothing happened', async (reason) => {
     fault('reason', { code: 3, reason });
     expect(await charge()).toEqual({ kind: 'not_processed', answered: true, raw: `response 3, reason ${reason}` });
+  });
+
+  test.each([36, 52, 120, 121, 122, 127, 141, 145, 152, 165, 181])(
+    'response 3 with reason %i: an authorisation may stand, so the outcome is unknown, and never "charge again"',
+    async (reason) => {
+      fault('reason', { code: 3, reason });
+      expect(await charge()).toEqual({ kind: 'unknown', cause: 'unreadable', raw: `response 3, reason ${reason}` });
+      const id = await charged();
+      fault('reason', { op: 'void', code: 3, reason });
+      expect(await voidIt(id)).toMatchObject({ kind: 'unknown' });
+      passBatch();
+      fault('reason', { op: 'refund', code: 3, reason });
+      expect(await refund(id)).toMatchObject({ kind: 'unknown' });
+    },
+  );
+
+  test.each([2, 4, 5, 6, 8, 9, 10, 11, 13, 14, 15, 16, 45, 104, 124])(
+    'a refusal of the whole request, E-code %i: certainly nothing happened',
+    async (code) => {
+      for (const reason of [1, 2]) {
+        fault('refused', { op: 'charge', code, reason });
+        expect(await charge()).toEqual({ kind: 'not_processed', answered: false, raw: `E${String(code).padStart(5, '0')}` });
+      }
+      const id = await charged();
+      fault('refused', { op: 'void', code });
+      expect(await voidIt(id)).toMatchObject({ kind: 'not_processed', answered: false });
+      fault('refused', { op: 'details', code });
+      expect(await finalize(drawRef(), 'void', id)).toEqual({ kind: 'cannot_tell', why: 'unreachable' });
+    },
+  );
+
+  test.each([1, 27, 49, 53, 101, 102, 103, 141, 155, 999])('E-code %i may come after an execution: unknown', async (code) => {
+    for (const reason of [1, 2]) {
+      fault('refused', { op: 'charge', code, reason });
+      expect((await charge()).kind).toBe('unknown');
+    }
+  });
+
+  test('faults of the account count as refused credentials, and those of the request do not', async () => {
+    let refusals = 0;
+    gateway = opened({ onRefusedCredentials: () => (refusals += 1) });
+    for (const code of [5, 6, 7, 8, 9, 10, 124]) {
+      fault('refused', { op: 'charge', code });
+      await charge();
+    }
+    expect(refusals).toBe(7);
+    for (const code of [2, 3, 4, 11, 13, 14, 15, 16, 45, 104]) {
+      fault('refused', { op: 'charge', code });
+      await charge();
+    }
+    expect(refusals).toBe(7);
+  });
+
+  test('a part that a prepaid card gave must not stand: it is undone, now and when a list shows it', async () => {
+    fault('partial');
+    const ref = drawRef();
+    const outcome = await charge(ref);
+    expect(outcome).toEqual({ kind: 'held', why: 'partial', transactionId: expect.any(String), raw: 'response 1, reason 1' });
+    expect(sales(ref)).toMatchObject([{ amountCents: 500 }]);
+    expect(await finalize(ref)).toMatchObject({ kind: 'executed', result: { kind: 'held', why: 'partial' } });
+    expect(await voidIt((outcome as { transactionId: string }).transactionId)).toMatchObject({ kind: 'approved' });
+    expect(await finalize(ref)).toMatchObject({ kind: 'undone' });
+  });
+
+  test('text that XML cannot hold is left out for the vendor, and the currency is named', async () => {
+    const payer = { firstName: 'A\u0000d\u000ba\ud800', lastName: '\ufffe\u{1f600}', address: { line1: 'Main\u001f St\t1', city: '\uffff' } };
+    expect(await charge(drawRef(), { payer })).toMatchObject({ kind: 'approved' });
+    const { transactionRequest } = (
+      JSON.parse(
+        requestsOf({ apiLoginId, transactionKey }).charge(
+          { ...base(drawRef()), amountCents: 1, instrument: card(), payer },
+          card() as Extract<PaymentInstrument, { type: 'card' }>,
+        ),
+      ) as { createTransactionRequest: { transactionRequest: object } }
+    ).createTransactionRequest;
+    expect(transactionRequest).toMatchObject({ currencyCode: 'USD', billTo: { firstName: 'Ada', lastName: '\u{1f600}', address: 'Main St\t1' } });
+    expect(JSON.stringify(transactionRequest)).not.toContain('city');
+    expect(requestsOf({ apiLoginId, transactionKey }).refund({ ...base(drawRef()), chargeTransactionId: '1', amountCents: 1, last4: '1111' }, '1111')).toContain('"currencyCode":"USD"'); // prettier-ignore
   });
 
   test('an expired card and an invalid number are declined by the vendor', async () => {
@@ -257,9 +336,8 @@ describe('answers that are not as they should be', () => {
     'echo_card',
     'echo_key',
     'id_zero',
-    'partial',
+    'error_too',
     'split_tender',
-    'test_mode',
     'unknown_code',
     'other_amount',
   ])('%s: never approved, and nothing secret in what is logged or returned', async (name) => {
@@ -278,15 +356,24 @@ describe('answers that are not as they should be', () => {
     expect(await finalize(ref)).toEqual({ kind: 'executed', result: outcome });
   });
 
-  test.each<Fault['name']>(['id_zero', 'partial', 'split_tender', 'test_mode', 'other_amount'])('%s is an alarm', async (name) => {
+  test.each<Fault['name']>(['id_zero', 'split_tender', 'other_amount'])('%s is an alarm', async (name) => {
     fault(name);
     await charge();
     expect(logged).toEqual([[expect.stringContaining('does not count'), { merchantAccount: 'shop', raw: 'response 1, reason 1' }]]);
   });
 
   test('an account in test mode never approves', async () => {
+    const id = await charged();
+    let stops = 0;
+    gateway = opened({ onTestMode: () => (stops += 1) });
     double.vendor.setMerchant({ ...MERCHANT, testMode: true });
-    expect((await charge()).kind).toBe('unknown');
+    expect(await charge()).toEqual({ kind: 'not_processed', answered: false, raw: 'test mode' });
+    expect(stops).toBe(1);
+    fault('test_mode', { op: 'void' });
+    expect(await voidIt(id)).toMatchObject({ kind: 'not_processed', answered: false });
+    fault('refused', { op: 'charge', code: 9 });
+    expect(await charge()).toMatchObject({ kind: 'not_processed', answered: false });
+    expect(stops).toBe(3);
   });
 
   test.each<Fault['name']>(['half', 'html', 'huge', 'empty', 'not_json', 'http_500', 'cut_after', 'other_ref', 'unknown_code', 'e00001'])(

@@ -30,14 +30,14 @@ import { type GatewayOptions, latestCharge, latestOf, transportOf } from '../tra
 import { createPace } from '../transport/pace.js';
 import { type Fields, idOf, isOk, messageCode, plainTextOf, readAnswer, textOf } from './answers.js';
 import { type CutOff, decidedBy, type Decision } from './cut-off.js';
+import { DUPLICATE, MAY_STAND, REFUSALS, TEST_MODE } from './codes.js';
 import {
   chargeAnswer,
   chargeFromDetails,
   detailsOf,
-  DUPLICATE,
+  isOfTestMode,
   rawOf,
   readTransaction,
-  REFUSED_CREDENTIALS,
   type TransactionAnswer,
   type TransactionDetails,
 } from './outcomes.js';
@@ -101,7 +101,8 @@ type Lookup = { readonly kind: 'details'; readonly details: TransactionDetails }
 
 /** The adapter of one merchant account. `endpoint`: the whole URL of the API. */
 export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): PaymentGateway => {
-  const { endpoint, account, clock, credentials, cutOff, refundsOnce = false, log = () => undefined, onRefusedCredentials, onRefusedLists } = options;
+  const { endpoint, account, clock, credentials, cutOff, refundsOnce = false, log = () => undefined } = options;
+  const { onRefusedCredentials, onRefusedLists, onTestMode } = options;
   const transport = transportOf(options);
   const requests = requestsOf(credentials);
   const url = new URL(endpoint);
@@ -111,9 +112,14 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
 
   const alarm = (message: string, fields: object = {}) => log(message, { merchantAccount: account.merchantAccount, ...fields });
   const noteRefusal = (code: string) => {
-    if (code !== REFUSED_CREDENTIALS) return;
-    alarm('Authorize.Net refuses the credentials of a merchant account');
+    if (code === TEST_MODE) noteTestMode();
+    if (REFUSALS[code]?.of !== 'account') return;
+    alarm('Authorize.Net refuses the credentials of a merchant account', { code });
     onRefusedCredentials?.();
+  };
+  const noteTestMode = () => {
+    alarm('Authorize.Net answers in test mode, so no money moves');
+    onTestMode?.();
   };
 
   const send = (body: string, signal: AbortSignal, maxAnswerBytes: number, notAfterMs?: number): Promise<Exchange> =>
@@ -270,7 +276,9 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
     const found = readTransaction(answer, ref);
     switch (found.kind) {
       case 'transaction':
-        return found.transaction;
+        if (!isOfTestMode(found.transaction)) return found.transaction;
+        noteTestMode();
+        return { kind: 'not_processed', answered: false, raw: 'test mode' };
       case 'unreadable':
         return { kind: 'unknown', cause: 'unreadable', raw: found.raw };
       case 'refused':
@@ -444,8 +452,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       if (VOID_NEEDS_DETAILS.includes(reason)) return afterRefusedVoid(ref, chargeTransactionId, raw, signal, notAfterMs);
       if (code === 1 && answered.isOk && answered.transactionId === chargeTransactionId)
         return { kind: 'approved', txn: { transactionId: chargeTransactionId } };
-      if (code === 3) return { kind: 'not_processed', answered: true, raw };
-      return code === 2 ? { kind: 'rejected', why: 'other', raw } : { kind: 'unknown', cause: 'unreadable', raw };
+      return refusedReversal(code, reason);
     },
 
     async refund(call, signal): Promise<Outcome<ReversalTxn>> {
@@ -470,8 +477,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       }
       if (code === 1 && reason === 1 && answered.isOk && transactionId !== null && transactionId !== chargeTransactionId)
         return { kind: 'approved', txn: { transactionId } };
-      if (code === 3) return { kind: 'not_processed', answered: true, raw };
-      return code === 2 ? { kind: 'rejected', why: 'other', raw } : { kind: 'unknown', cause: 'unreadable', raw };
+      return refusedReversal(code, reason);
     },
 
     async finalize(call, signal): Promise<Finalized<ChargeTxn | ReversalTxn>> {
@@ -543,6 +549,13 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
 const environmentOf = (host: string): 'sandbox' | 'production' | null => {
   if (host === 'apitest.authorize.net') return 'sandbox';
   return host === 'api.authorize.net' || host === 'api2.authorize.net' ? 'production' : null;
+};
+
+/** The outcome of a void or refund that the vendor did not approve. */
+const refusedReversal = (code: number, reason: number): Outcome<never> => {
+  const raw = rawOf({ code, reason });
+  if (code === 3 && MAY_STAND[reason] === undefined) return { kind: 'not_processed', answered: true, raw };
+  return code === 2 ? { kind: 'rejected', why: 'other', raw } : { kind: 'unknown', cause: 'unreadable', raw };
 };
 
 /** The outcome of a refund that the vendor shows. null: its amount is another one, or it is held. */

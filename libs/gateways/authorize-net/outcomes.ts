@@ -4,44 +4,24 @@
  * | answer | outcome of a charge |
  * |---|---|
  * | code 1, our refId, a transaction id | `approved` |
- * | code 1 with id 0, of test mode, with a split tender or another amount | `unknown`, and an alarm |
+ * | the same with a smaller amount approved of a prepaid card | `held`, since it must not stand |
+ * | of test mode, without an id | `not_processed`, and the account stops |
+ * | code 1 with id 0, of test mode with an id, with a split tender or another amount | `unknown`, and an alarm |
  * | code 4, or reason 193, 252, 253 | `held` |
  * | reason 11 | the transaction of our reference is looked up |
  * | code 2, and code 3 with a reason that is about the card | `declined` |
+ * | code 3 with a reason after an authorisation that may stand ({@link MAY_STAND}) | `unknown` |
  * | another code 3 | `not_processed`, answered |
- * | E00003, E00007 without a transaction | `not_processed`, not answered: the vendor refused the whole request |
+ * | neither code nor transaction id, and only codes of {@link REFUSALS} | `not_processed`, not answered: the vendor refused the whole request |
  * | anything else | `unknown` |
  *
  * `raw` holds codes only. The texts of the vendor are not kept, since a fault could put anything into them.
  */
-import type { ChargeTxn, Check, DeclineCode, NamedTransaction, Outcome } from '#payments';
-import { centsOf, type Fields, fieldsOf, idOf, isOk, listOf, messageCode, textOf } from './answers.js';
+import type { ChargeTxn, Check, NamedTransaction, Outcome } from '#payments';
+import { centsOf, type Fields, fieldsOf, idOf, isOk, listOf, messageCodes, textOf } from './answers.js';
+import { DECLINES, DUPLICATE, HELD_REASONS, MAY_STAND, OPERATIONS, PARTLY_APPROVED, REFUSALS, STATUSES } from './codes.js';
 
 type State = NamedTransaction['state'];
-
-/** The vendor refused the whole request. Nothing was executed. */
-const WHOLE_REFUSALS: readonly string[] = ['E00003', 'E00007'];
-export const REFUSED_CREDENTIALS = 'E00007';
-export const DUPLICATE = 11;
-const HELD_REASONS: readonly number[] = [193, 252, 253];
-
-const DECLINES: Readonly<Record<number, DeclineCode>> = {
-  27: 'postal_code_mismatch',
-  45: 'postal_code_mismatch',
-  127: 'postal_code_mismatch',
-  44: 'cvv_mismatch',
-  65: 'cvv_mismatch',
-  78: 'cvv_mismatch',
-  8: 'expired_card',
-  317: 'expired_card',
-  6: 'generic_decline',
-  7: 'generic_decline',
-  17: 'generic_decline',
-  28: 'generic_decline',
-  37: 'generic_decline',
-  315: 'generic_decline',
-  316: 'generic_decline',
-};
 
 /** Postal code: Y, X, W, Z match; A and N do not. */
 const AVS: Readonly<Record<string, Check>> = { Y: 'match', X: 'match', W: 'match', Z: 'match', A: 'no_match', N: 'no_match' };
@@ -82,34 +62,49 @@ export type ReadTransaction =
 /** Reads an answer that must be for `ref`. */
 export const readTransaction = (answer: Fields, ref: string): ReadTransaction => {
   const response = fieldsOf(answer.transactionResponse);
-  const code = messageCode(answer);
-  if (Object.keys(response).length === 0)
-    return WHOLE_REFUSALS.includes(code) && !isOk(answer)
-      ? { kind: 'refused', code }
-      : { kind: 'unreadable', raw: `no transaction, ${wordOf(code)}` };
+  const codes = messageCodes(answer);
+  const transactionId = idOf(response.transId);
+  // A refusal may come with other members, such as SupplementalDataQualificationIndicator.
+  if (textOf(response.responseCode) === '' && transactionId === null)
+    return codes.length > 0 && codes.every((code) => Object.hasOwn(REFUSALS, code)) && !isOk(answer)
+      ? { kind: 'refused', code: codes[0]! }
+      : { kind: 'unreadable', raw: `no transaction, ${wordOf(codes[0] ?? '')}` };
   if (textOf(answer.refId) !== ref) return { kind: 'unreadable', raw: 'an answer for another reference' };
   const responseCode = Number(/^[1-4]$/.exec(textOf(response.responseCode))?.[0] ?? 0);
   const [reasons, notes] = [listOf(response.errors), listOf(response.messages)];
   if (responseCode === 0 || reasons === null || notes === null) return { kind: 'unreadable', raw: 'an unknown response code' };
   const reason = Number(/^\d{1,5}$/.exec(textOf(reasons[0]?.errorCode) || textOf(notes[0]?.code))?.[0] ?? 0);
-  const transaction = { code: responseCode, reason, transactionId: idOf(response.transId), isOk: isOk(answer), response };
-  return { kind: 'transaction', transaction };
+  return { kind: 'transaction', transaction: { code: responseCode, reason, transactionId, isOk: isOk(answer), response } };
 };
 
 const wordOf = (code: string): string => (/^[EI]\d{5}$/.test(code) ? code : 'no code');
 export const rawOf = ({ code, reason }: Pick<TransactionAnswer, 'code' | 'reason'>): string => `response ${code}, reason ${reason}`;
 
-/** True if the approval is one that must never count: of test mode, without an id, or of a part of the amount. */
-const isFalseApproval = ({ transactionId, response }: TransactionAnswer, amountCents: number): boolean => {
-  const tender = textOf(response.splitTenderId);
-  const amounts = [response.requestedAmount, response.approvedAmount].filter((amount) => textOf(amount) !== '');
-  return (
-    transactionId === null ||
-    (tender !== '' && tender !== '0') ||
-    textOf(response.testRequest) === '1' ||
-    textOf(response.testRequest) === 'true' ||
-    amounts.some((amount) => centsOf(amount) !== amountCents)
-  );
+const isSet = (value: unknown): boolean => !['', '0', 'false'].includes(value === true ? 'true' : textOf(value));
+
+/** True if the account is in test mode: the answer may be an approval, and no money has moved. */
+export const isOfTestMode = ({ transactionId, response }: TransactionAnswer): boolean => transactionId === null && isSet(response.testRequest);
+
+/** The amounts of a prepaid card. null: the answer names none. */
+const prepaidOf = ({ response }: TransactionAnswer): { readonly requested: number | null; readonly approved: number | null } | null => {
+  const { requestedAmount, approvedAmount } = fieldsOf(response.prePaidCard);
+  const isNamed = textOf(requestedAmount) !== '' || textOf(approvedAmount) !== '';
+  return isNamed ? { requested: centsOf(requestedAmount), approved: centsOf(approvedAmount) } : null;
+};
+
+/** True if the vendor took less than we asked for. The transaction is ours, so it can be undone. */
+const isPartial = (transaction: TransactionAnswer, amountCents: number): boolean => {
+  const prepaid = prepaidOf(transaction);
+  const isLess = prepaid !== null && prepaid.requested === amountCents && prepaid.approved !== null && prepaid.approved < amountCents;
+  return transaction.transactionId !== null && (isLess || transaction.reason === PARTLY_APPROVED);
+};
+
+/** True if the approval is one that must never count: without an id, of test mode with one, of a split tender, or of another amount. */
+const isFalseApproval = (transaction: TransactionAnswer, amountCents: number): boolean => {
+  const prepaid = prepaidOf(transaction);
+  const isOther = prepaid !== null && (prepaid.requested !== amountCents || prepaid.approved !== amountCents);
+  const { transactionId, response } = transaction;
+  return transactionId === null || isSet(response.testRequest) || isSet(response.splitTenderId) || isOther;
 };
 
 export type ChargeAnswer =
@@ -122,18 +117,20 @@ export const chargeAnswer = (transaction: TransactionAnswer, amountCents: number
   const { code, reason, transactionId, response } = transaction;
   const raw = rawOf(transaction);
   const checks = checksOf(response.avsResultCode, response.cvvResultCode);
+  if ((code === 1 || code === 4) && isPartial(transaction, amountCents)) return { kind: 'held', transactionId: transactionId!, why: 'partial', raw };
   if (code === 4 || HELD_REASONS.includes(reason))
     return transactionId === null ? { kind: 'unknown', cause: 'unreadable', raw } : { kind: 'held', transactionId, raw };
   if (reason === DUPLICATE && code !== 1) return { kind: 'duplicate', originalId: transactionId };
-  if (code === 2 || (code === 3 && DECLINES[reason] !== undefined))
+  if (code === 2 || (code === 3 && DECLINES[reason] !== undefined && MAY_STAND[reason] === undefined))
     return {
       kind: 'declined',
       decline: { code: DECLINES[reason] ?? 'generic_decline', raw, ...checks },
       ...(transactionId !== null && { transactionId }),
     };
-  if (code === 3) return { kind: 'not_processed', answered: true, raw };
+  if (code === 3)
+    return MAY_STAND[reason] === undefined ? { kind: 'not_processed', answered: true, raw } : { kind: 'unknown', cause: 'unreadable', raw };
   if (isFalseApproval(transaction, amountCents)) {
-    alarm('the vendor approved a charge with the id 0, in test mode, or in part; it does not count');
+    alarm('the vendor approved a charge with the id 0, in test mode, or of another amount; it does not count');
     return { kind: 'unknown', cause: 'unreadable', raw };
   }
   if (!transaction.isOk || reason !== 1) return { kind: 'unknown', cause: 'unreadable', raw };
@@ -148,44 +145,11 @@ export const chargeAnswer = (transaction: TransactionAnswer, amountCents: number
   };
 };
 
-const STATES: Readonly<Record<string, State>> = {
-  authorizedPendingCapture: 'approved',
-  authorizedPendingRelease: 'approved',
-  approvedReview: 'approved',
-  capturedPendingSettlement: 'approved',
-  refundPendingSettlement: 'approved',
-  pendingSettlement: 'settling',
-  pendingFinalSettlement: 'settling',
-  updatingSettlement: 'settling',
-  settledSuccessfully: 'settled',
-  refundSettledSuccessfully: 'settled',
-  returnedItem: 'settled',
-  chargeback: 'settled',
-  chargebackReversal: 'settled',
-  settlementError: 'settlement_rejected',
-  voided: 'voided',
-  declined: 'declined',
-  expired: 'declined',
-  failedReview: 'declined',
-  generalError: 'declined',
-  communicationError: 'declined',
-  FDSPendingReview: 'held',
-  FDSAuthorizedPendingReview: 'held',
-  underReview: 'held',
-};
 /** The state of a transaction by its status. null: the status is not known. */
-export const stateOf = (status: unknown): State | null => STATES[textOf(status)] ?? null;
+export const stateOf = (status: unknown): State | null => STATUSES[textOf(status)]?.[0] ?? null;
 
 /** The states of a transaction that waits for its batch. */
 export const AWAITS_BATCH: readonly string[] = ['capturedPendingSettlement', 'refundPendingSettlement'];
-
-const OPS: Readonly<Record<string, 'charge' | 'refund'>> = {
-  authCaptureTransaction: 'charge',
-  authOnlyTransaction: 'charge',
-  captureOnlyTransaction: 'charge',
-  priorAuthCaptureTransaction: 'charge',
-  refundTransaction: 'refund',
-};
 
 /** A transaction as getTransactionDetails shows it. */
 export interface TransactionDetails {
@@ -208,7 +172,7 @@ export interface TransactionDetails {
 /** Reads the details of a transaction. null: they cannot be read, or are of another transaction. */
 export const detailsOf = (answer: Fields, transactionId: string): TransactionDetails | null => {
   const one = fieldsOf(answer.transaction);
-  const op = OPS[textOf(one.transactionType)];
+  const op = OPERATIONS[textOf(one.transactionType)];
   const status = stateOf(one.transactionStatus);
   const amountCents = centsOf(textOf(one.settleAmount) || textOf(one.authAmount));
   if (!isOk(answer) || idOf(one.transId) !== transactionId || op === undefined || status === null || amountCents === null) return null;
@@ -235,7 +199,7 @@ export const detailsOf = (answer: Fields, transactionId: string): TransactionDet
   };
 };
 
-/** The outcome of a charge that the vendor shows. null: its amount is another one. */
+/** The outcome of a charge that the vendor shows. A smaller amount must not stand. null: its amount is larger, so it cannot be ours. */
 export const chargeFromDetails = (details: TransactionDetails, amountCents: number): Outcome<ChargeTxn> | null => {
   const { transactionId, authCode, avs, cvv, card } = details;
   const raw = rawOf(details);
@@ -250,6 +214,7 @@ export const chargeFromDetails = (details: TransactionDetails, amountCents: numb
     case 'settling':
     case 'settled':
     case 'settlement_rejected':
+      if (details.amountCents < amountCents) return { kind: 'held', transactionId, why: 'partial', raw };
       return details.amountCents === amountCents ? { kind: 'approved', txn: { transactionId, authCode, avs, cvv, ...(card && { card }) } } : null;
   }
 };

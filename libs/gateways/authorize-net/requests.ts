@@ -25,13 +25,19 @@ const SETTINGS = {
 };
 const REFUND_SETTINGS = { setting: [{ settingName: 'duplicateWindow', settingValue: DUPLICATE_WINDOW_S }] };
 
+/** An account may have several currencies. Without this, its default one would count. */
+const CURRENCY = 'USD';
+
 /** Transactions of one page: the vendor's maximum. */
 export const PAGE_LIMIT = 1_000;
 
 /** The lengths that the vendor allows. */
 const LENGTHS = { firstName: 50, lastName: 50, address: 60, city: 40, state: 40, zip: 20, country: 60 } as const;
 
-const cut = (text: string, length: number): string => Array.from(text.trim()).slice(0, length).join('');
+/** Characters that XML 1.0 cannot hold. The vendor reads JSON as XML, so one of them makes the whole request unreadable (E00003). */
+const NO_XML = /[^\t\n\r\u{20}-\u{d7ff}\u{e000}-\u{fffd}\u{10000}-\u{10ffff}]/gu;
+
+const cut = (text: string, length: number): string => Array.from(text.replace(NO_XML, '').trim()).slice(0, length).join('');
 
 const present = (fields: Record<string, string | undefined>): Record<string, string> =>
   Object.fromEntries(Object.entries(fields).filter((entry): entry is [string, string] => entry[1] !== undefined && entry[1] !== ''));
@@ -68,6 +74,7 @@ export const requestsOf = ({ apiLoginId, transactionKey }: Credentials) => {
         transactionRequest: {
           transactionType: 'authCaptureTransaction',
           amount: decimal(amountCents),
+          currencyCode: CURRENCY,
           payment: { creditCard: cardFields(card) },
           order: { invoiceNumber: ref },
           ...(address && { billTo: address }),
@@ -85,6 +92,7 @@ export const requestsOf = ({ apiLoginId, transactionKey }: Credentials) => {
         transactionRequest: {
           transactionType: 'refundTransaction',
           amount: decimal(amountCents),
+          currencyCode: CURRENCY,
           payment: { creditCard: { cardNumber: last4, expirationDate: 'XXXX' } },
           refTransId: chargeTransactionId,
           order: { invoiceNumber: ref },

@@ -18,11 +18,17 @@ const GATHER_MS = 10;
 const WAIT_MS = 1_000;
 /** Before the first scan has shown how long one takes. */
 const FIRST_ESTIMATE_MS = 5_000;
+/** `accountType` of what the vendor lists beside the cards, in lower case. It has batches of its own, which may be days away. */
+const NO_CARDS: readonly string[] = ['echeck', 'paypal'];
 /** The vendor's longest range of one question for batches. */
 export const BATCH_RANGE_MS = 31 * 86_400_000;
 /** Clocks may differ, and a transaction may have been submitted a little before its intent was dated. */
 const MARGIN_MS = 60 * 60_000;
-const NEVER_ENDING_PAGES = 100_000;
+/**
+ * Pages of one list. The vendor shows {@link PAGE_LIMIT} transactions on each, and no merchant of a day or of a batch comes near to this. A list that
+ * goes on is a fault of the vendor, and the next reading begins anew.
+ */
+export const MAX_PAGES = 1_000;
 
 export interface ScanQuestion {
   readonly ref: string;
@@ -108,7 +114,7 @@ export const batchesOf = (answer: Fields): readonly ListedBatch[] => {
 /** All transactions of a batch, page by page, in the order of their ids. Throws {@link UnreadableList} if a page is missing. */
 export const batchPages = async function* (lists: Pick<Lists, 'batch'>, batchId: string, signal: AbortSignal): AsyncGenerator<readonly Fields[]> {
   let read = 0;
-  for (let page = 1; page <= NEVER_ENDING_PAGES; page++) {
+  for (let page = 1; page <= MAX_PAGES; page++) {
     const answer = await lists.batch(batchId, page, signal);
     const list = transactionsOf(answer);
     read += list.length;
@@ -118,6 +124,7 @@ export const batchPages = async function* (lists: Pick<Lists, 'batch'>, batchId:
     if (read < total) throw new UnreadableList(`${read} of ${total} lines of batch ${batchId}`);
     return;
   }
+  throw new UnreadableList(`more than ${MAX_PAGES} pages of batch ${batchId}`);
 };
 
 /** Splits a range into ranges that the vendor answers. */
@@ -248,18 +255,20 @@ export class Scans {
   }
 
   private async readUnsettled(scan: Scan, sinceMs: number, signal: AbortSignal): Promise<void> {
-    for (let page = 1; page <= NEVER_ENDING_PAGES; page++) {
+    for (let page = 1; page <= MAX_PAGES; page++) {
       const list = transactionsOf(await this.lists.unsettled(page, signal));
       let oldestMs = Number.POSITIVE_INFINITY;
       for (const one of list) {
-        note(scan, one);
         const submittedMs = instantOf(one.submitTimeUTC);
         if (submittedMs === null) throw new UnreadableList('a transaction without its time');
         oldestMs = Math.min(oldestMs, submittedMs);
+        if (NO_CARDS.includes(textOf(one.accountType).toLowerCase())) continue;
+        note(scan, one);
         if (AWAITS_BATCH.includes(textOf(one.transactionStatus))) scan.oldestWaitingMs = Math.min(scan.oldestWaitingMs, submittedMs);
       }
       if (list.length < PAGE_LIMIT || oldestMs < sinceMs) return;
     }
+    throw new UnreadableList(`more than ${MAX_PAGES} pages of unsettled transactions`);
   }
 
   private async readBatches(scan: Scan, sinceMs: number, signal: AbortSignal): Promise<void> {

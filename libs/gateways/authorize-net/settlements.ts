@@ -7,6 +7,7 @@
 import { type Clock, timestamp } from '#kernel';
 import { MAX_CURSOR_CHARACTERS, type SettledBatch, type SettlementRecord, UnknownCursor } from '#payments';
 import { centsOf, type Fields, idOf, textOf } from './answers.js';
+import { STATUSES } from './codes.js';
 import { type TransactionDetails } from './outcomes.js';
 import { batchesOf, batchPages, type ListedBatch, type Lists, ranges, UnreadableList } from './scans.js';
 
@@ -45,9 +46,6 @@ const read = (cursor: string): Cursor => {
   if (!/^\d{1,15}$/.test(reached!) || lines.includes(null)) throw new UnknownCursor(cursor);
   return { reachedMs: Number(reached), lines: new Map(lines.reverse().map((match) => [match![1]!, Number(match![2])])) };
 };
-
-/** Members of a batch that moved no money. */
-const MOVED_NOTHING: readonly string[] = ['voided', 'declined', 'expired', 'failedReview', 'generalError', 'communicationError', 'couldNotVoid'];
 
 export interface SettlementPorts {
   readonly lists: Lists;
@@ -90,28 +88,40 @@ const linesOf = async function* (
   signal: AbortSignal,
 ): AsyncGenerator<SettlementRecord> {
   let read = 0;
+  const mayGrow = now - batch.settledMs < GROWS_FOR_MS;
   for await (const page of batchPages(lists, batch.batchId, signal))
     for (const one of page) {
       read += 1;
-      const status = textOf(one.transactionStatus);
-      if (MOVED_NOTHING.includes(status)) continue;
-      yield await lineOf(one, status, details, signal);
+      const [, meaning] = STATUSES[textOf(one.transactionStatus)] ?? [null, 'adjustment'];
+      if (meaning === 'nothing') continue;
+      if (meaning === 'pending' && mayGrow) throw new UnreadableList(`a line of batch ${batch.batchId} that is not final`);
+      yield await lineOf(one, meaning, details, signal);
     }
-  if (read < (batch.count ?? 0) && now - batch.settledMs < GROWS_FOR_MS)
+  if (read < (batch.count ?? 0) && mayGrow)
     throw new UnreadableList(`${read} of ${batch.count} lines of batch ${batch.batchId}, which was settled a short time ago`);
 };
 
-const lineOf = async (one: Fields, status: string, details: SettlementPorts['details'], signal: AbortSignal): Promise<SettlementRecord> => {
+/** The types of lines whose money leaves the merchant. The vendor lists every amount without a sign. */
+const NEGATIVE: readonly SettlementRecord['type'][] = ['refund', 'chargeback'];
+
+/** A line of a kind that we do not know is an adjustment, and so an exception: it is never left out, and never counts as a sale. */
+const lineOf = async (
+  one: Fields,
+  meaning: (typeof STATUSES)[string][1],
+  details: SettlementPorts['details'],
+  signal: AbortSignal,
+): Promise<SettlementRecord> => {
   const transactionId = idOf(one.transId)!;
-  const [amountCents, invoiceNumber] = [centsOf(one.settleAmount), textOf(one.invoiceNumber)];
+  const [amountCents, invoiceNumber, status] = [centsOf(one.settleAmount), textOf(one.invoiceNumber), textOf(one.transactionStatus)];
   if (amountCents === null) throw new UnreadableList(`transaction ${transactionId} without an amount`);
-  const op = await opOf(transactionId, status, details, signal);
-  const grossCents = op === 'refund' ? -amountCents : amountCents;
+  const type = await typeOf(transactionId, meaning, details, signal);
+  const isNegative = NEGATIVE.includes(type) || (type === 'adjustment' && /^(?:refund|returned)/.test(status));
+  const grossCents = isNegative ? 0 - amountCents : amountCents;
   return {
     transactionId,
     ...(OUR_REF.test(invoiceNumber) && { ref: invoiceNumber }),
-    type: op === 'refund' ? 'refund' : 'sale',
-    accepted: status !== 'settlementError',
+    type,
+    accepted: meaning !== 'rejected',
     grossCents,
     // The vendor's API shows no fees.
     feeCents: 0,
@@ -120,24 +130,12 @@ const lineOf = async (one: Fields, status: string, details: SettlementPorts['det
 };
 
 /** A line names its kind only by its status. Only the details say what a rejected transaction was. */
-const opOf = async (
+const typeOf = async (
   transactionId: string,
-  status: string,
+  meaning: (typeof STATUSES)[string][1],
   details: SettlementPorts['details'],
   signal: AbortSignal,
-): Promise<'charge' | 'refund'> => {
-  switch (status) {
-    case 'settledSuccessfully':
-    case 'chargeback':
-    case 'chargebackReversal':
-    case 'returnedItem':
-      return 'charge';
-    case 'refundSettledSuccessfully':
-      return 'refund';
-    case 'settlementError':
-      return (await details(transactionId, signal)).op;
-    default:
-      // A line that is left out would be money that nobody counts.
-      throw new UnreadableList(`the unknown status "${/^\w{1,40}$/.test(status) ? status : '?'}" of transaction ${transactionId}`);
-  }
+): Promise<SettlementRecord['type']> => {
+  if (meaning === 'rejected') return (await details(transactionId, signal)).op === 'refund' ? 'refund' : 'sale';
+  return meaning === 'pending' || meaning === 'nothing' ? 'adjustment' : meaning;
 };

@@ -22,6 +22,8 @@ export interface GatewayOptions {
   readonly log?: (message: string, fields: object) => void;
   /** Called each time the processor refuses the credentials, beside a line of `log`. Default: nothing. */
   readonly onRefusedCredentials?: () => void;
+  /** Called each time the processor answers a call that moves money as an account in test mode does. Default: nothing. */
+  readonly onTestMode?: () => void;
   /** Called each time the processor refuses its lists, so that no new charge may begin. Default: nothing. */
   readonly onRefusedLists?: () => void;
 }

@@ -33,8 +33,9 @@ export const DECLINE_CODES = [
   'expired_card',
   'cvv_mismatch',
   'postal_code_mismatch',
+  'invalid_token',
 ] as const;
-/** C54. */
+/** C54. `invalid_token`: the token is unknown, expired or used, so no card was asked. */
 export type DeclineCode = (typeof DECLINE_CODES)[number];
 
 export type Check = 'match' | 'no_match' | 'not_checked';
@@ -74,8 +75,11 @@ export type Outcome<T> =
       readonly transactionId?: string;
     }
   | { readonly kind: 'rejected'; readonly why: RejectionReason; readonly raw?: string }
-  /** Charges only. The gateway took the charge and waits for a person to review it. It must be undone at once. */
-  | { readonly kind: 'held'; readonly transactionId: string; readonly raw?: string }
+  /**
+   * Charges only. The gateway took the charge, and it must be undone at once. `why`: it waits for a person to review it (the default), or a part of
+   * the amount was approved.
+   */
+  | { readonly kind: 'held'; readonly transactionId: string; readonly why?: 'review' | 'partial'; readonly raw?: string }
   /**
    * Nothing happened, for certain. `answered` true: the gateway said so for this reference. `answered` false: no byte was sent, or the gateway
    * refused the whole request.

@@ -19,6 +19,7 @@ const TEXTS: Readonly<Record<string, string>> = {
   I00001: 'Successful.',
   I00004: 'No records found.',
   E00001: 'An error occurred during processing. Please try again.',
+  E00104: 'Server in maintenance',
   E00003: 'The element has an invalid child element.',
   E00007: 'User authentication failed due to invalid authentication values.',
   E00011: 'Access denied. You do not have permissions to call the Transaction Details API.',
@@ -170,6 +171,11 @@ export const answer = (vendor: Vendor, call: Call): Fields => {
   const refId = textOf(fields.refId);
   if (!merchant || vendor.use(['e00007'], op, ref)) return refusal('E00007', refId);
   for (const [fault, code] of [['e00001', 'E00001'], ['e00003', 'E00003']] as const) if (vendor.use([fault], op, ref)) return refusal(code, refId); // prettier-ignore
+  const refused = vendor.use(['refused'], op, ref);
+  if (refused) {
+    const given = refusal(`E${String(refused.code).padStart(5, '0')}`, refId);
+    return refused.reason === 1 ? { transactionResponse: { SupplementalDataQualificationIndicator: 0 }, ...given } : given;
+  }
   if (DETAILS_API.includes(op) && vendor.standing('details_api_off')) return refusal('E00011', refId);
   vendor.tick();
   switch (op) {
@@ -206,6 +212,9 @@ interface Answered {
   readonly cvv?: string;
   readonly last4?: string;
   readonly brand?: string;
+  readonly testRequest?: '1';
+  /** Of a prepaid card. */
+  readonly prePaidCard?: Readonly<Record<'requestedAmount' | 'approvedAmount' | 'balanceOnCard', string>>;
 }
 
 /** The answer to createTransactionRequest. Codes 1 and 4 have messages, codes 2 and 3 have errors. */
@@ -221,9 +230,10 @@ const transactionAnswer = (refId: string, one: Answered): Fields => {
       transId: one.transId ?? '0',
       refTransID: one.refTransID ?? '',
       transHash: '',
-      testRequest: '0',
+      testRequest: one.testRequest ?? '0',
       accountNumber: one.last4 ? `XXXX${one.last4}` : '',
       accountType: one.brand ?? '',
+      ...(one.prePaidCard && { prePaidCard: one.prePaidCard }),
       ...(failed
         ? { errors: [{ errorCode: String(one.reason), errorText: reasonText(one.reason) }] }
         : { messages: [{ code: String(one.reason), description: reasonText(one.reason) }] }),
@@ -308,7 +318,7 @@ const charge = (vendor: Vendor, merchant: Merchant, call: Call): Fields => {
   if (amountCents === null || amountCents < 1 || (type !== 'authCaptureTransaction' && type !== 'authOnlyTransaction'))
     return refusal('E00003', refId);
   const card = { last4: cardNumber.slice(-4), brand: brandOf(cardNumber) };
-  if (merchant.testMode) return transactionAnswer(refId, { code: 1, reason: 1, transId: '0', authCode: '000000', ...card });
+  if (merchant.testMode) return testModeAnswer(call);
   if (!/^\d{13,16}$/.test(cardNumber) || !passesLuhn(cardNumber)) return transactionAnswer(refId, { code: 3, reason: 6, ...card });
   const expiry = /^(\d{4})-(\d\d)$/.exec(textOf(within(request, 'payment', 'creditCard', 'expirationDate')));
   if (expiry && Date.UTC(Number(expiry[1]), Number(expiry[2]), 2) < vendor.nowMs) return transactionAnswer(refId, { code: 3, reason: 8, ...card });
@@ -337,6 +347,12 @@ const charge = (vendor: Vendor, merchant: Merchant, call: Call): Fields => {
     return answerOf(refId, stored(vendor, call, { ...shared, status, responseCode: 4, reason: held.reason, authCode }, merchant));
   }
   const status: Status = type === 'authOnlyTransaction' ? 'authorizedPendingCapture' : 'capturedPendingSettlement';
+  if (vendor.use(['partial'], call.op, call.ref)) {
+    const approved = Math.floor(amountCents / 2);
+    const made = stored(vendor, call, { ...shared, amountCents: approved, status, responseCode: 1, reason: 1, authCode }, merchant);
+    const prePaidCard = { requestedAmount: dollarsText(amountCents), approvedAmount: dollarsText(approved), balanceOnCard: '0.00' };
+    return answerOf(refId, made, { prePaidCard });
+  }
   return answerOf(refId, stored(vendor, call, { ...shared, status, responseCode: 1, reason: 1, authCode }, merchant));
 };
 
@@ -544,9 +560,15 @@ const merchantDetails = (merchant: Merchant, refId: string): Fields => ({
 });
 
 /** The answer as a fault changes it. */
-export const changed = (fault: Fault, given: Fields, call: Call): Fields => {
+export const changed = (vendor: Vendor, fault: Fault, given: Fields, call: Call): Fields => {
   const response = given.transactionResponse;
   const within1 = (also: Fields): Fields => (isFields(response) ? { ...given, transactionResponse: { ...response, ...also } } : given);
+  /** The members stand before the messages. */
+  const withPrepaid = (also: Fields, amount: string): Fields => {
+    const { messages: notes, ...rest } = isFields(response) ? response : {};
+    const prePaidCard = { requestedAmount: amount, approvedAmount: amount, balanceOnCard: '0.00' };
+    return { ...given, transactionResponse: { ...rest, ...also, prePaidCard, messages: notes } };
+  };
   switch (fault.name) {
     case 'other_ref':
       return { ...given, refId: 'ANOTHER0REFERENCE000' };
@@ -562,12 +584,14 @@ export const changed = (fault: Fault, given: Fields, call: Call): Fields => {
       return eachIn(given, (value, name) => (name === 'invoiceNumber' ? undefined : value)) as Fields;
     case 'id_zero':
       return within1({ transId: '0' });
-    case 'partial':
-      return within1({ splitTenderId: '115901', requestedAmount: '10.00', approvedAmount: '1.23', balanceOnCard: '0.00' });
+    case 'error_too':
+      return { ...given, messages: messages('E00013') };
+    case 'same_id':
+      return within1({ transId: vendor.newestOf(call.merchant!.apiLoginId, call.ref)?.id ?? '0' });
     case 'split_tender':
       return within1({ splitTenderId: '115901' });
     case 'other_amount':
-      return within1({ transId: '60999999999', requestedAmount: dollarsText(999), approvedAmount: dollarsText(999) });
+      return withPrepaid({ transId: '60999999999' }, dollarsText(999));
     case 'unknown_code':
       return within1({ responseCode: '9' });
     case 'numbers':
@@ -582,8 +606,8 @@ export const changed = (fault: Fault, given: Fields, call: Call): Fields => {
 };
 
 export const testModeAnswer = ({ fields, cardNumber }: Call): Fields => {
-  const given = transactionAnswer(textOf(fields.refId), { code: 1, reason: 1, transId: '0', authCode: '000000', last4: cardNumber.slice(-4), brand: brandOf(cardNumber) }); // prettier-ignore
-  return { ...given, transactionResponse: { ...(given.transactionResponse as Fields), testRequest: '1' } };
+  const card = { last4: cardNumber.slice(-4), brand: brandOf(cardNumber) };
+  return transactionAnswer(textOf(fields.refId), { code: 1, reason: 1, transId: '0', authCode: '000000', testRequest: '1', ...card });
 };
 
 const eachIn = (value: unknown, change: (value: unknown, name: string) => unknown, name = ''): unknown => {

@@ -41,7 +41,8 @@ const AFTER: readonly FaultName[] = [
   'echo_card',
   'echo_key',
   'id_zero',
-  'partial',
+  'error_too',
+  'same_id',
   'split_tender',
   'other_amount',
   'unknown_code',
@@ -111,7 +112,7 @@ export const startAuthorizeNetDouble = async ({ file, port = 0, delayMs = 0 }: D
   /** Sends an answer as a fault has it. */
   const sendWith = (fault: Fault | null, given: object, call: Call | null, response: ServerResponse): void => {
     const bom = fault?.name === 'no_bom' ? '' : '\ufeff';
-    const text = bom + JSON.stringify(fault && call ? changed(fault, given as Record<string, unknown>, call) : given);
+    const text = bom + JSON.stringify(fault && call ? changed(vendor, fault, given as Record<string, unknown>, call) : given);
     switch (fault?.name) {
       case 'cut_after':
         return void response.socket?.destroy();
