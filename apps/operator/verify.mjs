@@ -205,7 +205,7 @@ const whole = (path) => {
 export const EVENTS = {
   PaymentInitiated: 4, PaymentCreated: 2, PaymentDeclined: 4, PaymentFailed: 2, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
   ReconciliationStarted: 1, VoidRequested: 3, RefundRequested: 3, PaymentVoided: 2, PaymentRefunded: 2, FeeRefunded: 2, RefundFailed: 1, ReversalEnded: 2,
-  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 2, PaymentResolved: 1, ReturnRequested: 1,
+  ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 3, PaymentResolved: 1, ReturnRequested: 1,
   SettlementLinesRecorded: 2, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 2, BatchFunded: 1,
   SettlementFileImported: 1, ExceptionOpened: 2, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
   ExceptionRefundRequested: 1, ExceptionRefundEnded: 1,
@@ -218,6 +218,7 @@ const part = (text) => text.replace(/[^\w.@+-]/g, (one) => `%${one.charCodeAt(0)
 const unsettled = (mid) => `assets:processor:${part(mid)}:unsettled`;
 const inTransit = (mid) => `assets:processor:${part(mid)}:in_transit`;
 const disputed = (mid) => `assets:disputes:${part(mid)}`;
+const disputeSuspense = (mid) => `assets:dispute_suspense:${part(mid)}`;
 const suspense = (mid) => `liabilities:suspense:${part(mid)}`;
 const processing = (mid) => `expense:processing:${part(mid)}`;
 const disputeFee = (mid) => `expense:dispute_fee:${part(mid)}`;
@@ -260,6 +261,7 @@ export const RULES = {
   R17: ['adjustment by hand', ({ postings }) => [postings.map(({ account, cents }) => [account, cents]), []]],
   R20: ['agency paid', ({ portal, cents }) => [[[payable(portal), cents]], [[BANK, cents]]]],
   R21: ['undone charge settled', settled],
+  R22: ['dispute: taken beyond what remained', ({ moved }) => [moved.map(([mid, cents]) => [disputeSuspense(mid), cents]), moved.map(([mid, cents]) => [inTransit(mid), cents])]],
 }; // prettier-ignore
 
 /** Postings of debits and credits: one for each account, in order, without zeros. */
@@ -443,25 +445,39 @@ const postPayment = (books, { type, data, metadata, position }, by, mirrored) =>
     case 'PaymentDisputed': {
       books.disputes ??= new Map();
       const known = books.disputes.get(data.disputeId);
-      const shares = known?.shares ?? sharesOf(books, data);
+      const named = data.taken?.map(({ leg: name, principalCents: principal, feeCents: fee, excessCents: late = 0 }) => {
+        const on = books.legs.find((one) => one.leg === name);
+        if (!on) throw new Error(`${type} at position ${position} takes from a leg that was not charged`);
+        return { leg: name, mid: on.mid, principal, fee, late };
+      });
+      const shares = named ?? known?.shares ?? sharesOf(books, data);
       const stand = (status) => (status === undefined || status === 'recovered' ? 'kept' : status === 'lost' ? 'lost' : 'taken');
-      const rules = {
-        'kept taken': ['R9'],
-        'kept lost': ['R9', 'R11'],
-        'taken lost': ['R11'],
-        'taken kept': ['R12'],
-        'lost kept': ["R12'"],
-        'lost taken': ["R12''"],
-      }[`${stand(known?.status)} ${stand(data.status)}`];
+      const [was, is] = [stand(known?.status), stand(data.status)];
+      const rules = (from, to) =>
+        ({
+          'kept taken': ['R9'],
+          'kept lost': ['R9', 'R11'],
+          'taken lost': ['R11'],
+          'taken kept': ['R12'],
+          'lost kept': ["R12'"],
+          'lost taken': ["R12''"],
+        })[`${from} ${to}`] ?? [];
       const at = known ? metadata.recordedAt : `${data.openedOn}T00:00:00.000Z`;
-      for (const rule of rules ?? []) by(rule, { portal, shares }, { at });
+      const cents = (all) => all.map(({ leg: name, principal, fee, late = 0 }) => `${name} ${principal} ${fee} ${late}`).join();
+      // A dispute that takes other cents than before gives the old ones back first.
+      if (was !== 'kept' && is !== 'kept' && cents(known.shares) !== cents(shares)) {
+        for (const rule of rules(was, 'kept')) by(rule, { portal, shares: known.shares }, { at });
+        for (const rule of rules('kept', is)) by(rule, { portal, shares }, { at });
+      } else for (const rule of rules(was, is)) by(rule, { portal, shares: was === 'kept' ? shares : known.shares }, { at });
+      const late = (all, sign) => all.map((one) => [one.mid, sign * (one.late ?? 0)]);
+      by('R22', { moved: [...(was === 'kept' ? [] : late(known.shares, -1)), ...(is === 'kept' ? [] : late(shares, 1))] }, { at });
       books.disputes.set(data.disputeId, { status: data.status, shares });
     }
   }
 };
 
 /**
- * The disputed cents of each leg: of the named leg, or first of the principal's, then of the fee's. Each gives at most what earlier disputes left.
+ * The disputed cents of each leg, if the event does not say them: of the named leg, or first of the principal's, then of the fee's. Each gives at most what earlier disputes left.
  * One charge of principal and fee shares its cents pro rata; a remaining cent goes to the larger remainder.
  */
 const sharesOf = ({ legs, disputes }, { leg: named, disputedAmountCents }) => {

@@ -172,7 +172,7 @@ const RULES = {
     threshold: null,
     find: bySql(
       `select 'account' as kind, account as id, abs(debit_cents - credit_cents)::bigint as cents, null::timestamptz as at from journal_balance
-       where account like 'liabilities:suspense:%' and debit_cents <> credit_cents`,
+       where (account like 'liabilities:suspense:%' or account like 'assets:dispute_suspense:%') and debit_cents <> credit_cents`,
     ),
   },
   staff_task: {

@@ -9,6 +9,7 @@ import { createHash } from 'node:crypto';
 import { checkpointOf, type EventStore, NotInTheLog, type Position, readStreams, type Recorded } from '#eventstore';
 import { canonicalJson, sumCents } from '#kernel';
 import {
+  cents as bothOf,
   type Charged,
   isVisible,
   paymentListModel,
@@ -18,6 +19,7 @@ import {
   type Payment,
   paymentStream,
   paymentEvents,
+  standing,
   undoneCharges,
 } from '#payments';
 import { paymentRegisterModel } from '#settlement';
@@ -181,7 +183,7 @@ const grouped = (entries: readonly JournalEntry[]): Map<string, JournalEntry[]> 
 };
 
 /** Rules for events of a payment's own stream. An entry of a settlement line has the line in `part`. */
-const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14'];
+const PAYMENT_RULES: readonly Rule[] = ['R1', 'R2', 'R3', 'R4', 'R5', 'R7', 'R8', 'R9', 'R11', 'R12', "R12'", "R12''", 'R14', 'R22'];
 const isOfPayment = ({ rule, part }: JournalEntry): boolean => part === null && PAYMENT_RULES.includes(rule);
 
 /** The differences of one payment. `again`: a settlement line may still follow, so the payment must be compared again. */
@@ -304,7 +306,7 @@ const compareEntries = (
 const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>, entries: readonly JournalEntry[]): string[] => {
   const charge: Charged | null = payment.phase === 'charged' ? payment : null;
   const legs = charge?.legs ?? [];
-  const sums = { principal: 0, fee: 0, principalBack: 0, feeBack: 0, disputed: 0 };
+  const sums = { principal: 0, fee: 0, principalBack: 0, feeBack: 0, disputed: 0, excess: 0 };
   for (const { rule, postings } of entries)
     for (const { account, cents } of postings)
       if (account.startsWith('liabilities:agency')) {
@@ -313,14 +315,16 @@ const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>
       } else if (account.startsWith('revenue:')) {
         if (rule === 'R2') sums.fee -= cents;
         else if (rule === 'R3' || rule === 'R8') sums.feeBack += cents;
-      } else if (account.startsWith('assets:disputes')) sums.disputed += cents;
+      } else if (account.startsWith('assets:disputes:')) sums.disputed += cents;
+      else if (account.startsWith('assets:dispute_suspense:')) sums.excess += cents;
   const open = (charge?.disputes ?? []).filter(({ status }) => status === 'debited' || status === 'in_dispute');
   const figures: readonly [what: string, replay: number, journal: number][] = [
     ['principal charged', charge ? payment.terms.amountCents : 0, sums.principal],
     ['service fee charged', charge ? payment.terms.serviceFeeCents : 0, sums.fee],
     ['principal returned', sumCents(legs, (leg) => leg.principalReturnedCents), sums.principalBack],
     ['service fee returned', sumCents(legs, (leg) => leg.feeReturnedCents), sums.feeBack],
-    ['taken back by disputes', sumCents(open, ({ disputedAmountCents }) => disputedAmountCents), sums.disputed],
+    ['taken back by disputes', sumCents(standing(open), bothOf), sums.disputed],
+    ['taken back in excess', sumCents(standing(charge?.disputes ?? []), ({ excessCents = 0 }) => excessCents), sums.excess],
   ];
   return figures
     .filter(([, replay, journal]) => replay !== journal)

@@ -63,8 +63,9 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
      -raw`,
   ],
   PaymentDisputed: [
-    2,
-    'disputeId disputedAmountCents dueDate leg openedOn reasonCode source.externalId source.gateway source.merchantAccount stage status -personal -reason',
+    3,
+    `disputeId disputedAmountCents dueDate leg openedOn overtakenBy reasonCode source.externalId source.gateway source.merchantAccount stage status
+     taken.excessCents taken.feeCents taken.leg taken.principalCents -personal -reason`,
   ],
   PaymentFailed: [2, 'attemptId takenBack.amountCents takenBack.leg takenBack.means takenBack.transactionId takenBack.voidTransactionId -reason'],
   PaymentInitiated: [

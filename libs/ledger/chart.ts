@@ -24,6 +24,8 @@ export const account = {
   bank: (bankAccount: string) => `assets:bank:${segment(bankAccount)}`,
   /** Disputed money that the processor took back, while the dispute is open. */
   disputes: (mid: string) => `assets:disputes:${segment(mid)}`,
+  /** Money that disputes took beyond what remained of the payment, since it was returned before. Staff decide about it. */
+  disputeSuspense: (mid: string) => `assets:dispute_suspense:${segment(mid)}`,
   /** Principal that we owe to the agency. A debit balance means that the agency owes us. */
   payable: (portalId: string) => `liabilities:agency:${segment(portalId)}:payable`,
   /** Settlement lines that are not explained yet. */
@@ -43,7 +45,7 @@ export const account = {
 
 const SEGMENT = String.raw`(?:[\w.@+-]|%[0-9a-f]{2,4})+`;
 const NAMES = new RegExp(
-  `^(?:assets:processor:${SEGMENT}:(?:unsettled|in_transit)|assets:bank:${SEGMENT}|assets:disputes:${SEGMENT}|liabilities:agency:${SEGMENT}:payable|` +
+  `^(?:assets:processor:${SEGMENT}:(?:unsettled|in_transit)|assets:bank:${SEGMENT}|assets:(?:disputes|dispute_suspense):${SEGMENT}|liabilities:agency:${SEGMENT}:payable|` +
     `liabilities:suspense:${SEGMENT}|revenue:service_fee(?:_refunded)?:${SEGMENT}|expense:(?:processing|dispute_fee|chargeback_loss):${SEGMENT}|equity:adjustment)$`,
 );
 

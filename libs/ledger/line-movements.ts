@@ -28,6 +28,7 @@ export const FAMILIES = {
   dispute_opened: 'disputes',
   dispute_recovered: 'disputes',
   dispute_reopened: 'disputes',
+  dispute_excess: 'disputes',
   dispute_lost: 'owed',
   dispute_won_back: 'owed',
   processor_fee: 'in_transit',
@@ -41,7 +42,7 @@ export const FAMILIES = {
 
 /** The rule of the books that a movement follows from. Service fees and processor fees may have a rule of their own (line-postings.ts). */
 export type LineRule =
-  | 'R1' | 'R3' | 'R4' | "R4'" | 'R5' | 'R6' | "R6'" | 'R7' | 'R9' | 'R11' | 'R12' | "R12'" | "R12''" | 'R13' | 'R14' | 'R15' | 'R16' | 'R17' | 'R20' | 'R21'; // prettier-ignore
+  | 'R1' | 'R3' | 'R4' | "R4'" | 'R5' | 'R6' | "R6'" | 'R7' | 'R9' | 'R11' | 'R12' | "R12'" | "R12''" | 'R13' | 'R14' | 'R15' | 'R16' | 'R17' | 'R20' | 'R21' | 'R22'; // prettier-ignore
 
 /** A row of the register. Cents are positive towards agency and operator. */
 export interface Movement {
@@ -182,7 +183,8 @@ interface AttemptLines {
 
 interface DisputeLines {
   readonly status: Dispute['status'];
-  readonly legs: readonly { readonly leg: Leg; readonly cents: Cents; readonly shares: readonly Share[] }[];
+  /** `excess`: cents beyond what remained of the payment. Absent: none. */
+  readonly legs: readonly { readonly leg: Leg; readonly cents: Cents; readonly shares: readonly Share[]; readonly excess?: Cents }[];
 }
 
 export interface Moved {
@@ -396,30 +398,52 @@ const placeOf = (status: Dispute['status'] | undefined): 'here' | 'open' | 'lost
 
 const dispute = (paymentId: string, before: PaymentLines, data: Dispute, at: string, actor: string): Moved => {
   const earlier = before.disputes[data.disputeId];
-  const legs = earlier?.legs ?? disputedLegs(before, data);
+  const legs = data.taken ? takenLegs(before, data.taken) : (earlier?.legs ?? disputedLegs(before, data));
   const [was, is] = [placeOf(earlier?.status), placeOf(data.status)];
-  const steps: [movement: keyof typeof FAMILIES, rule: LineRule, sign: 1 | -1][] = [];
-  if (was === 'here' && is !== 'here') steps.push(['dispute_opened', 'R9', -1]);
-  if (was === 'open' && is === 'here') steps.push(['dispute_recovered', 'R12', 1]);
-  if (was !== 'lost' && is === 'lost') steps.push(['dispute_lost', 'R11', -1]);
-  if (was === 'lost' && is !== 'lost') steps.push(['dispute_won_back', is === 'here' ? "R12'" : "R12''", 1]);
-  if (was === 'lost' && is === 'open') steps.push(['dispute_reopened', "R12''", -1]);
   const effectiveAt = earlier ? at : `${data.openedOn}T00:00:00.000Z`;
+  const as = (movement: keyof typeof FAMILIES, rule: LineRule): As => ({ movement, rule, batchId: null, effectiveAt, actor });
+  const moved = (of: DisputeLines['legs'], movement: keyof typeof FAMILIES, rule: LineRule, sign: 1 | -1) =>
+    of.flatMap(({ leg, shares }) => {
+      const one = chargedLeg(before, leg, { type: 'PaymentDisputed' });
+      return legMovements(paymentId, before, one, sign === 1 ? shares : negated(shares), as(movement, rule));
+    });
+  const step = (from: typeof was, to: typeof is, of: DisputeLines['legs']): Movement[] => [
+    ...(from === 'here' && to !== 'here' ? moved(of, 'dispute_opened', 'R9', -1) : []),
+    ...(from === 'open' && to === 'here' ? moved(of, 'dispute_recovered', 'R12', 1) : []),
+    ...(from !== 'lost' && to === 'lost' ? moved(of, 'dispute_lost', 'R11', -1) : []),
+    ...(from === 'lost' && to !== 'lost' ? moved(of, 'dispute_won_back', to === 'here' ? "R12'" : "R12''", 1) : []),
+    ...(from === 'lost' && to === 'open' ? moved(of, 'dispute_reopened', "R12''", -1) : []),
+  ];
+  // The dispute stands on, and takes other cents: those of before come back first.
+  const isOther = was !== 'here' && is !== 'here' && centsOf(earlier!.legs) !== centsOf(legs);
+  const movements = isOther ? [...step(was, 'here', earlier!.legs), ...step('here', is, legs)] : step(was, is, was === 'here' ? legs : earlier!.legs);
+  const excess = (of: DisputeLines['legs'], sign: 1 | -1) =>
+    of.flatMap(({ leg, excess: cents = 0 }) =>
+      legMovements(
+        paymentId,
+        before,
+        chargedLeg(before, leg, { type: 'PaymentDisputed' }),
+        [[null, sign * cents, 0, 0]],
+        as('dispute_excess', 'R22'),
+      ),
+    );
   return {
     payment: { ...before, disputes: { ...before.disputes, [data.disputeId]: { status: data.status, legs } } },
-    movements: steps.flatMap(([movement, rule, sign]) =>
-      legs.flatMap(({ leg, shares }) =>
-        legMovements(paymentId, before, chargedLeg(before, leg, { type: 'PaymentDisputed' }), sign === 1 ? shares : negated(shares), {
-          movement,
-          rule,
-          batchId: null,
-          effectiveAt,
-          actor,
-        }),
-      ),
-    ),
+    movements: [...movements, ...(was === 'here' ? [] : excess(earlier!.legs, 1)), ...(is === 'here' ? [] : excess(legs, -1))],
   };
 };
+
+/** The cents of a dispute as text, without legs that it does not touch. */
+const centsOf = (legs: DisputeLines['legs']): string => JSON.stringify(legs.filter(({ cents, excess = 0 }) => cents + excess > 0));
+
+/** What the event says that the dispute takes, by leg and line. */
+const takenLegs = ({ lines }: PaymentLines, taken: NonNullable<Dispute['taken']>): DisputeLines['legs'] =>
+  taken.map(({ leg, principalCents, feeCents, excessCents: excess }) => ({
+    leg,
+    cents: principalCents + feeCents,
+    shares: byLine(lines, principalCents, feeCents),
+    ...(excess !== undefined && { excess }),
+  }));
 
 /**
  * The disputed cents by leg and line. They go to the leg that the dispute names, else to the legs in order. A leg gives at most what other disputes

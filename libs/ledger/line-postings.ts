@@ -125,6 +125,10 @@ export const postingsOf = ({ movement, rule, merchantAccount, portalId, ledgerAc
       post(payable, -principal);
       post(BANK, principal);
       break;
+    case 'R22':
+      post(`assets:dispute_suspense:${mid}`, -principal);
+      post(inTransit, principal);
+      break;
     case 'R5': // posted above
       break;
     default:
@@ -146,7 +150,7 @@ const ADJUSTED: readonly (readonly [account: RegExp, AdjustedColumn])[] = [
   [/^(?:revenue:|expense:chargeback_loss:)/, { family: 'owed', column: 'feeCents', sign: -1 }],
   [/^expense:/, { family: 'in_transit', column: 'processorFeeCents', sign: -1 }],
   [/^assets:processor:.*:in_transit$/, { family: 'in_transit', column: 'principalCents', sign: 1 }],
-  [/^assets:disputes:/, { family: 'disputes', column: 'principalCents', sign: -1 }],
+  [/^assets:dispute(?:s|_suspense):/, { family: 'disputes', column: 'principalCents', sign: -1 }],
   [/^liabilities:suspense:/, { family: 'suspense', column: 'principalCents', sign: 1 }],
   [/^/, { family: 'other', column: 'principalCents', sign: 1 }],
 ];

@@ -312,7 +312,7 @@ const LINE: fc.Arbitrary<RecordedLine> = fc
 const BATCH = { gateway: 'simulator', merchantAccount: AGENCY_MID, batchId: 'b1', closedAt: CLOSED };
 const SETTLED = 'settlement-simulator-mid-b1';
 const ACCOUNTS = [
-  'equity:adjustment', 'assets:bank:operating', 'assets:processor:m:unsettled', 'assets:processor:m:in_transit', 'assets:disputes:m', 'liabilities:suspense:m',
+  'equity:adjustment', 'assets:bank:operating', 'assets:processor:m:unsettled', 'assets:processor:m:in_transit', 'assets:disputes:m', 'assets:dispute_suspense:m', 'liabilities:suspense:m',
   `liabilities:agency:${PORTAL}:payable`, `revenue:service_fee:${PORTAL}`, `revenue:service_fee_refunded:${PORTAL}`, `expense:chargeback_loss:${PORTAL}`,
   'expense:processing:m', 'expense:dispute_fee:m',
 ] as const; // prettier-ignore
@@ -358,7 +358,7 @@ describe('over random histories', () => {
     // Without these movements, the test would prove nothing about them.
     const needed = [
         'charge', 'void', 'refund', 'rejected', 'settled', 'settled without a line', 'settlement_withdrawn', 'refund_settled',
-        'refund_settled without a line', 'undone_settled without a line', 'dispute_opened', 'dispute_recovered', 'dispute_reopened', 'dispute_lost', 'dispute_won_back',
+        'refund_settled without a line', 'undone_settled without a line', 'dispute_opened', 'dispute_recovered', 'dispute_reopened', 'dispute_lost', 'dispute_won_back', 'dispute_excess without a line',
         'processor_fee without a line', 'dispute_fee without a line', 'unexplained without a line', 'funded without a line', 'adopted without a line',
         'suspense_resolved without a line', 'adjustment without a line', 'remitted without a line',
       ]; // prettier-ignore
@@ -698,9 +698,11 @@ describe('one movement after the other', () => {
     expect(legs(dispute('debited', 1, 'fee'))).toEqual({ fee: -325 });
     expect(legs(dispute('debited', 0.5, 'principal'), dispute('debited', 0.5, null, 1))).toEqual({ principal: -10_000, fee: -162 });
     expect(legs(dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1))).toEqual({ principal: -10_000, fee: -103 });
-    // A recovered dispute leaves its leg free again. What exceeds all legs is the first one's.
+    // A recovered dispute leaves its leg free again. What exceeds all legs is no cent of a line.
     expect(legs(dispute('debited', 1), dispute('recovered', 1), dispute('debited', 1, null, 1))).toEqual({ principal: -20_000, fee: -650 });
-    expect(legs(dispute('debited', 1), dispute('debited', 0.1, null, 1))).toEqual({ principal: -11_032, fee: -325 });
+    const twice = [dispute('debited', 1), dispute('debited', 0.1, null, 1)];
+    expect(legs(...twice)).toEqual({ principal: -10_000, fee: -325 });
+    expect(shown(after(paid('separate', ...twice), 'dispute_excess'))).toEqual([['dispute_excess', 'principal', null, -1_032, 0, 0]]);
   });
 });
 
@@ -883,6 +885,7 @@ describe('decisions of staff', () => {
     ['assets:processor:m:in_transit', 'in_transit', 'principal_cents', '70', null],
     ['assets:processor:in_transit:unsettled', 'other', 'principal_cents', '70', null],
     ['assets:disputes:m', 'disputes', 'principal_cents', '-70', null],
+    ['assets:dispute_suspense:m', 'disputes', 'principal_cents', '-70', null],
     ['liabilities:suspense:m', 'suspense', 'principal_cents', '70', null],
     [`liabilities:suspense:${PORTAL}`, 'suspense', 'principal_cents', '70', null],
     ['assets:bank:operating', 'other', 'principal_cents', '70', null],

@@ -1,13 +1,13 @@
 /**
- * The posting rules R1 to R17, R20 and R21: how each fact changes the books. Pure.
+ * The posting rules R1 to R17 and R20 to R22: how each fact changes the books. Pure.
  *
  * Only facts about money are posted. A request, a decline, a failure or an unknown outcome posts nothing.
  *
  * Order of this file: entries; the books of a payment; the rules in all their versions; then the facts of payments, of settlement, of
  * adjustments, and of remittances.
  */
-import { type Cents, proRata, sumCents, unreachable } from '#kernel';
-import type { Dispute, DisputeStatus, Leg, LegTerms, PaymentEvent } from '#payments';
+import { canonicalJson, type Cents, sumCents, unreachable } from '#kernel';
+import { type Dispute, type DisputeStatus, type Leg, type LegTerms, type PaymentEvent, sharedByTotal, type Taken } from '#payments';
 import type { ExceptionEvent, LineCorrection, RecordedLine, SettlementEvent } from '#settlement';
 import type { AdjustmentEvent } from './adjustment.js';
 import { account, OPERATING_BANK } from './chart.js';
@@ -105,11 +105,8 @@ interface BookedDispute {
   readonly shares: readonly DisputeShare[];
 }
 /** The cents that a dispute takes from one leg. */
-interface DisputeShare {
-  readonly leg: Leg;
+interface DisputeShare extends Taken {
   readonly mid: string;
-  readonly principalCents: Cents;
-  readonly feeCents: Cents;
 }
 
 export interface PaymentBooks {
@@ -177,6 +174,8 @@ interface RuleInputs {
   R20: { readonly portalId: string; readonly cents: Cents };
   /** Cents are negative for the refund that undid the charge. */
   R21: AccountCents;
+  /** Cents are negative if they are given back. */
+  R22: { readonly parts: readonly AccountCents[] };
 }
 
 export type Rule = keyof RuleInputs;
@@ -250,6 +249,13 @@ export const POSTING_RULES: PostingRules = {
   R20: [({ portalId, cents }) => ({ debits: [on(account.payable(portalId), cents)], credits: [on(account.bank(OPERATING_BANK), cents)] })],
   // Of a charge and the refund that undid it. No charge was posted, so the account is 0 again when both have settled.
   R21: [({ mid, cents }) => ({ debits: [on(account.inTransit(mid), cents)], credits: [on(account.unsettled(mid), cents)] })],
+  // Beyond what remained of the payment, so the agency does not bear it. Staff decide.
+  R22: [
+    ({ parts }) => ({
+      debits: parts.map(({ mid, cents }) => on(account.disputeSuspense(mid), cents)),
+      credits: parts.map(({ mid, cents }) => on(account.inTransit(mid), cents)),
+    }),
+  ],
 };
 
 /** The version of each rule that is in force at a position of the log. */
@@ -403,54 +409,58 @@ const voided = (
   };
 };
 
-/** Posts only if the disputed money moves, or if another party bears it now. A new stage alone posts nothing (R10). */
+/**
+ * Posts only if the disputed money moves, or if another party bears it now. A new stage alone posts nothing (R10). If a dispute that stands takes other
+ * cents than before, the old ones are given back, and the new ones are taken.
+ */
 const disputed = (rules: RulesInForce, books: PaymentBooks, paymentId: string, at: string, dispute: Dispute): Posted => {
+  const { portalId } = books;
   const before = books.disputes[dispute.disputeId];
-  const shares = before?.shares ?? sharesOf(books, dispute);
+  const shares = dispute.taken?.map((taken) => ({ ...taken, mid: midOf(books, taken) })) ?? before?.shares ?? sharesByTotal(books, dispute);
   const was = before === undefined || before.status === 'recovered' ? 'not_taken' : before.status === 'lost' ? 'lost' : 'open';
   const is = dispute.status === 'recovered' ? 'not_taken' : dispute.status === 'lost' ? 'lost' : 'open';
   const when = { paymentId, effectiveAt: before ? at : `${dispute.openedOn}T00:00:00.000Z` };
 
-  const post = (rule: 'R9' | 'R11' | 'R12' | "R12'" | "R12''") => entry(rules, rule, when, { portalId: books.portalId, shares });
-  const entries = {
-    'not_taken open': () => post('R9'),
-    'not_taken lost': () => [...post('R9'), ...post('R11')],
-    'open lost': () => post('R11'),
-    'open not_taken': () => post('R12'),
-    'lost not_taken': () => post("R12'"),
-    'lost open': () => post("R12''"),
+  const move = (from: typeof was, to: typeof is, moved: readonly DisputeShare[]): Entry[] => {
+    const post = (rule: 'R9' | 'R11' | 'R12' | "R12'" | "R12''") => entry(rules, rule, when, { portalId, shares: moved });
+    const entries = {
+      'not_taken open': () => post('R9'),
+      'not_taken lost': () => [...post('R9'), ...post('R11')],
+      'open lost': () => post('R11'),
+      'open not_taken': () => post('R12'),
+      'lost not_taken': () => post("R12'"),
+      'lost open': () => post("R12''"),
+    };
+    const change = `${from} ${to}`;
+    return change in entries ? entries[change as keyof typeof entries]() : [];
   };
-  const change = `${was} ${is}`;
+  const isSame = was === 'not_taken' || is === 'not_taken' || canonicalJson(before!.shares) === canonicalJson(shares);
+  const moved = isSame
+    ? move(was, is, was === 'not_taken' ? shares : before!.shares)
+    : [...move(was, 'not_taken', before!.shares), ...move('not_taken', is, shares)];
+  const excess = (sign: 1 | -1, stands: boolean, all: readonly DisputeShare[] = []): AccountCents[] =>
+    stands ? all.map(({ mid, excessCents = 0 }) => ({ mid, cents: sign * excessCents })) : [];
+  const parts = [...excess(-1, was !== 'not_taken', before?.shares), ...excess(1, is !== 'not_taken', shares)];
   return {
     books: { ...books, disputes: { ...books.disputes, [dispute.disputeId]: { status: dispute.status, shares } } },
-    entries: change in entries ? entries[change as keyof typeof entries]() : [],
+    entries: [...moved, ...entry(rules, 'R22', when, { parts })],
   };
 };
 
-/**
- * The disputed cents by leg. If the dispute names a leg, all cents go to that leg. Otherwise the cents go first to the principal's charge, then to
- * the fee's. Each charge takes at most the cents that earlier disputes have left.
- *
- * If one charge carried principal and fee, both share its cents pro rata.
- */
-const sharesOf = (books: PaymentBooks, { leg: named, disputedAmountCents }: Dispute): readonly DisputeShare[] => {
+const midOf = ({ legs }: PaymentBooks, { leg: name }: Taken): string => {
+  const leg = legs.find(({ leg }) => leg === name);
+  if (!leg) throw new Error(`impossible history: a dispute of the ${name} leg, which was not charged`);
+  return leg.mid;
+};
+
+const sharesByTotal = (books: PaymentBooks, dispute: Dispute): readonly DisputeShare[] => {
   const standing = Object.values(books.disputes).flatMap(({ status, shares }) => (status === 'recovered' ? [] : shares));
-  const legs = books.legs.filter(({ leg }) => named === undefined || leg === named);
-  let left = disputedAmountCents;
-  const taken = legs.map(({ leg, principalCents, feeCents }) => {
-    const before = sumCents(standing, (share) => (share.leg === leg ? share.principalCents + share.feeCents : 0));
-    const cents = Math.min(left, Math.max(0, principalCents + feeCents - before));
-    left -= cents;
-    return cents;
-  });
-  // If the disputes exceed the charged amount, the rest goes to the first leg.
-  taken[0]! += left;
-  return legs.flatMap(({ leg, mid, principalCents, feeCents }, index) => {
-    const cents = taken[index]!;
-    if (cents === 0) return [];
-    const [principal, fee] = proRata(cents, [principalCents, feeCents]) as [Cents, Cents];
-    return [{ leg, mid, principalCents: principal, feeCents: fee }];
-  });
+  return sharedByTotal(books.legs, standing, dispute).map(({ leg, principalCents, feeCents }) => ({
+    leg,
+    mid: midOf(books, { leg, principalCents, feeCents }),
+    principalCents,
+    feeCents,
+  }));
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -573,4 +583,5 @@ export const RULE_WORDS: Readonly<Record<Rule, string>> = {
   R17: 'adjustment by hand',
   R20: 'agency paid',
   R21: 'undone charge settled',
+  R22: 'dispute: taken beyond what remained',
 };

@@ -8,6 +8,7 @@ import { fold, type Json, sumCents } from '#kernel';
 import {
   type Dispute,
   DISPUTE_STATUSES,
+  cents,
   disputedCents,
   type Leg,
   type Payment,
@@ -17,6 +18,7 @@ import {
   type PaymentEvent,
   type PaymentTerms,
   remaining,
+  standing,
 } from '#payments';
 import { exceptionEvents, type RecordedLine, type SettlementEvent, settlementEvents, settlementException, settlementFileEvents } from '#settlement';
 import { adjust, bookedAt, periods, postingRuleVersions } from './adjustment.js';
@@ -272,11 +274,10 @@ describe('over random lives of a payment', () => {
         });
         expect(life.balance('assets:processor:mid-agency:unsettled') + life.balance('assets:processor:mid-fees:unsettled')).toBe(unsettled);
         // Invariant 4: the balance of disputes is the money of the disputes that are not decided yet.
-        const undecided = sumCents(
-          payment.disputes.filter(({ status }) => status === 'debited' || status === 'in_dispute'),
-          (dispute) => dispute.disputedAmountCents,
-        );
-        expect(life.balance('assets:disputes')).toBe(undecided);
+        const undecided = sumCents(standing(payment.disputes.filter(({ status }) => status === 'debited' || status === 'in_dispute')), cents);
+        expect(life.balance('assets:disputes:')).toBe(undecided);
+        // What disputes take beyond what remained waits for staff.
+        expect(life.balance('assets:dispute_suspense:')).toBe(sumCents(standing(payment.disputes), ({ excessCents = 0 }) => excessCents));
         // Invariants 5 and 6: the books show the remaining principal and fee, less rejected settlements. Lost disputes reduce the principal, too.
         const rejected = (part: 'principalCents' | 'feeCents') =>
           sumCents(
@@ -287,7 +288,7 @@ describe('over random lives of a payment', () => {
         expect(0 - life.balance('revenue:')).toBe(left.fee - rejected('feeCents'));
         const lost = payment.disputes.filter(({ status }) => status === 'lost');
         expect(0 - life.balance('liabilities:agency') - life.balance('expense:chargeback_loss')).toBe(
-          left.principal - rejected('principalCents') - sumCents(lost, (dispute) => dispute.disputedAmountCents),
+          left.principal - rejected('principalCents') - sumCents(standing(lost), cents),
         );
         // Invariant 9: the balance in transit is the settled money, less the processor's fees and the money that disputes took.
         const settled = payment.legs.filter(({ settledBatchId }) => settledBatchId !== null);
@@ -330,7 +331,7 @@ describe('one rule after the other', () => {
     refunded: account.serviceFeeRefunded(PORTAL),
     loss: account.chargebackLoss(PORTAL),
   };
-  const agency = { unsettled: account.unsettled('mid-agency'), transit: account.inTransit('mid-agency'), disputes: account.disputes('mid-agency') };
+  const agency = { unsettled: account.unsettled('mid-agency'), transit: account.inTransit('mid-agency'), disputes: account.disputes('mid-agency'), suspense: account.disputeSuspense('mid-agency') }; // prettier-ignore
   const fees = { unsettled: account.unsettled('mid-fees'), transit: account.inTransit('mid-fees'), disputes: account.disputes('mid-fees') };
   const dispute = (status: (typeof DISPUTE_STATUSES)[number], share = 1, leg: Leg | null = null, id = 0) => ({
     do: 'dispute' as const,
@@ -422,12 +423,9 @@ describe('one rule after the other', () => {
       ['R9', { [fees.disputes]: 300, [fees.transit]: -300 }],
     ]);
     const after = (...first: ReturnType<typeof dispute>[]) => shown(charged('separate', [...first, dispute('debited', 1, null, 1)]).entries).at(-1);
-    expect(after(dispute('debited', 0.5, 'principal'))).toEqual([
-      'R9',
-      { [agency.disputes]: 10_000, [fees.disputes]: 300, [agency.transit]: -10_000, [fees.transit]: -300 },
-    ]);
-    // The first dispute has taken the whole fee leg. The second one goes to the principal leg, even beyond the principal.
-    expect(after(dispute('debited', 1, 'fee'))).toEqual(['R9', { [agency.disputes]: 10_300, [agency.transit]: -10_300 }]);
+    expect(after(dispute('debited', 0.5, 'principal'))).toEqual(['R22', { [agency.suspense]: 5_000, [agency.transit]: -5_000 }]);
+    // The first dispute has taken the whole fee leg. The second one goes to the principal leg, and what exceeds the principal waits for staff.
+    expect(after(dispute('debited', 1, 'fee'))).toEqual(['R22', { [agency.suspense]: 300, [agency.transit]: -300 }]);
     const small = shown(charged('separate', [dispute('debited', 1, 'principal'), dispute('debited', 0.01, null, 1)]).entries).at(-1);
     expect(small).toEqual(['R9', { [fees.disputes]: 103, [fees.transit]: -103 }]);
     const given = shown(

@@ -155,6 +155,7 @@ export {
   type Reason,
   reasonContext,
   type RecordedKey,
+  refundable,
   remaining,
   returnOf,
   type RequestRefund,
@@ -162,6 +163,7 @@ export {
   type ReversalEnd,
   type ReversalRequest,
   SETTLEMENT_STATUSES,
+  standing,
   statusOf,
   termsContext,
   type VisiblePayment,
@@ -182,6 +184,7 @@ export {
   type ReturnView,
   type VoidView,
 } from './payment.view.js';
+export { sharedByTotal, type Taken } from './taking.js';
 export { keyForPayment, openPayment } from './personal.js';
 export {
   createRecovery,

@@ -188,7 +188,7 @@ const lateText = (event: Recorded): string => JSON.stringify({ ...event, revisio
 
 export const paymentListModel: ReadModel = {
   name: 'payment-list',
-  shape: 6,
+  shape: 7,
   streamPrefixes: ['payment-'],
   gatherMs: GATHER_MS,
   tables: ['payment_list'],

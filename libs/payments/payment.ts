@@ -19,6 +19,7 @@ import {
   unreachable,
 } from '#kernel';
 import type { ChargedCard, Check, DeclineCode, GatewayAccount, Leg, Ref } from './gateway/gateway.js';
+import { overtaken, sharedByTotal, type Taken, takingOf } from './taking.js';
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Events. Each is a fact in the past tense, with amounts in whole cents, and never holds card data. `at` is the event's recordedAt (RFC 3339,
@@ -70,7 +71,8 @@ export type PaymentEvent =
       'SettlementWithdrawn',
       { readonly leg: Leg; readonly batchId: string; readonly closedAt: string; readonly grossCents: Cents; readonly feeCents: Cents }
     >
-  | Fact<'PaymentDisputed', Dispute>
+  /** `overtakenBy`: the dispute is as before. The return of this attempt was under way, and took a part of the same cents. */
+  | Fact<'PaymentDisputed', Dispute & { readonly overtakenBy?: string }>
   /** Staff send settled money of an unknown payment back to the card, for this settlement exception. From now on the payment cannot succeed. */
   | Fact<'ReturnRequested', { readonly exceptionId: string }>
   | Fact<
@@ -281,6 +283,11 @@ export interface Dispute {
   readonly reasonCode: string;
   readonly personal: Personal<Reason>;
   readonly disputedAmountCents: Cents;
+  /**
+   * What the dispute takes, by leg. While it is recovered: what it gave back. Absent in events of older releases, which shared the dispute by
+   * {@link sharedByTotal}.
+   */
+  readonly taken?: readonly Taken[];
   /** The leg whose charge the processor named. Absent if it named none. The books take the merchant account from this leg. */
   readonly leg?: Leg;
   /** Where the processor lists it. Absent if staff recorded it. */
@@ -529,8 +536,10 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
       return withLeg(asCharged(payment, event), event, at, (leg) => ({ ...leg, settlementRejected: true }));
     case 'PaymentDisputed': {
       const before = asCharged(payment, event);
-      const others = before.disputes.filter(({ disputeId }) => disputeId !== event.data.disputeId);
-      return { ...before, updatedAt: at, disputes: [...others, event.data] };
+      const { overtakenBy: _, ...dispute } = event.data;
+      const known = before.disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
+      const taken = dispute.taken ?? known?.taken ?? sharedByTotal(before.legs, standing(before.disputes), dispute);
+      return { ...before, updatedAt: at, disputes: [...before.disputes.filter((one) => one !== known), { ...dispute, taken }] };
     }
     default:
       return unreachable(event);
@@ -740,12 +749,26 @@ export const cardOf = (payment: VisiblePayment): PaymentTerms['paymentMethod'] =
 /** The last four digits of the card of a leg. Empty: they are not known. */
 export const last4Of = ({ terms }: Pick<Charged, 'terms'>, leg: ChargedLeg): string => leg.card?.last4 ?? terms.paymentMethod.last4;
 
-/** Cents that cannot be refunded because of open and lost disputes (C30). */
+/** Cents of open and lost disputes (C30). */
 export const disputedCents = (payment: Charged): Cents =>
   sumCents(
     payment.disputes.filter(({ status }) => status !== 'recovered'),
     ({ disputedAmountCents }) => disputedAmountCents,
   );
+
+/** What these disputes take now. A recovered dispute takes nothing. */
+export const standing = (disputes: readonly Dispute[], except?: Pick<Dispute, 'disputeId'>): readonly Taken[] =>
+  disputes.flatMap(({ status, disputeId, taken = [] }) => (status === 'recovered' || disputeId === except?.disputeId ? [] : taken));
+
+/** Cents that can be refunded now: what remains, less what disputes take of it (C30). */
+export const refundable = (payment: Charged): { principal: Cents; fee: Cents } => {
+  const left = remaining(payment);
+  const taken = standing(payment.disputes);
+  return {
+    principal: Math.max(0, left.principal - sumCents(taken, ({ principalCents }) => principalCents)),
+    fee: Math.max(0, left.fee - sumCents(taken, ({ feeCents }) => feeCents)),
+  };
+};
 
 /** Every text about a person that the payment holds. */
 export const personalIn = (payment: Payment): readonly Personal<unknown>[] => {
@@ -872,13 +895,14 @@ export type PaymentCommand =
   | { readonly type: 'WithdrawSettlement'; readonly at: string; readonly leg: Leg; readonly batchId: string }
   | { readonly type: 'RequestReturn'; readonly at: string; readonly exceptionId: string }
   | { readonly type: 'OpenDispute'; readonly at: string; readonly dispute: Dispute }
-  /** `status` and `stage` null: unchanged. */
+  /** `status` and `stage` null: unchanged. `amountCents`: a corrected amount. Absent: unchanged. */
   | {
       readonly type: 'UpdateDispute';
       readonly at: string;
       readonly disputeId: string;
       readonly status: DisputeStatus | null;
       readonly stage: string | null;
+      readonly amountCents?: Cents;
     }
   | {
       readonly type: 'Resolve';
@@ -1062,18 +1086,19 @@ const requestRefund = (payment: Payment, command: RequestRefund): PaymentEvent[]
   const completes = begun && (asked.amountCents === null || asked.amountCents === principalOf(begun)) ? begun : undefined; // C38
   const target = reversible(payment, 'refunded', command.initiatedBy);
   const left = remaining(target);
+  const free = refundable(target);
 
   const principalCents = completes ? 0 : (asked.amountCents ?? left.principal);
   const feeCents = asked.includeFee ? left.fee : 0;
-  const free = Math.max(0, left.principal + left.fee - disputedCents(target));
-  if (principalCents > left.principal) throw exceeds(Math.min(left.principal, free)); // C37
+  if (principalCents > left.principal) throw exceeds(free.principal); // C37
   if (asked.includeFee && !completes && asked.amountCents !== null && asked.amountCents < left.principal)
     throw new ServiceError(
       'VALIDATION_ERROR',
       'feeType include_fee refunds everything that remains: leave amountCents out, or ask for the whole remaining principal.',
     ); // C36
   if (principalCents + feeCents === 0) throw exceeds(0); // C37
-  if (principalCents + feeCents > free) throw exceeds(Math.min(left.principal, free)); // C30
+  if (principalCents > free.principal) throw exceeds(free.principal); // C30
+  if (feeCents > free.fee) throw exceeds(free.principal, '; a dispute takes the service fee'); // C30
   if (!completes) refuseRepeat(target, 'refund', command, asked);
 
   const moves = target.legs.flatMap((leg): LegMove[] => {
@@ -1131,8 +1156,29 @@ const recordLegReturned = (payment: Payment, { at, attemptId, leg, means, transa
   if (!attempt || !move) throw new Error(`no attempt to return the ${leg} leg`);
   if (attempt.ended || attempt.returned.some((done) => done.leg === leg)) return [];
   const data: LegReturned = { attemptId, leg, principalCents: move.principalCents, feeCents: move.feeCents, transactionId };
-  if (means === 'void') return [{ type: 'PaymentVoided', at, data }];
-  return [{ type: leg === 'fee' ? 'FeeRefunded' : 'PaymentRefunded', at, data: { ...data, ...(pending && { pending }) } }];
+  const overtaken = overtakenBy(payment as Charged, data, at);
+  if (means === 'void') return [...overtaken, { type: 'PaymentVoided', at, data }];
+  return [...overtaken, { type: leg === 'fee' ? 'FeeRefunded' : 'PaymentRefunded', at, data: { ...data, ...(pending && { pending }) } }];
+};
+
+/**
+ * A dispute may come while a return is under way, and take the same cents. Both are facts. So the cents of both become excess of the
+ * dispute, those of the newest dispute first.
+ */
+const overtakenBy = ({ legs, disputes }: Charged, { attemptId, leg: name, principalCents, feeCents }: LegReturned, at: string): PaymentEvent[] => {
+  const leg = legs.find((one) => one.leg === name)!;
+  const before = unreturned(leg);
+  const left = { leg: leg.leg, principalCents: before.principalCents - principalCents, feeCents: before.feeCents - feeCents };
+  const events: PaymentEvent[] = [];
+  let now = disputes;
+  for (const dispute of [...disputes].reverse()) {
+    if (dispute.status === 'recovered') continue;
+    const taken = overtaken(dispute.taken!, left, standing(now, dispute));
+    if (canonicalJson(taken) === canonicalJson(dispute.taken!)) continue;
+    now = now.map((one) => (one === dispute ? { ...dispute, taken } : one));
+    events.push({ type: 'PaymentDisputed', at, data: { ...dispute, taken, overtakenBy: attemptId } });
+  }
+  return events;
 };
 
 const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndReversal'>): PaymentEvent[] => {
@@ -1184,30 +1230,52 @@ const withdrawSettlement = (payment: Payment, { at, leg: name, batchId }: Ask<'W
  * second opening with the same terms changes nothing. Its reason is sealed under the key of the first one, so equal reasons are equal boxes.
  */
 const openDispute = (payment: Payment, { at, dispute }: Ask<'OpenDispute'>): PaymentEvent[] => {
-  const { legs, disputes } = disputable(payment);
-  const disputed = dispute.leg === undefined ? legs : legs.filter(({ leg }) => leg === dispute.leg);
-  if (disputed.length === 0)
-    throw new ServiceError('VALIDATION_ERROR', `The payment has no ${dispute.leg} charge; it has: ${legs.map(({ leg }) => leg).join(', ')}.`);
-  const captured = sumCents(disputed, ({ principalCents, feeCents }) => principalCents + feeCents);
-  if (!Number.isSafeInteger(dispute.disputedAmountCents) || dispute.disputedAmountCents < 1 || dispute.disputedAmountCents > captured)
-    throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
-  const before = disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
-  if (!before) return [{ type: 'PaymentDisputed', at, data: dispute }];
-  const termsOf = ({ status: _, stage: __, personal: ___, ...terms }: Dispute) => canonicalJson(terms);
+  const target = disputable(payment);
+  refuseAmount(target, dispute);
+  const before = target.disputes.find(({ disputeId }) => disputeId === dispute.disputeId);
+  if (!before) return [{ type: 'PaymentDisputed', at, data: { ...dispute, taken: isTaking(dispute) ? taking(target, dispute) : [] } }];
+  const termsOf = ({ status: _, stage: __, personal: ___, taken: ____, ...terms }: Dispute) => canonicalJson(terms);
   if (!isSamePersonal(before.personal, dispute.personal) || termsOf(before) !== termsOf(dispute))
     throw new ServiceError('INVALID_STATE', 'A dispute with this id was opened with other terms.');
   return [];
 };
 
+const refuseAmount = ({ legs }: Charged, { leg: named, disputedAmountCents }: Dispute): void => {
+  const disputed = named === undefined ? legs : legs.filter(({ leg }) => leg === named);
+  if (disputed.length === 0)
+    throw new ServiceError('VALIDATION_ERROR', `The payment has no ${named} charge; it has: ${legs.map(({ leg }) => leg).join(', ')}.`);
+  const captured = sumCents(disputed, cents);
+  if (!Number.isSafeInteger(disputedAmountCents) || disputedAmountCents < 1 || disputedAmountCents > captured)
+    throw new ServiceError('VALIDATION_ERROR', `The disputed amount must be 1 to ${captured} cents.`);
+};
+
+const isTaking = ({ status }: Pick<Dispute, 'status'>): boolean => status !== 'recovered';
+
+/** What a dispute takes, if it takes it now. Nothing remains of a leg whose settlement was rejected (C67). */
+const taking = ({ legs, disputes }: Charged, dispute: Dispute): readonly Taken[] => {
+  const left = legs.map((leg) => ({ leg: leg.leg, ...(leg.settlementRejected ? { principalCents: 0, feeCents: 0 } : unreturned(leg)) }));
+  return takingOf(legs, left, standing(disputes, dispute), dispute);
+};
+
 /**
- * A dispute may change from any status to any other (C30). One event carries a change of status, stage or both. Without a change there is no event
- * (C57).
+ * A dispute may change from any status to any other (C30). One event carries a change of status, stage, amount or all of them. Without a change there
+ * is no event (C57). If the dispute takes money again, or another amount, its shares are made again.
  */
-const updateDispute = (payment: Payment, { at, disputeId, status, stage }: Ask<'UpdateDispute'>): PaymentEvent[] => {
-  const before = disputable(payment).disputes.find((dispute) => dispute.disputeId === disputeId);
+const updateDispute = (payment: Payment, { at, disputeId, status, stage, amountCents }: Ask<'UpdateDispute'>): PaymentEvent[] => {
+  const target = disputable(payment);
+  const before = target.disputes.find((dispute) => dispute.disputeId === disputeId);
   if (!before) throw new ServiceError('INVALID_STATE', 'The payment has no such dispute.');
-  const after = { ...before, status: status ?? before.status, stage: stage ?? before.stage };
-  return after.status === before.status && after.stage === before.stage ? [] : [{ type: 'PaymentDisputed', at, data: after }];
+  const after = {
+    ...before,
+    status: status ?? before.status,
+    stage: stage ?? before.stage,
+    disputedAmountCents: amountCents ?? before.disputedAmountCents,
+  };
+  const isOtherAmount = after.disputedAmountCents !== before.disputedAmountCents;
+  if (isOtherAmount) refuseAmount(target, after);
+  if (after.status === before.status && after.stage === before.stage && !isOtherAmount) return [];
+  const takes = isTaking(after) && (!isTaking(before) || isOtherAmount);
+  return [{ type: 'PaymentDisputed', at, data: takes ? { ...after, taken: taking(target, after) } : after }];
 };
 
 const disputable = (payment: Payment): Charged => {
@@ -1314,7 +1382,8 @@ const refuseRepeat = (payment: Charged, operation: Means, { at, refusesRepeat }:
     throw new RepeatRefused('INVALID_STATE', `The same ${operation}, of ${decimal(done.ended.amountCents)}, was completed at ${done.ended.at}.`);
 };
 
-const exceeds = (leftCents: Cents) => new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain`);
+const exceeds = (leftCents: Cents, why = '') =>
+  new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain${why}`);
 
 /** The gateway will never accept this void, so only a refund can return the money (C26). */
 export const voidFailed = (message: string) => new ServiceError('VOID_FAILED', message, { retryable: false, suggestedAction: 'refund' });

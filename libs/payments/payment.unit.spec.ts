@@ -67,6 +67,7 @@ import {
   statusOf,
   untoldAttempt,
 } from './payment.js';
+import type { Leg } from './gateway/gateway.js';
 import { refundView, voidView } from './payment.view.js';
 
 const voidFailed = { retryable: false, suggestedAction: 'refund' };
@@ -736,26 +737,115 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
   });
 
   describe('disputes keep their amount from being refunded (C30)', () => {
-    test('up to the free amount, principal and fee together', () => {
-      // 10325 − 4000 = 6325 are free.
-      given(...charged(), disputed())
-        .when(requestRefund('A', { amountCents: 6_326 }))
-        .thenRefused('INVALID_STATE', exceeds(6_325));
-      expect(decideRefund([...charged(), disputed()], { amountCents: 6_325 })).toHaveLength(1);
-      given(...charged(), disputed())
-        .when(requestRefund('A'))
-        .thenRefused('INVALID_STATE', exceeds(6_325));
-      given(...charged(), disputed())
-        .when(requestRefund('A', { includeFee: true }))
-        .thenRefused('INVALID_STATE', exceeds(6_325));
+    const open = (facts: readonly PaymentEvent[], change: Parameters<typeof dispute>[0] = {}): PaymentEvent[] => [
+      ...facts,
+      ...decider.decide(fold(decider, facts), { type: 'OpenDispute', at: AT, dispute: dispute(change) }),
+    ];
+    const refused = (facts: readonly PaymentEvent[], change: Parameters<typeof requestRefund>[1], left: number, why = '') =>
+      given(...facts)
+        .when(requestRefund('Z', change))
+        .thenRefused('INVALID_STATE', new RegExp(`^Refund exceeds remaining principal: ${left} cents remain${why}$`));
+    const FEE = '; a dispute takes the service fee';
+
+    test.each([
+      ['a dispute whose event says what it takes', open(charged())],
+      ['one of an older release', [...charged(), disputed()]],
+    ])('%s takes principal, and no part of the fee can stand in for it', (_name, facts) => {
+      refused(facts, { amountCents: 6_325 }, 6_000);
+      refused(facts, { amountCents: 6_001 }, 6_000);
+      expect(decideRefund(facts, { amountCents: 6_000 })).toHaveLength(1);
+      // Never silently smaller.
+      refused(facts, {}, 6_000);
+      refused(facts, { includeFee: true }, 6_000);
+      refused(facts, { includeFee: true, amountCents: 10_000 }, 6_000);
+      refused(facts, { amountCents: 10_001 }, 6_000);
     });
-    test('the message names the smaller one of remaining principal and free amount', () => {
-      given(...charged(), disputed({ disputedAmountCents: 100 }))
-        .when(requestRefund('A', { includeFee: true }))
-        .thenRefused('INVALID_STATE', exceeds(10_000));
-      given(...charged(), disputed({ disputedAmountCents: 10_325 }))
-        .when(requestRefund('A', { amountCents: 1 }))
-        .thenRefused('INVALID_STATE', exceeds(0));
+    test('12500 and a fee of 363, 5000 in dispute: 7500 can be refunded, 7863 cannot', () => {
+      const fee = separate.legs.filter(({ leg }) => leg === 'fee').map((leg) => ({ ...leg, feeCents: 363 }));
+      const plain = withLines([12_500]);
+      const terms = { ...plain, serviceFeeCents: 363, lineItems: plain.lineItems.map((line) => ({ ...line, serviceFeeCents: 363 })), legs: [...plain.legs, ...fee] }; // prettier-ignore
+      const facts = open([...charged(terms), settled('principal'), settled('fee')], { disputedAmountCents: 5_000 });
+      refused(facts, { amountCents: 7_863 }, 7_500);
+      expect(decideRefund(facts, { amountCents: 7_500 })).toHaveLength(1);
+    });
+    test('the fee goes back whole or not at all: if a dispute takes a part of it, it stays', () => {
+      const onFee = open(charged(), { leg: 'fee', disputedAmountCents: 1 });
+      refused(onFee, { includeFee: true }, 10_000, FEE);
+      expect(decideRefund(onFee, {})).toHaveLength(1);
+      // In one charge, both take part in proportion to what remains: 4000 of 10325 are 3874 and 126.
+      const inOne = open(charged(combined));
+      refused(inOne, { amountCents: 6_127 }, 6_126);
+      expect(decideRefund(inOne, { amountCents: 6_126 })).toHaveLength(1);
+      refused(open(charged(), { disputedAmountCents: 10_325 }), { amountCents: 1 }, 0);
+    });
+    const takenBy = (facts: readonly PaymentEvent[]) => chargedState(...facts).disputes.map(({ taken }) => taken);
+    const share = (leg: Leg, principalCents: number, feeCents: number, excessCents?: number) =>
+      ({ leg, principalCents, feeCents, ...(excessCents !== undefined && { excessCents }) }); // prettier-ignore
+    test('a dispute takes what remains: the principal first, then the fee, and the rest in excess', () => {
+      const refunded = [...charged(), ...partRefunded('A', [3000, 3000, 3000])];
+      expect(takenBy(open(refunded))).toEqual([[share('principal', 1_000, 0, 2_675), share('fee', 0, 325)]]);
+      expect(takenBy(open(refunded, { leg: 'principal' }))).toEqual([[share('principal', 1_000, 0, 3_000)]]);
+      expect(takenBy(open([...charged(), ...halfRefunded('A')], { leg: 'principal' }))).toEqual([[share('principal', 0, 0, 4_000)]]);
+      // A second dispute gets what the first one left.
+      const two = open(open(charged(), { disputedAmountCents: 9_000 }), { disputeId: PAYMENT, disputedAmountCents: 2_000 });
+      expect(takenBy(two)).toEqual([[share('principal', 9_000, 0)], [share('principal', 1_000, 0, 675), share('fee', 0, 325)]]);
+    });
+    test('nothing remains of a leg whose settlement was rejected', () =>
+      expect(takenBy(open([...charged(), settlementRejected('principal')], { leg: 'principal' }))).toEqual([[share('principal', 0, 0, 4_000)]]));
+    const move = (facts: readonly PaymentEvent[], change: { status?: Dispute['status']; amountCents?: number }): PaymentEvent[] => [
+      ...facts,
+      ...decider.decide(fold(decider, facts), {
+        type: 'UpdateDispute',
+        at: AT,
+        disputeId: dispute().disputeId,
+        status: null,
+        stage: null,
+        ...change,
+      }),
+    ];
+    test('lost, it keeps its shares; recovered, everything is free; reopened, they are made again of what remains then', () => {
+      const lost = move(open(charged()), { status: 'lost' });
+      expect(takenBy(lost)).toEqual([[share('principal', 4_000, 0)]]);
+      refused(lost, { amountCents: 6_001 }, 6_000);
+      const won = move(lost, { status: 'recovered' });
+      expect(decideRefund(won, {})).toHaveLength(1);
+      const reopened = move([...won, ...partRefunded('A', [2500, 2500, 2500])], { status: 'in_dispute' });
+      expect(takenBy(reopened)).toEqual([[share('principal', 2_500, 0, 1_175), share('fee', 0, 325)]]);
+      refused(reopened, { amountCents: 1 }, 0);
+    });
+    test('a corrected amount is taken anew, within the bounds of an opening; of a recovered dispute it waits', () => {
+      expect(takenBy(move(open(charged()), { amountCents: 10_100 }))).toEqual([[share('principal', 10_000, 0), share('fee', 0, 100)]]);
+      expect(takenBy(move([...charged(), disputed()], { amountCents: 1 }))).toEqual([[share('principal', 1, 0)]]);
+      const waits = move(open(charged(), { status: 'recovered' }), { amountCents: 5 });
+      expect(takenBy(waits)).toEqual([[]]);
+      expect(takenBy(move(waits, { status: 'lost' }))).toEqual([[share('principal', 5, 0)]]);
+      expect(move(open(charged()), { amountCents: 4_000 })).toHaveLength(3);
+      expect(() => move(open(charged()), { amountCents: 10_326 })).toThrow('1 to 10325 cents');
+      expect(() => move(open(charged()), { amountCents: 0 })).toThrow('1 to 10325 cents');
+    });
+    test('a return that was under way when the dispute came takes the same cents: they become excess before it is recorded', () => {
+      const begun = [...charged(), ...decideRefund(charged(), { includeFee: true })];
+      const both = open(open(begun, { disputedAmountCents: 9_000 }), { disputeId: PAYMENT, disputedAmountCents: 500 });
+      const record = (leg: Leg) => ({ type: 'RecordLegReturned', at: AT, attemptId: 'Z', leg, means: 'void', transactionId: 't' }) as const;
+      const returned = decider.decide(fold(decider, both), record('principal'));
+      // The newest dispute gives way first.
+      expect(
+        returned.map(({ type, data }) => [type, (data as { disputeId?: string }).disputeId, (data as { overtakenBy?: string }).overtakenBy]),
+      ).toEqual([
+        ['PaymentDisputed', PAYMENT, 'Z'],
+        ['PaymentDisputed', dispute().disputeId, 'Z'],
+        ['PaymentVoided', undefined, undefined],
+      ]);
+      expect(takenBy([...both, ...returned])).toEqual([[share('principal', 0, 0, 500)], [share('principal', 0, 0, 9_000)]]);
+      // The state holds no trace of the return, so later events of the dispute do not name it.
+      expect(chargedState(...both, ...returned).disputes.some((one) => 'overtakenBy' in one)).toBe(false);
+      // A return that leaves enough, and a recovered dispute, change nothing.
+      const part = [...charged(), ...decideRefund(charged(), { amountCents: 1_000 })];
+      expect(decider.decide(fold(decider, open(part, { disputedAmountCents: 9_000 })), record('principal'))).toHaveLength(1);
+      expect(decider.decide(fold(decider, open(begun, { status: 'recovered' })), record('principal'))).toHaveLength(1);
+      // Only the cents of both become excess.
+      const over = open(part, { disputedAmountCents: 9_400 });
+      expect(takenBy([...over, ...decider.decide(fold(decider, over), record('principal'))])).toEqual([[share('principal', 9_000, 0, 400)]]);
     });
     test('debited, in_dispute and lost count, recovered does not; several add up', () => {
       for (const status of ['debited', 'in_dispute', 'lost'] as const)
@@ -763,10 +853,7 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
       expect(disputedCents(chargedState(...charged(), disputed({ status: 'recovered' })))).toBe(0);
       expect(disputedCents(chargedState(...charged(), disputed(), disputed({ disputeId: PAYMENT, disputedAmountCents: 5 })))).toBe(4_005);
     });
-    test('staff refunds obey the same rule', () =>
-      given(...charged(), disputed())
-        .when(requestRefund('A', { initiatedBy: 'staff' }))
-        .thenRefused('INVALID_STATE', exceeds(6_325)));
+    test('staff refunds obey the same rule', () => refused(open(charged()), { initiatedBy: 'staff' }, 6_000));
     test('more disputed than remains: nothing is free, never less', () =>
       given(...charged(), ...partRefunded('A', [3000, 3000, 3000]), disputed())
         .when(requestRefund('B', { amountCents: 1 }))
@@ -840,9 +927,9 @@ describe('refunding (C21–C24, C30, C34–C39)', () => {
         legs: [move('Z', 'fee', 0, 325)],
       }));
     test('obeys disputes, too', () =>
-      given(...charged(), ...halfRefunded('A'), disputed({ disputedAmountCents: 1 }))
+      given(...charged(), ...halfRefunded('A'), disputed({ disputedAmountCents: 1, taken: [{ leg: 'fee', principalCents: 0, feeCents: 1 }] }))
         .when(requestRefund('B', { includeFee: true }))
-        .thenRefused('INVALID_STATE', exceeds(0)));
+        .thenRefused('INVALID_STATE', /0 cents remain; a dispute takes the service fee$/));
   });
 });
 
@@ -1340,34 +1427,42 @@ describe('settlement and disputes', () => {
       .thenFails(/no charged/));
 
   const open = (what: Parameters<typeof dispute>[0] = {}) => ({ type: 'OpenDispute', at: LATER, dispute: dispute(what) }) as const;
+  /** The dispute with what it takes of a payment of which nothing was returned. */
+  const taking = (what: Parameters<typeof dispute>[0] = {}) => {
+    const { leg = 'principal', disputedAmountCents, status } = dispute(what);
+    const principal = leg === 'fee' ? 0 : Math.min(disputedAmountCents, 10_000);
+    const shares = [{ leg: 'principal' as const, principalCents: principal, feeCents: 0 }, { leg: 'fee' as const, principalCents: 0, feeCents: disputedAmountCents - principal }]; // prettier-ignore
+    return disputed({ ...what, taken: status === 'recovered' ? [] : shares.filter((share) => share.principalCents + share.feeCents > 0), ...what });
+  };
+  const TAKEN = [{ leg: 'principal', principalCents: 4_000, feeCents: 0 }] as const;
   const update = (what: { status?: Dispute['status']; stage?: string; disputeId?: string }) =>
     ({ type: 'UpdateDispute', at: LATER, disputeId: dispute({}).disputeId, status: null, stage: null, ...what }) as const;
   test('a dispute opens; a change of status, stage or both is one fact; no change is none (C57)', () => {
     given(...charged())
       .when(open())
-      .then(disputed());
+      .then(taking());
     given(...charged(), disputed())
       .when(update({}))
       .thenNothing();
     given(...charged(), disputed())
       .when(update({ status: 'lost' }))
-      .then(disputed({ status: 'lost' }));
+      .then(taking({ status: 'lost' }));
     given(...charged(), disputed())
       .when(update({ status: 'lost', stage: 'arbitration' }))
-      .then(disputed({ status: 'lost', stage: 'arbitration' }));
+      .then(taking({ status: 'lost', stage: 'arbitration' }));
     given(...charged(), disputed())
       .when(update({ stage: 'arbitration' }))
-      .then(disputed({ stage: 'arbitration' }));
+      .then(taking({ stage: 'arbitration' }));
     given(...charged(), disputed({ status: 'lost' }))
       .when(update({ status: 'debited', stage: dispute({}).stage }))
-      .then(disputed({ status: 'debited' }));
+      .then(taking({ status: 'debited' }));
   });
   test.each(DISPUTE_STATUSES.flatMap((from) => DISPUTE_STATUSES.filter((to) => to !== from).map((to) => [from, to] as const)))(
     'any status may follow any other: %s → %s (C30)',
     (from, to) =>
       given(...charged(), disputed({ status: from }))
         .when(update({ status: to }))
-        .then(disputed({ status: to })),
+        .then(taking({ status: to, taken: TAKEN })),
   );
   test('opened again with the same terms it is the same dispute, in any state; with other terms it is refused', () => {
     given(...charged(), disputed({ status: 'lost' }))
@@ -1399,7 +1494,7 @@ describe('settlement and disputes', () => {
         .thenRefused('INVALID_STATE', /other terms/);
     given(...charged(), disputed())
       .when(open({ disputeId: PAYMENT }))
-      .then(disputed({ disputeId: PAYMENT }));
+      .then(taking({ disputeId: PAYMENT, taken: TAKEN }));
   });
   test('one that was never opened cannot be moved on', () =>
     given(...charged(), disputed())
@@ -1425,7 +1520,7 @@ describe('settlement and disputes', () => {
   test('of 1 cent up to the captured amount, on a charged payment (C30)', () => {
     given(...charged())
       .when(open({ disputedAmountCents: 10_325 }))
-      .then(disputed({ disputedAmountCents: 10_325 }));
+      .then(taking({ disputedAmountCents: 10_325 }));
     given(...charged())
       .when(open({ disputedAmountCents: 10_326 }))
       .thenRefused('VALIDATION_ERROR', /1 to 10325/);
@@ -1438,13 +1533,13 @@ describe('settlement and disputes', () => {
         .thenRefused('VALIDATION_ERROR', /1 to 10325/);
     given(...charged())
       .when(open({ disputedAmountCents: 1 }))
-      .then(disputed({ disputedAmountCents: 1 }));
+      .then(taking({ disputedAmountCents: 1 }));
     given(initiated(), unknown)
       .when(open())
       .thenRefused('INVALID_STATE', /charged payment only/);
     given(...charged())
       .when(open({ leg: 'fee', disputedAmountCents: 325 }))
-      .then(disputed({ leg: 'fee', disputedAmountCents: 325 }));
+      .then(taking({ leg: 'fee', disputedAmountCents: 325 }));
     given(...charged())
       .when(open({ leg: 'fee', disputedAmountCents: 326 }))
       .thenRefused('VALIDATION_ERROR', /1 to 325/);

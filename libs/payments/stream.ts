@@ -90,7 +90,7 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentSettled: [],
   SettlementRejected: [],
   SettlementWithdrawn: [],
-  PaymentDisputed: [reasonInClear],
+  PaymentDisputed: [reasonInClear, asItWas],
   ReturnRequested: [],
   PaymentResolved: [],
 });

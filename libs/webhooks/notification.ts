@@ -52,7 +52,8 @@ export const notificationOf = (paymentId: string, event: PaymentEvent, reason: s
     const data = { id: paymentId, reversalType, amountCents, currency: 'USD', reason, initiatedBy } as const;
     return { type: 'payment.refunded', data };
   }
-  if (event.type === 'PaymentDisputed') {
+  // A dispute that a return has overtaken is as it was told before.
+  if (event.type === 'PaymentDisputed' && event.data.overtakenBy === undefined) {
     const { disputeId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate } = event.data;
     const data = { id: paymentId, disputeId, status, stage, reasonCode, reason, disputedAmountCents, currency: 'USD', openedOn, dueDate } as const;
     return { type: 'payment.disputed', data };
