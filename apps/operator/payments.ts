@@ -550,14 +550,14 @@ const idempotencyKey = (text: string): string => {
 
 type Asked = readonly [request: StaffReverseRequest, idempotencyKey: string | null];
 
-const refundOf = (paymentId: string, { amountCents = null, includeFee = false, idempotencyKey: key = null, ...rest }: ReverseOptions): Asked => [
-  { operation: 'refund', paymentId, amountCents, includeFee, ...rest },
-  key,
+const refundOf = (paymentId: string, { amountCents, includeFee = false, idempotencyKey: key, ...rest }: ReverseOptions): Asked => [
+  { operation: 'refund', paymentId, amountCents: amountCents ?? null, includeFee, ...rest },
+  key ?? null,
 ];
 
-const voidOf = (paymentId: string, { idempotencyKey: key = null, ...rest }: ReverseOptions): Asked => [
+const voidOf = (paymentId: string, { idempotencyKey: key, ...rest }: ReverseOptions): Asked => [
   { operation: 'void', paymentId, amountCents: null, includeFee: true, ...rest },
-  key,
+  key ?? null,
 ];
 
 /** What the command will do, for a person at a terminal. null: nobody is there to read it. */
