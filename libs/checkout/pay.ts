@@ -6,8 +6,8 @@
  */
 import type { Directory, Portal } from '#accounts';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
-import type { Slot } from '#platform';
-import { ageMs, type Cents, Deadline, type ErrorCode, ServiceError, timestamp, unreachable } from '#kernel';
+import { isReadOnly, type Slot } from '#platform';
+import { ageMs, type Cents, Deadline, type ErrorCode, nothingBegun, ServiceError, timestamp, unreachable } from '#kernel';
 import {
   atStableTime,
   charge,
@@ -100,14 +100,14 @@ const payWithSlot = async (
   if (content === null) throw new ServiceError('INVALID_STATE', 'The content of the checkout is gone.');
   const { attemptId } = request;
   const paymentId = payments.ids.uuid();
-  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseIncident);
+  const begun = await sessions.execute(session, { type: 'StartAttempt', attemptId, paymentId }, origin).catch(refuseUnwritten);
   let refused: Refusal | null = null;
   try {
     const attempt = { paymentId, attemptId, idempotency: null, slot, personalKey: key };
     await charge(payments, chargeRequestOf(checkout.terms, content, request), attempt, origin, deadline);
   } catch (error) {
-    // The gateway got no call. The worker ends the attempt after the incident.
-    if (error instanceof StoreIncident) return refuseIncident(error);
+    // The gateway got no call. The worker ends the attempt when the log takes writes again.
+    if (error instanceof StoreIncident || isReadOnly(error)) return refuseUnwritten(error);
     if (!(error instanceof ServiceError))
       payments.log.error({ requestId: origin.correlationId, paymentId, err: error }, 'a checkout attempt was cut short');
     else if (REFUSED_BEFORE_THE_INTENT.has(error.code)) refused = refusalOf(error);
@@ -118,9 +118,10 @@ const payWithSlot = async (
   );
 };
 
-/** An incident of the log becomes the error of C76. */
-const refuseIncident = (error: unknown): never => {
-  throw error instanceof StoreIncident ? storeIncident() : error;
+/** An incident of the log becomes the error of C76, and a log without writes that of C19. */
+const refuseUnwritten = (error: unknown): never => {
+  if (error instanceof StoreIncident) throw storeIncident();
+  throw isReadOnly(error) ? nothingBegun() : error;
 };
 
 /** Records the outcome in the session. If that fails, the present session is returned without an error. The worker records the outcome later. */

@@ -3,6 +3,7 @@
  * Adapters: Postgres (default), KurrentDB/EventStoreDB, memory. One contract suite (`test/support/event-store.contract.ts`) runs against each.
  */
 import type { Json } from '#kernel';
+import { READ_ONLY } from '#platform';
 
 /** The actor of an append. An event about the request of another actor names that actor in its data. */
 export interface Actor {
@@ -166,6 +167,16 @@ export class Unavailable extends Error {
   constructor(message: string, options?: ErrorOptions) {
     super(message, options);
     this.name = 'Unavailable';
+  }
+}
+
+/** The store takes no writes at present, for example during a failover. Nothing was appended. Reads may work. */
+export class ReadOnly extends Unavailable {
+  readonly code = READ_ONLY;
+
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = 'ReadOnly';
   }
 }
 

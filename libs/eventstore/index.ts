@@ -11,6 +11,7 @@ export {
   type NewEvent,
   OutcomeUnknown,
   type Position,
+  ReadOnly,
   readStreams,
   type Recorded,
   StoreIncident,

@@ -7,12 +7,14 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer, connect, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { systemClock } from '#kernel';
 import { createPool, freePort, migrate, startEmbeddedPostgres, type EmbeddedPostgres, type Pool } from '#platform';
 import { createPostgresEventStore } from './postgres.js';
 import { postgresCheckpoint } from './checkpoint.js';
 import { createSubscriber } from './subscriber.js';
 import { eventStoreMigrations } from './index.js';
-import { OutcomeUnknown, Unavailable, type EventStore, type NewEvent, type Position } from './event-store.js';
+import { appendRepeatedly } from './streams.js';
+import { OutcomeUnknown, ReadOnly, Unavailable, type EventStore, type NewEvent, type Position } from './event-store.js';
 import { collect, following, logAfter, newEvent, newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { eventually } from '../../test/support/eventually.js';
 
@@ -157,6 +159,64 @@ class Gate {
     this.server.close();
   };
 }
+
+describe('a server that takes no writes', () => {
+  let owner: Pool;
+  beforeAll(() => {
+    owner = createPool(postgres.adminUrl, { name: 'owner', max: 1 });
+  });
+  afterAll(() => owner.end());
+  const mayWrite = async (may: boolean) => {
+    await owner.query(`alter system ${may ? 'reset default_transaction_read_only' : 'set default_transaction_read_only = on'}`);
+    await owner.query('select pg_reload_conf()');
+    await eventually(async () => {
+      const { rows } = await owner.query<{ value: string }>(`select current_setting('default_transaction_read_only') as value`);
+      return rows[0]!.value === (may ? 'off' : 'on');
+    });
+  };
+  afterEach(() => mayWrite(true));
+
+  test('refuses each append at once, also those of one batch; reads go on; it heals by itself', async () => {
+    const store = createPostgresEventStore(postgres.url);
+    cleanUps.push(() => store.close());
+    const stream = newStream();
+    const first = newEvent();
+    await store.append(stream, 'no_stream', [first]);
+    await mayWrite(false);
+    await cutConnections();
+    // This append may be on its way while its session ends, so its outcome may be unknown.
+    await store.append(newStream(), 'no_stream', newEvents(1)).catch(() => undefined);
+    const begun = performance.now();
+    const refused = await Promise.allSettled(Array.from({ length: 300 }, () => store.append(newStream(), 'no_stream', newEvents(1))));
+    expect(performance.now() - begun).toBeLessThan(2_000);
+    expect(refused.filter((one) => !(one.status === 'rejected' && one.reason instanceof ReadOnly))).toEqual([]);
+    expect((await collect(store.read(stream))).map(({ id }) => id)).toEqual([first.id]);
+    await mayWrite(true);
+    await eventually(() => store.append(stream, 0n, newEvents(1)).then(() => true, () => false)); // prettier-ignore
+  });
+
+  test('an append whose answer is lost: the log decides', async () => {
+    const held = createPostgresEventStore(postgres.url);
+    cleanUps.push(() => held.close());
+    for (const appended of [true, false]) {
+      let tries = 0;
+      const lossy: Pick<EventStore, 'append' | 'read'> = {
+        read: (...args) => held.read(...args),
+        append: async (...args) => {
+          if (tries++ > 0) return held.append(...args);
+          if (appended) await held.append(...args);
+          await mayWrite(false);
+          throw new OutcomeUnknown('the answer was lost');
+        },
+      };
+      const appending = appendRepeatedly(lossy, systemClock, newStream(), 'no_stream', newEvents(2), { forMs: 1_000 });
+      if (appended) expect(await appending).toMatchObject({ revision: 1n });
+      else await expect(appending).rejects.toThrow(OutcomeUnknown);
+      expect(tries).toBeGreaterThan(1);
+      await mayWrite(true);
+    }
+  });
+});
 
 describe('a server that does not answer', () => {
   let gate: Gate;

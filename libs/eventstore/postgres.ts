@@ -11,6 +11,7 @@ import {
   batched,
   createPool,
   DatabaseUnavailable,
+  isReadOnly,
   isRolledBack,
   StatementTimeout,
   type Client,
@@ -28,6 +29,7 @@ import {
   type Mark,
   type NewEvent,
   type Position,
+  ReadOnly,
   type Recorded,
   StoreIncident,
 } from './event-store.js';
@@ -194,7 +196,7 @@ export const createPostgresEventStore = (url: string, options: PostgresEventStor
   const pools = {
     append: createPool(url, { name: 'event append', max: 1 }),
     read: createPool(url, { name: 'event read', max: options.readConnections ?? READ_CONNECTIONS }),
-    listen: createPool(url, { name: 'event listen', max: 1 }),
+    listen: createPool(url, { name: 'event listen', max: 1, listens: true }),
   };
   pools.append.options.pipeline = true;
   const reads = new Reads(pools.read, clock);
@@ -454,6 +456,9 @@ class Appends {
     const cause = error as Error;
     const rolledBack = isRolledBack(error);
     const transient = error instanceof DatabaseUnavailable || error instanceof Unavailable;
+    const readOnly = isReadOnly(error);
+    // The next connection may lead to the server that takes writes.
+    if (readOnly) this.line.drop();
     const again: Append[] = [];
     for (const append of appends) {
       append.ambiguous ||= append.inFlight && !rolledBack;
@@ -461,6 +466,11 @@ class Appends {
       if (append.settled) continue;
       if (cause instanceof StoreIncident) {
         this.fail(append, append.ambiguous ? new OutcomeUnknown(cause.message, { cause }) : cause);
+        continue;
+      }
+      if (readOnly) {
+        const message = `${append.stream}: ${cause.message}`;
+        this.fail(append, append.ambiguous ? new OutcomeUnknown(message, { cause }) : new ReadOnly(message, { cause }));
         continue;
       }
       if (append.ambiguous && append.expected === 'any')
@@ -519,7 +529,8 @@ class Line {
   /** The process id that Postgres gave to the session. undefined: there is no session. */
   session: number | undefined;
   private opening: Promise<Client> | null = null;
-  private drop: () => void = () => undefined;
+  /** Closes the connection, after the answers of what was sent. */
+  drop: () => void = () => undefined;
 
   constructor(
     private readonly pool: Pool,

@@ -5,7 +5,17 @@
  * So two processes that append at the same revision always conflict (T2).
  */
 import { type Clock, type Decider, type Ids, timestamp } from '#kernel';
-import { type Actor, Conflict, type EventStore, type Expected, type NewEvent, OutcomeUnknown, type Position, Unavailable } from './event-store.js';
+import {
+  type Actor,
+  Conflict,
+  type EventStore,
+  type Expected,
+  type NewEvent,
+  OutcomeUnknown,
+  type Position,
+  ReadOnly,
+  Unavailable,
+} from './event-store.js';
 import type { DomainEvent, EventTypes } from './events.js';
 
 export interface StreamPorts {
@@ -47,6 +57,11 @@ export interface AppendOptions {
   readonly forMs?: number;
   /** Nothing is sent later than this, by the host's time in ms since the epoch: what was read counts as outdated. Default: no limit. */
   readonly notAfter?: number;
+  /**
+   * True: a call to a gateway follows. If the store takes no writes, the append is not repeated, since the outcome of the call could not be recorded
+   * either. Default: it is repeated.
+   */
+  readonly isIntent?: boolean;
   /** Id of the first event. With a fixed id, the store recognises the event of a repeated command. Default: a new id. */
   readonly eventId?: string;
 }
@@ -70,7 +85,7 @@ export const append = async <State, Event extends DomainEvent>(
   { id, state, revision }: Loaded<State>,
   events: readonly Event[],
   { actor, correlationId }: Origin,
-  { forMs, notAfter, eventId }: AppendOptions = {},
+  { eventId, ...limits }: AppendOptions = {},
 ): Promise<Loaded<State>> => {
   // The fold comes before the append: an event that cannot be folded must never reach the log.
   const after = events.reduce((before, event) => decider.evolve(before, event), state);
@@ -84,7 +99,7 @@ export const append = async <State, Event extends DomainEvent>(
     };
     return types.write(event, index === 0 && eventId !== undefined ? eventId : ids.uuid(), meta);
   });
-  const appended = await appendRepeatedly(store, clock, prefix + id, revision ?? 'no_stream', written, forMs, notAfter);
+  const appended = await appendRepeatedly(store, clock, prefix + id, revision ?? 'no_stream', written, limits);
   return { id, state: after, revision: appended.revision, position: appended.position };
 };
 
@@ -171,15 +186,16 @@ const MAX_APPEND_TRIES = 5;
  * Appends the events, and repeats the append while its outcome is unknown. With `forMs`, also repeats while the store cannot be reached. Throws a
  * Conflict at once. After `notAfter`, sends nothing and throws a Conflict, as if another writer had been first. After a lost answer, any other error
  * becomes {@link OutcomeUnknown}.
+ *
+ * If the store takes no writes, it cannot recognise a repeat. Then the log is read: it may hold the events of the first try.
  */
 export const appendRepeatedly = async (
-  store: Pick<EventStore, 'append'>,
+  store: Pick<EventStore, 'append' | 'read'>,
   clock: Clock,
   stream: string,
   expected: Exclude<Expected, 'any'>,
   events: readonly NewEvent[],
-  forMs?: number,
-  notAfter = Number.POSITIVE_INFINITY,
+  { forMs, notAfter = Number.POSITIVE_INFINITY, isIntent = false }: Omit<AppendOptions, 'eventId'> = {},
 ): ReturnType<EventStore['append']> => {
   if (forMs !== undefined && forMs <= 0) throw new Unavailable('no time left to append');
   const until = forMs === undefined ? Number.POSITIVE_INFINITY : clock.monotonic() + forMs;
@@ -192,12 +208,32 @@ export const appendRepeatedly = async (
     } catch (error) {
       if (error instanceof Conflict) throw error;
       maybeAppended ||= error instanceof OutcomeUnknown;
+      const readOnly = error instanceof ReadOnly;
+      if (readOnly && !maybeAppended && isIntent) throw error;
+      const held = readOnly && maybeAppended && !isIntent ? await heldBy(store, stream, expected, events).catch(() => null) : null;
+      if (held) return held;
       const again = error instanceof OutcomeUnknown || (error instanceof Unavailable && (maybeAppended || forMs !== undefined));
       const over = forMs === undefined ? tries >= MAX_APPEND_TRIES : clock.monotonic() + RETRY_APPEND_MS >= until;
       if (!again || over) throw maybeAppended ? asUnknown(error as Error) : error;
       await clock.sleep(RETRY_APPEND_MS);
     }
   }
+};
+
+/** The events, if the stream holds them right after `expected`. null: it does not. */
+const heldBy = async (
+  store: Pick<EventStore, 'read'>,
+  stream: string,
+  expected: Exclude<Expected, 'any'>,
+  events: readonly NewEvent[],
+): Promise<{ revision: bigint; position: Position } | null> => {
+  let count = 0;
+  for await (const { id, revision, position } of store.read(stream, expected === 'no_stream' ? 0n : expected + 1n, events.length)) {
+    if (id !== events[count]!.id) return null;
+    count += 1;
+    if (count === events.length) return { revision, position };
+  }
+  return null;
 };
 
 const asUnknown = (error: Error): OutcomeUnknown => (error instanceof OutcomeUnknown ? error : new OutcomeUnknown(error.message, { cause: error }));

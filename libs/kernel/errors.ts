@@ -53,6 +53,15 @@ export class ServiceError extends Error {
 /** The answer to a fault of ours. Only the log of the process has the details, under the request id. */
 export const internalError = (): ServiceError => new ServiceError('INTERNAL_ERROR', 'An unexpected error occurred.');
 
+/** The refusal while something that a payment needs cannot be written (C19, C77). */
+export const nothingBegun = (): ServiceError =>
+  new ServiceError(
+    'IDEMPOTENCY_UNAVAILABLE',
+    'Payments cannot be processed safely at the moment; nothing was charged or refunded by this request.',
+    {},
+    { retryAfterSeconds: 1 },
+  );
+
 /** A failed authentication: 401 or 403. The answer carries only a message (specification, Authentication 5). */
 export class AuthenticationError extends Error {
   constructor(

@@ -1,7 +1,7 @@
 export { ageMs, type Clock, Deadline, HOST_CLOCKS_DIFFER_MS, isDay, orStopped, SandboxClock, systemClock, timestamp, within } from './clock.js';
 export { DUE_AHEAD_DAYS, FUNDING_AHEAD_DAYS, OLDEST_DAYS, refuseWrongDate, wrongDate, ZONE_DAYS } from './dates.js';
 export { type Decider, fold, unreachable } from './decider.js';
-export { AuthenticationError, type ErrorCode, internalError, ServiceError, STATUS_OF } from './errors.js';
+export { AuthenticationError, type ErrorCode, internalError, nothingBegun, ServiceError, STATUS_OF } from './errors.js';
 export { FairShare, type FairShareLimits, type Lane, LANES, type SlotRequest } from './fair-share.js';
 export { type Ids, isUuid } from './ids.js';
 export { canonicalJson, type Json } from './json.js';

@@ -3,10 +3,23 @@
  * is durable.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { ReadOnly } from '#eventstore';
 import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
-import { away, CARDS, COMBINED, FEE, type Ground, type House, openGround, openHouse, refused, unheard } from '../../test/support/payments.js';
+import {
+  away,
+  CARDS,
+  COMBINED,
+  FEE,
+  type Ground,
+  type House,
+  openGround,
+  openHouse,
+  readOnly,
+  refused,
+  unheard,
+} from '../../test/support/payments.js';
 import { aboutLeg, charge } from './charge.js';
 import { chargeOnce } from './commands.js';
 import { GATEWAY_CALL_MS, REQUEST_DEADLINE_MS } from './gateway/call.js';
@@ -262,7 +275,7 @@ describe('the event store fails', () => {
   test('the intent was appended and its answer was lost: nothing is sent, and recovery finds that no charge was made', async () => {
     house.appends.failAfter('PaymentInitiated', unheard);
     const paymentId = house.ids.uuid();
-    await expect(house.clock.hurry(house.charge({}, paymentId))).rejects.toThrow('the answer was lost');
+    expect((await refused(house.clock.hurry(house.charge({}, paymentId)))).code).toBe('PAYMENT_TIMEOUT');
     expect([(await house.view(paymentId)).status, await house.truth()]).toEqual(['pending', []]);
     house.appends.clear();
     expect(await resolve(paymentId)).toBe('resolved');
@@ -295,6 +308,47 @@ describe('the event store fails', () => {
   test('after the outcome, once: it is repeated → 200', async () => {
     house.appends.failAfter('PaymentCreated', unheard, 1);
     const view = await house.charge();
+    expect([view.status, await house.history(view.id)]).toEqual(['succeeded', ['PaymentInitiated', 'PaymentCreated']]);
+  });
+});
+
+describe('the event store takes no writes', () => {
+  const lostThenReadOnly = (type: string) =>
+    house.appends.after(type, () => {
+      house.appends.failBefore('append', readOnly);
+      throw unheard();
+    });
+  test('before the intent: refused at once, nothing is sent, and the attempt is not counted', async () => {
+    house.appends.failBefore('PaymentInitiated', readOnly);
+    const paymentId = house.ids.uuid();
+    const begun = house.clock.monotonic();
+    await expect(house.charge({}, paymentId)).rejects.toThrow(ReadOnly);
+    expect(house.clock.monotonic() - begun).toBeLessThan(1_000);
+    expect([await house.history(paymentId), await house.truth()]).toEqual([[], []]);
+  });
+  test('after an intent whose answer was lost: 504, and the gateway gets no call', async () => {
+    lostThenReadOnly('PaymentInitiated');
+    const paymentId = house.ids.uuid();
+    expect((await refused(house.clock.hurry(house.charge({}, paymentId)))).code).toBe('PAYMENT_TIMEOUT');
+    expect([await house.history(paymentId), await house.truth()]).toEqual([['PaymentInitiated'], []]);
+  });
+  test('before the outcome, for a moment: it is repeated → 200', async () => {
+    house.appends.failBefore('PaymentCreated', readOnly, 3);
+    const view = await house.clock.hurry(house.charge());
+    expect([view.status, await house.history(view.id)]).toEqual(['succeeded', ['PaymentInitiated', 'PaymentCreated']]);
+  });
+  test('before the outcome, for good: 504, and recovery resolves it', async () => {
+    const paymentId = house.ids.uuid();
+    house.appends.failBefore('PaymentCreated', readOnly);
+    expect((await refused(house.clock.hurry(house.charge({}, paymentId)))).code).toBe('PAYMENT_TIMEOUT');
+    expect([await house.history(paymentId), await house.balance()]).toEqual([['PaymentInitiated'], 10_325]);
+    house.appends.clear();
+    expect(await resolve(paymentId)).toBe('resolved');
+    expect([(await house.view(paymentId)).status, await house.balance()]).toEqual(['voided', 0]);
+  });
+  test('after an outcome whose answer was lost: the log holds it → 200', async () => {
+    lostThenReadOnly('PaymentCreated');
+    const view = await house.clock.hurry(house.charge());
     expect([view.status, await house.history(view.id)]).toEqual(['succeeded', ['PaymentInitiated', 'PaymentCreated']]);
   });
 });

@@ -3,7 +3,7 @@
  * moves. A success is answered only after its outcome is durable. If the outcome is uncertain, recovery undoes the charge.
  */
 import { type ChargeTerms, type Directory, type Portal, type PortalGateway, restrictionInForce } from '#accounts';
-import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
+import { Conflict, type LogGate, type Origin, OutcomeUnknown, type Position, StoreIncident, Unavailable } from '#eventstore';
 import {
   type Cents,
   type Clock,
@@ -188,8 +188,9 @@ export const charge = async (
     } catch (error) {
       // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).
       if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
-      // The intent was sent, and a log that is not ours may hold it (C76).
-      if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(attempt.paymentId);
+      // The intent was sent, and the log may hold it.
+      if (error instanceof OutcomeUnknown) throw timeout(attempt.paymentId);
+      if (error instanceof Unavailable) return await notBegun(error);
       throw error;
     }
     const intent = { position: loaded.appendedAt ?? null, begunAt };

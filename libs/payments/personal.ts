@@ -1,5 +1,5 @@
 /** Personal data of payments: which keys a request opens or takes, and how stored answers are boxed (docs/decisions/0050-personal-data.md). */
-import { isBox, type Personal, ServiceError } from '#kernel';
+import { isBox, nothingBegun, type Personal, type ServiceError } from '#kernel';
 import { boxAsText, boxInText, type Logger, type OpenedKeys, type PersonalKey, type PersonalKeys } from '#platform';
 import type { Operation, StoredAnswer } from './keys/key-store.js';
 import { keysOfPayment, type Payment } from './payment.js';
@@ -7,12 +7,7 @@ import { keysOfPayment, type Payment } from './payment.js';
 /** The refusal of a request whose personal data cannot be sealed now. Nothing has begun. */
 export const noPersonalKey = (log: Pick<Logger, 'error'>, cause: unknown): ServiceError => {
   log.error({ err: cause }, 'no key of personal data can be had; requests with texts are refused');
-  return new ServiceError(
-    'IDEMPOTENCY_UNAVAILABLE',
-    'Payments cannot be processed safely at the moment; nothing was charged or refunded by this request.',
-    {},
-    { retryAfterSeconds: 1 },
-  );
+  return nothingBegun();
 };
 
 interface PersonalPorts {

@@ -3,6 +3,7 @@
  * more than was requested. A caller without the attempt's own key gets its result only if no caller has got it before.
  */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
+import { ReadOnly } from '#eventstore';
 import { Deadline } from '#kernel';
 import { eventually } from '../../test/support/eventually.js';
 import { read, sent } from '../../test/support/answers.js';
@@ -17,6 +18,7 @@ import {
   openHouse,
   referencesIn,
   refused,
+  readOnly,
   unheard,
 } from '../../test/support/payments.js';
 import { gatewayRef } from './charge.js';
@@ -916,11 +918,11 @@ describe('the event store fails', () => {
     await expect(house.clock.hurry(house.refund(id, PARTIAL))).rejects.toThrow('the store is away');
     expect(await moved()).toEqual([]);
   });
-  test('after the intent, with a key: 500, and the retry continues that attempt', async () => {
+  test('after the intent, with a key: 504, and the retry continues that attempt', async () => {
     const id = await charged();
     const key = house.key();
     house.appends.failAfter('RefundRequested', unheard);
-    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(500);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
     expect(await moved()).toEqual([]);
     house.appends.clear();
     expect((await house.refundWithKey(key, id, PARTIAL)).status).toBe(200);
@@ -958,6 +960,53 @@ describe('the event store fails', () => {
     house.clock.advance(ABANDONED_AFTER_MS);
     expect(await house.refund(id, PARTIAL)).toMatchObject({ amountCents: 1_000 });
     expect(await moved()).toHaveLength(1);
+  });
+});
+
+describe('the event store takes no writes', () => {
+  test('before the intent: 503 at once with a key, nothing is sent, and the key can be used again', async () => {
+    const id = await charged();
+    const key = house.key();
+    house.appends.failBefore('RefundRequested', readOnly);
+    expect(read(await house.refundWithKey(key, id, PARTIAL))).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE' });
+    expect(await moved()).toEqual([]);
+    house.appends.clear();
+    expect((await house.refundWithKey(key, id, PARTIAL)).status).toBe(200);
+    expect(await moved()).toHaveLength(1);
+  });
+  test('after the gateway call: 504, and the retry gets the result', async () => {
+    const id = await charged();
+    const key = house.key();
+    house.appends.failBefore('ReversalEnded', readOnly);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
+    house.appends.clear();
+    expect((await house.refundWithKey(key, id, PARTIAL)).status).toBe(200);
+    expect(await moved()).toHaveLength(1);
+  });
+  test('a retry of a refund that is done, which cannot be recorded as told: 504, never "nothing was refunded"', async () => {
+    const id = await charged();
+    const key = house.key();
+    house.appends.failAfter('ReversalEnded', unheard);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
+    house.appends.clear();
+    await eventually(async () => (await attempts(id))[0]!.fenced);
+    house.appends.failBefore('ReversalAcknowledged', readOnly);
+    expect((await house.clock.hurry(house.refundWithKey(key, id, PARTIAL))).status).toBe(504);
+    house.appends.clear();
+    expect((await house.refundWithKey(key, id, PARTIAL)).status).toBe(200);
+    expect(await moved()).toHaveLength(1);
+  });
+  test('while an earlier refund is open: 503 at once', async () => {
+    const id = await charged();
+    await ground.bank.arm({ match: { call: 'void' }, ...UNKNOWN });
+    house.appends.failBefore('ReconciliationStarted', away);
+    await refused(house.clock.hurry(house.refund(id, PARTIAL)));
+    house.appends.clear();
+    house.clock.advance(ABANDONED_AFTER_MS);
+    house.appends.failBefore('append', readOnly);
+    const begun = house.clock.monotonic();
+    await expect(house.refund(id, { amountCents: 2_000 })).rejects.toThrow(ReadOnly);
+    expect(house.clock.monotonic() - begun).toBeLessThan(1_000);
   });
 });
 

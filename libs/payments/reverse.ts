@@ -4,7 +4,7 @@
  * If a request vanished, a retry under its key makes the same calls again. Any other refund or void first resolves the vanished attempt: it finalises
  * every reference that the attempt may have used (C17, C18, C61).
  */
-import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident } from '#eventstore';
+import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident, Unavailable } from '#eventstore';
 import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, sumCents, timestamp } from '#kernel';
 import { OpenedKeys, type PersonalKey, type Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
@@ -49,7 +49,7 @@ import {
 } from './payment.js';
 import { refundView, type ReversalView, voidView } from './payment.view.js';
 import { keyForPayment, keyOfText } from './personal.js';
-import { CONFLICT_ROUNDS, INTENT, type LoadedPayment, retryingConflicts } from './stream.js';
+import { CONFLICT_ROUNDS, FENCE, INTENT, type LoadedPayment, retryingConflicts } from './stream.js';
 
 /** How long a request waits for a running refund or void of the same payment (C31). */
 const WAIT_FOR_OTHER_MS = 10_000;
@@ -139,10 +139,12 @@ export const reverse = async (
           if (clock.monotonic() >= waitUntil || deadline.leftMs < POLL_OTHER_MS)
             throw new ServiceError('INVALID_STATE', 'Another refund or void of this payment is in progress.');
           await clock.sleep(POLL_OTHER_MS);
-        } else if ((await resolveReversal(ports, request.paymentId, open.attemptId, origin, deadline)) !== 'resolved') {
-          throw own
-            ? timeout(request.paymentId)
-            : new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is being reconciled; try later.');
+        } else {
+          const resolving = resolveReversal(ports, request.paymentId, open.attemptId, origin, deadline);
+          if ((await (own ? resolving.catch(unknownIfStoreFails(request.paymentId)) : resolving)) !== 'resolved')
+            throw own
+              ? timeout(request.paymentId)
+              : new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is being reconciled; try later.');
         }
         continue;
       }
@@ -174,8 +176,8 @@ export const reverse = async (
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
-      // The intent was sent, and a log that is not ours may hold it (C76).
-      if (error instanceof OutcomeUnknown && ports.ownLog.incident) throw timeout(request.paymentId);
+      // The intent was sent, and the log may hold it.
+      if (error instanceof OutcomeUnknown) throw timeout(request.paymentId);
       throw error;
     } finally {
       slot.release();
@@ -304,7 +306,7 @@ const tell = (
     const acknowledge: PaymentCommand = { type: 'AcknowledgeReversal', at: timestamp(ports.clock.now()), attemptId, toldAs };
     const { payment } = await ports.streams.execute(loaded, [acknowledge], origin, deadline);
     return told(request.paymentId, payment as Charged, attemptId, opened);
-  });
+  }).catch(unknownIfStoreFails(request.paymentId));
 
 /** The answer for an attempt that succeeded. */
 export const reversalResult = (paymentId: string, payment: Charged, attemptId: string, reveal: Reveal): ReversalView => {
@@ -513,7 +515,7 @@ const record = async (
         if (error instanceof OutcomeUnknown) void markUntold(ports, loaded.paymentId, attemptId, origin);
         throw timeout(loaded.paymentId);
       }
-      current = await ports.streams.load(loaded.paymentId);
+      current = await ports.streams.load(loaded.paymentId).catch(unknownIfStoreFails(loaded.paymentId));
       // Recovery or a later request has fenced the attempt, and may have ended it. After the 504, a repeated request can get the result (C18).
       if (attemptOf(current.payment, attemptId)?.fenced) throw timeout(loaded.paymentId);
     }
@@ -535,13 +537,9 @@ const markUntold = async (ports: PaymentPorts, paymentId: string, attemptId: str
   while (deadline.leftMs > 0) {
     try {
       const loaded = await streams.load(paymentId);
-      await streams.execute(
-        loaded,
-        [{ type: 'StartReconciliation', at: timestamp(clock.now()), attemptId, untold: true }],
-        origin,
-        deadline,
-        () => 1,
-      );
+      await streams.execute(loaded, [{ type: 'StartReconciliation', at: timestamp(clock.now()), attemptId, untold: true }], origin, deadline, {
+        forMs: () => 1,
+      });
       return;
     } catch {
       await clock.sleep(MARK_UNTOLD_EVERY_MS);
@@ -589,6 +587,12 @@ const failure = (
 
 const timeout = (id: string) =>
   new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the request is unknown; retry it with the same Idempotency-Key.', { id });
+/** Money was returned, or may have been. So a failure of the event store becomes PAYMENT_TIMEOUT. */
+const unknownIfStoreFails =
+  (paymentId: string) =>
+  (error: unknown): never => {
+    throw error instanceof Unavailable || error instanceof OutcomeUnknown ? timeout(paymentId) : error;
+  };
 /** The final answer to a void that the gateway rejected (C15). */
 export const rejectedVoid = () => voidFailed('The gateway rejected the void; refund the payment instead.');
 /** The error of C67. The gateway may report the rejected settlement before our stream has recorded it. */
@@ -640,7 +644,7 @@ const resolveWithSlot = async (
     const before = attemptOf(loaded.payment, attemptId);
     if (!before || before.ended) return 'resolved';
     try {
-      loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline);
+      loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline, FENCE);
       const payment = loaded.payment as Charged;
       const attempt = attemptOf(payment, attemptId)!;
       const commands: PaymentCommand[] = [];

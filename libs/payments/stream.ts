@@ -1,6 +1,7 @@
 import { hash } from 'node:crypto';
 import { canonicalJson, type Clock, type Deadline, fold, type Ids, inClear, type Json, type Personal, ServiceError } from '#kernel';
 import {
+  type AppendOptions,
   defineEvents,
   type DecidedStreamType,
   type EventStore,
@@ -148,12 +149,16 @@ const PAYMENT_STREAM: DecidedStreamType<Payment, PaymentCommand, PaymentEvent> =
 /** A longer stream causes a warning in the process's log, but no refusal (docs/contract.md#streams-and-appends). */
 export const LONG_STREAM_EVENTS = 200;
 
-/** How long an append may be repeated, in milliseconds. `leftMs`: the time that the request has left. */
-export type AppendBudget = (leftMs: number) => number;
+/** `forMs`: how long an append may be repeated. `leftMs`: the time that the request has left. `isIntent`: as in {@link AppendOptions}. */
+export interface AppendBudget extends Pick<AppendOptions, 'isIntent'> {
+  readonly forMs: (leftMs: number) => number;
+}
 /** The append of an outcome is repeated for at least 4 s, even if the request has no time left. */
-export const OUTCOME: AppendBudget = (leftMs) => Math.max(leftMs, 4_000);
+export const OUTCOME: AppendBudget = { forMs: (leftMs) => Math.max(leftMs, 4_000) };
+/** The append of a fence, before the gateway is asked what became of an attempt. */
+export const FENCE: AppendBudget = { ...OUTCOME, isIntent: true };
 /** The append of an intent leaves 3 s for the gateway call. With less than 2 s left, the call is not sent (C42). */
-export const INTENT: AppendBudget = (leftMs) => leftMs - 3_000;
+export const INTENT: AppendBudget = { forMs: (leftMs) => leftMs - 3_000, isIntent: true };
 
 /**
  * An append to a stream that was read longer ago counts as a conflict. A process that stood still for so long may have read it from a log that was not
@@ -216,12 +221,12 @@ export class PaymentStreams {
     commands: readonly PaymentCommand[],
     origin: Origin,
     deadline: Deadline,
-    budget: AppendBudget = OUTCOME,
+    { forMs, ...budget }: AppendBudget = OUTCOME,
   ): Promise<LoadedPayment> {
     const ports = { store: this.store, clock: this.clock, ids: this.ids };
     const loaded = { id: paymentId, state: payment, revision, position: null };
     const begunAt = this.clock.realNow();
-    const limits = { forMs: budget(deadline.leftMs), notAfter: readAt + READ_TOO_LONG_AGO_MS };
+    const limits = { ...budget, forMs: forMs(deadline.leftMs), notAfter: readAt + READ_TOO_LONG_AGO_MS };
     const done = await execute(ports, PAYMENT_STREAM, loaded, commands, origin, limits);
     return { paymentId, payment: done.state, revision: done.revision, readAt: done === loaded ? readAt : begunAt, appendedAt: done.position };
   }

@@ -32,7 +32,7 @@ export {
   type WrappedKey,
 } from './personal.js';
 export { type DatabasePlace, databasePlace, follows } from './postgres/place.js';
-export { DatabaseUnavailable, isDataException, isRolledBack, StatementTimeout } from './postgres/errors.js';
+export { DatabaseUnavailable, isDataException, isReadOnly, isRolledBack, READ_ONLY, StatementTimeout } from './postgres/errors.js';
 export {
   ALL_AS_TEXT,
   type Client,

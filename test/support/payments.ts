@@ -6,7 +6,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Administration, type FeeConfig, MemoryDirectory, NO_FEE } from '#accounts';
-import { type EventStore, memoryEventStore, OutcomeUnknown, type Position, type Recorded, Unavailable } from '#eventstore';
+import { type EventStore, memoryEventStore, OutcomeUnknown, type Position, ReadOnly, type Recorded, Unavailable } from '#eventstore';
 import { Deadline, type Ids, ServiceError } from '#kernel';
 import {
   charge,
@@ -120,6 +120,8 @@ export class Interposed {
 /** Errors for failBefore and failAfter. `away`: nothing was appended. `unheard`: the events were appended, but the answer was lost. */
 export const away = () => new Unavailable('the store is away');
 export const unheard = () => new OutcomeUnknown('the answer was lost');
+/** The store takes no writes: nothing was appended. */
+export const readOnly = () => new ReadOnly('the store takes no writes');
 
 const watchedStore = (store: EventStore, steps: Interposed): EventStore => ({
   ...store,

@@ -6,6 +6,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { connect, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import pg from 'pg';
 import request from 'supertest';
 import { Administration, directoryModel, type Done, type FeeConfig, NO_FEE } from '#accounts';
 import type { Subscriber } from '#eventstore';
@@ -241,6 +242,8 @@ export interface Service {
   readonly log: readonly string[];
   readonly judge: OpenApiJudge;
   readonly database: DatabaseProxy | null;
+  /** Lets the database take writes, or not. A session keeps what was in force when it began. Before writes stop, all sessions are ended. */
+  takesWrites(may: boolean): Promise<void>;
   /** The sandbox processor. After `stop`, `start` uses the same address. */
   readonly bank: { stop(): Promise<void>; start(): Promise<void> };
   /** A client without credentials. */
@@ -349,6 +352,14 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       log,
       judge,
       database: proxy,
+      takesWrites: async (may) => {
+        const admin = new pg.Client({ connectionString: process.env.TEST_POSTGRES_URL! });
+        await admin.connect();
+        const name = new URL(database.url).pathname.slice(1);
+        await admin.query(`alter database ${name} ${may ? 'reset default_transaction_read_only' : 'set default_transaction_read_only = on'}`);
+        if (!may) await admin.query('select pg_terminate_backend(pid) from pg_stat_activity where datname = $1', [name]);
+        await admin.end();
+      },
       bank: {
         stop: () => bank.close(),
         start: async () => void (bank = await startSimulator({ directory: bankDirectory, port: Number(new URL(bankUrl).port) })),

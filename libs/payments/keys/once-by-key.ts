@@ -1,7 +1,7 @@
 /** `onceByKey`: claims a request's key, runs the request, finishes the key (C12–C20). */
 import { type LogGate, StoreIncident, Unavailable } from '#eventstore';
-import { type Ids, internalError, ServiceError } from '#kernel';
-import type { Logger, PersonalKey, PersonalKeys, SandboxTime } from '#platform';
+import { type Ids, internalError, nothingBegun, ServiceError } from '#kernel';
+import { isReadOnly, type Logger, type PersonalKey, type PersonalKeys, type SandboxTime } from '#platform';
 import type { RecordedKey } from '../payment.js';
 import { type AnswerPlace, boxedAnswer, openedAnswer } from '../personal.js';
 import type { Claims } from './claims.js';
@@ -262,6 +262,10 @@ const resultOf = async <View>(run: () => Promise<Executed<View>>, log: Logger): 
     if (error instanceof ServiceError) return { error };
     // This request has sent no charge, refund or void to a gateway. Otherwise the error would be PAYMENT_TIMEOUT.
     if (error instanceof StoreIncident) return { error: storeIncident() };
+    if (isReadOnly(error)) {
+      log.warn({ err: error }, 'a request was refused: the database takes no writes');
+      return { error: nothingBegun() };
+    }
     log.error({ err: error }, 'a request failed inside');
     return { error: internalError() };
   }

@@ -203,8 +203,8 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       }
     },
     ping: async () => {
-      // A standby can be read, but not written.
-      const { rows } = await pool.query<{ ok: boolean }>('select not pg_is_in_recovery() as ok');
+      // A standby and a server that only reads can be read, but not written.
+      const { rows } = await pool.query<{ ok: boolean }>(`select current_setting('transaction_read_only') = 'off' as ok`);
       return rows[0]!.ok;
     },
   };

@@ -1,8 +1,9 @@
 /** The only exception filter. It answers every error in the envelope of C1, without internal causes. */
 import { type ArgumentsHost, Catch, type ExceptionFilter, HttpException, NotFoundException } from '@nestjs/common';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { AuthenticationError, ServiceError } from '#kernel';
+import { AuthenticationError, nothingBegun, ServiceError } from '#kernel';
 import type { Logger } from '../logging.js';
+import { isReadOnly } from '../postgres/errors.js';
 import { type Answer, codeOf, errorAnswer, internalErrorAnswer } from './envelope.js';
 
 export const JSON_TYPE = 'application/json; charset=utf-8';
@@ -26,6 +27,10 @@ export const answerFor = (error: unknown, log: Logger, requestId: string): Answe
   if (error instanceof ServiceError || error instanceof AuthenticationError) return errorAnswer(error);
   const transport = transportError(error);
   if (transport) return errorAnswer(transport);
+  if (isReadOnly(error)) {
+    log.warn({ requestId, err: error }, 'a request was refused: the database takes no writes');
+    return errorAnswer(nothingBegun());
+  }
   log.error({ requestId, err: error }, 'a request failed inside');
   return internalErrorAnswer();
 };

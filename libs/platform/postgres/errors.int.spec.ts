@@ -1,6 +1,7 @@
 /** The types of the errors that the driver and a real Postgres throw, and connections that a failover made read-only. */
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
+import { eventually } from '../../../test/support/eventually.js';
 import { freshDatabase } from '../../../test/support/postgres.js';
 import { DatabaseUnavailable, isDataException, isLockTimeout, isRolledBack, StatementTimeout } from './errors.js';
 import { createPool, type Pool, type PoolOptions, transaction } from './pool.js';
@@ -176,9 +177,10 @@ test('the fault of a statement stays unchanged', async () => {
 });
 
 describe('a session that may only read, as on a standby after a failover', () => {
+  /** Sessions of the spec itself are read-only, too. */
   const mayWrite = (may: boolean) =>
     admin.query(
-      `alter database ${new URL(database.url).pathname.slice(1)} ${may ? 'reset default_transaction_read_only' : 'set default_transaction_read_only = on'}`,
+      `begin read write; alter database ${new URL(database.url).pathname.slice(1)} ${may ? 'reset default_transaction_read_only' : 'set default_transaction_read_only = on'}; commit`,
     );
   const WRITE = `update note set text = 'written' where id = 1`;
 
@@ -206,5 +208,18 @@ describe('a session that may only read, as on a standby after a failover', () =>
     expect((error as DatabaseUnavailable).code).toBe('25006');
     // The first session keeps its read-only setting, so this write succeeds only on another session.
     await write(pool);
+  });
+
+  test('after a refused write, pools of the same address that only read are replaced, too', async () => {
+    await mayWrite(false);
+    const [writes, reads] = [open(), open()];
+    const mayNotWrite = async () => (await reads.query<{ on: string }>('show transaction_read_only')).rows[0]!.on;
+    const inUse = await reads.connect();
+    expect(await mayNotWrite()).toBe('on');
+    await failure(writes.query(WRITE));
+    await mayWrite(true);
+    inUse.release();
+    await eventually(async () => (await mayNotWrite()) === 'off');
+    expect(await Promise.all([mayNotWrite(), mayNotWrite(), mayNotWrite()])).toEqual(['off', 'off', 'off']);
   });
 });

@@ -22,7 +22,7 @@ export class StatementTimeout extends DatabaseUnavailable {
 
 const QUERY_CANCELED = '57014';
 const LOCK_NOT_AVAILABLE = '55P03';
-const READ_ONLY = '25006';
+export const READ_ONLY = '25006';
 const INSUFFICIENT_PRIVILEGE = '42501';
 const UNDEFINED_FUNCTION = '42883';
 const IDLE_IN_TRANSACTION_TIMEOUT = '25P03';
@@ -67,7 +67,10 @@ const codeOf = (error: unknown): string => {
   return typeof code === 'string' ? code : '';
 };
 
-/** True if the session may only read, because its connection leads to a standby. This happens after a failover. */
+/**
+ * True if the server takes no writes: it is a standby, or a failover has stopped the writes of the former primary. The refused statement changed
+ * nothing. Also true for the event store's error of the same meaning.
+ */
 export const isReadOnly = (error: unknown): boolean => codeOf(error) === READ_ONLY;
 
 /** True if the user may not run the statement, or the server does not have a function that the statement calls. */

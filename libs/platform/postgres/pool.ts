@@ -1,5 +1,6 @@
 /** Connections to Postgres: makes pools, and runs transactions. */
 import pg from 'pg';
+import { systemClock } from '#kernel';
 import { isReadOnly, typedError } from './errors.js';
 
 export type Pool = pg.Pool;
@@ -38,6 +39,8 @@ export interface PoolOptions {
    * statement. A plan from the time when the table was empty would scan the whole table later.
    */
   readonly byKey?: boolean;
+  /** True: a connection only waits for notifications. So it may end at any time. */
+  readonly listens?: boolean;
   /** Runs on each new connection before its first use. If it throws, the connection is closed and the caller gets the error. */
   readonly verify?: (connection: Queryable) => Promise<void>;
 }
@@ -70,28 +73,71 @@ export const createPool = (url: string, options: PoolOptions): Pool => {
   });
   // Without a listener, an idle connection that dies would end the process. The next query replaces the connection.
   pool.on('error', () => undefined);
-  // A connection in use needs a listener too. After its statement has failed, a broken connection may emit another error.
-  const open = new Set<Client>();
-  connections.set(pool, open);
-  pool.on('remove', (client) => open.delete(client));
+  pool.on('remove', (client) => connections.delete(client));
   pool.on('connect', (client) => {
-    open.add(client);
+    connections.set(client, { pool, url, openedAt: systemClock.monotonic(), listens: options.listens === true });
+    // A connection in use needs a listener too. After its statement has failed, a broken connection may emit another error.
     client.on('error', () => undefined);
     client.query = withTypedErrors(client.query.bind(client), (error) => {
-      // The connection leads to a standby, so it is ended. The pool drops an ended client at its release.
-      if (isReadOnly(error)) void client.end();
+      if (!isReadOnly(error)) return;
+      void client.end();
+      replaceConnections(url);
     });
   });
+  // The pool drops an ended client at its release.
+  pool.on('release', (_, client) => isStale(client) && void client.end());
   pool.connect = withTypedErrors(pool.connect.bind(pool));
-  pool.query = withTypedErrors(pool.query.bind(pool));
+  pool.query = withTypedErrors(pool.query.bind(pool), (error) => isReadOnly(error) && replaceConnections(url));
   return pool;
 };
 
-const connections = new WeakMap<Pool, ReadonlySet<Client>>();
+interface Connection {
+  readonly pool: Pool;
+  readonly url: string;
+  /** On the monotonic clock, as all times here. */
+  readonly openedAt: number;
+  readonly listens: boolean;
+}
 
-/** Ends every connection of the pool after its current statement. The pool opens new ones. */
+/** All open connections of this process. */
+const connections = new Map<Client, Connection>();
+
+/** Ends every connection of the pool. The pool opens new ones. */
 export const endConnections = (pool: Pool): void => {
-  for (const client of connections.get(pool) ?? []) void client.end();
+  for (const [client, connection] of connections) if (connection.pool === pool) void client.end();
+};
+
+/** When a server last refused a write because it only reads, by address. */
+const readOnlySince = new Map<string, number>();
+/** Connections are replaced at most once in this time. Otherwise reads would need a new connection each as long as the server only reads. */
+const REPLACE_EVERY_MS = 1_000;
+/** A failover may end this long after the last refused write. Connections that were opened meanwhile are replaced after this time. */
+const FAILOVER_ENDS_MS = 5_000;
+
+/**
+ * Replaces all connections to the address, also those that only read. They lead to a server that takes no writes, and the address may lead to another
+ * server now. A connection in use is replaced at its release.
+ */
+const replaceConnections = (url: string): void => {
+  const now = systemClock.monotonic();
+  if (now - (readOnlySince.get(url) ?? Number.NEGATIVE_INFINITY) < REPLACE_EVERY_MS) return;
+  readOnlySince.set(url, now);
+  const all = [...connections].filter(([, connection]) => connection.url === url);
+  for (const [client, { listens }] of all) if (listens) void client.end();
+  for (const pool of new Set(all.map(([, connection]) => connection.pool)))
+    for (let { idleCount } = pool; idleCount > 0; idleCount--)
+      pool.connect().then(
+        (client) => client.release(),
+        () => undefined,
+      );
+};
+
+/** True if the connection may lead to the former server of a failover. */
+const isStale = (client: Client): boolean => {
+  const { url, openedAt } = connections.get(client)!;
+  const since = readOnlySince.get(url) ?? Number.NEGATIVE_INFINITY;
+  const endsAt = since + FAILOVER_ENDS_MS;
+  return openedAt <= since || (openedAt <= endsAt && systemClock.monotonic() > endsAt);
 };
 
 /**
