@@ -1,6 +1,6 @@
 /**
- * Bundles Nest, rxjs and class-validator, with their dependencies, into `dist/node_modules`. The built code finds them there first. A process then reads
- * fewer than 20 files of them instead of 800, and loads its code in half the time. `npm run build` runs this.
+ * Bundles Nest, rxjs and class-validator, with their dependencies, into `node_modules` of the build. The built code finds them there first. A process then reads
+ * fewer than 20 files of them instead of 800, and loads its code in half the time. `build.mjs` runs this.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
@@ -11,7 +11,8 @@ import { build } from 'esbuild';
 const PACKAGES = [...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`), ...['class-validator', 'rxjs']];
 /** Kept out of the bundles: the bundles and the built code must share one copy. */
 const SEPARATE = 'reflect-metadata';
-const TARGET = fileURLToPath(new URL('dist/node_modules', import.meta.url));
+/** `node_modules` in the folder of the build. */
+const TARGET = fileURLToPath(new URL(`${process.argv[2] ?? 'dist'}/node_modules`, import.meta.url));
 /** Becomes the target when it is whole. A process that starts meanwhile finds the old bundles. */
 const DRAFT = `${TARGET}.new`;
 /** Holds the hash of this script and the lock file. If it has not changed, nothing is bundled. */

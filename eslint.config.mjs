@@ -7,7 +7,7 @@ import tseslint from 'typescript-eslint';
 import { PURE_FILES } from './pure-files.mjs';
 
 export default tseslint.config(
-  { ignores: ['test/upgrade/*/**', 'test/clients/programs/**', 'dist/**', 'coverage/**', 'node_modules/**', '.payfold/**'] },
+  { ignores: ['test/upgrade/*/**', 'test/clients/programs/**', 'dist/**', 'dist.*/**', 'coverage/**', 'node_modules/**', '.payfold/**'] },
   eslint.configs.recommended,
   {
     files: ['**/*.ts', '**/*.tsx'],

@@ -35,6 +35,7 @@ export const buildOf = async (patches: readonly Patch[], { compile = true } = {}
       'bench',
       'package.json',
       'package-lock.json',
+      'build.mjs',
       'bundle-packages.mjs',
       '.swcrc',
       'tsconfig.json',
