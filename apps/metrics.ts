@@ -36,6 +36,30 @@ const LOOP_SAMPLE_MS = 50;
 const STAFF_TASKS: readonly StaffTaskReason[] = ['charge_cannot_be_undone', 'settled_while_unknown', 'outcome_overdue', ...ACKNOWLEDGED_TASKS];
 const LATENCY_BUCKETS_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
+interface Collected {
+  readonly labelNames: readonly string[];
+  collect?: () => unknown;
+  reset(): void;
+  remove(): void;
+}
+
+/** If the database cannot be read now, its figures are absent, and the others are shown. */
+const leaveOutUnread = (registry: Registry): void => {
+  for (const metric of registry.getMetricsAsArray() as unknown as Collected[]) {
+    const { collect } = metric;
+    if (collect)
+      metric.collect = async () => {
+        try {
+          await collect.call(metric);
+        } catch {
+          metric.reset();
+          // A metric without labels would be 0 now.
+          if (metric.labelNames.length === 0) metric.remove();
+        }
+      };
+  }
+};
+
 export const createMetrics = (services: Services): Metrics => {
   const [own, shared] = [new client.Registry(), new client.Registry()];
   client.collectDefaultMetrics({ register: own, eventLoopMonitoringPrecision: LOOP_SAMPLE_MS });
@@ -153,6 +177,7 @@ export const createMetrics = (services: Services): Metrics => {
     outcomes.inc({ outcome });
     if (outcome === 'declined') declines.inc();
   });
+  for (const registry of [own, shared]) leaveOutUnread(registry);
   let limits: Limits | null = null;
   new client.Gauge({
     name: 'payfold_checkout_lowered_portals',
