@@ -20,6 +20,7 @@ export interface HealthReport {
 export type ReadinessChecks = Readonly<Record<string, () => Promise<void>>>;
 
 const DRAINING: HealthReport = { ok: false, checks: { shutdown: 'draining' } };
+export const NOT_STARTED: HealthReport = { ok: false, checks: { start: 'not complete' } };
 const MAX_LOOP_DELAY_MS = 2_000;
 const CHECK_TIMEOUT_MS = 2_000;
 
@@ -47,6 +48,7 @@ export interface HealthParts {
 
 export class Health {
   private draining = false;
+  private held = false;
   private readonly loop = monitorEventLoopDelay({ resolution: 100 });
 
   constructor(private readonly parts: HealthParts) {
@@ -56,6 +58,15 @@ export class Health {
   /** Makes the readiness check fail from now on. */
   drain(): void {
     this.draining = true;
+  }
+
+  /** Makes the readiness check fail until {@link open}: the start goes on. */
+  hold(): void {
+    this.held = true;
+  }
+
+  open(): void {
+    this.held = false;
   }
 
   live(): HealthReport {
@@ -70,6 +81,11 @@ export class Health {
   }
 
   async ready(): Promise<HealthReport> {
+    return this.held ? NOT_STARTED : this.checked();
+  }
+
+  /** The result of the checks, also before {@link open}. */
+  async checked(): Promise<HealthReport> {
     if (this.draining) return DRAINING;
     const results = await checkAll(this.parts.readiness, this.parts.clock);
     // The drain may have begun during the checks.

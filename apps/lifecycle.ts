@@ -54,6 +54,10 @@ export interface Answers {
   sharedMetrics: Figures;
   firstAccount: FirstAccount | null;
   ready: HealthReport;
+  /** As `ready`, also before `open`. */
+  checked: HealthReport;
+  /** Tells the role that the start of the service is complete. A supervised API reports that it is ready only after this. */
+  open: null;
 }
 export interface Question {
   readonly id: number;
@@ -171,6 +175,8 @@ const answerParent = ({ addresses, metrics, health, firstAccount }: Running): vo
     sharedMetrics: metrics && (() => metrics.shared.getMetricsAsJSON()),
     firstAccount,
     ready: health && (() => health.ready()),
+    checked: health && (() => health.checked()),
+    open: async () => (health?.open(), null),
   };
   process.on('message', ({ id, ask }: Question) => {
     known[ask]!().then(

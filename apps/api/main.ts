@@ -7,10 +7,12 @@ import { createAudit } from '../audit/audit.js';
 import { Health } from '../health.js';
 import { createApi } from './api.js';
 
-runRole('api', async (config, log, { stop }) => {
+runRole('api', async (config, log, { stop, supervisor }) => {
   const services = await openServices(config, requirePlaces(config), openKeys(config), log, { role: 'api', stop });
   const metrics = createMetrics(services);
   const health = new Health(services);
+  // `npm start` opens it when the key of the first account is printed.
+  if (supervisor !== null) health.hold();
   const api = await createApi({ ...services, health, publicUrl: config.publicUrl, onAnswer: metrics.answered });
   metrics.limitedBy(api.limits);
   const url = await api.listen(config.port, config.host);

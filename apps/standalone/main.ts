@@ -18,7 +18,7 @@ import client, { type Registry } from 'prom-client';
 import { orStopped } from '#kernel';
 import { type Config, type EmbeddedPostgres, type Logger, levelOfLine, openKeys, startEmbeddedPostgres, writeOwnFile } from '#platform';
 import { lockForService } from '../data-dir.js';
-import type { HealthReport } from '../health.js';
+import { type HealthReport, NOT_STARTED } from '../health.js';
 import { countMaskedLines, type FirstAccount, type Running, runRole, serveMetrics, type StartOptions } from '../lifecycle.js';
 import { type SimulatorProcess, startSimulatorProcess } from '../simulator/child.js';
 import { type Kept, keepRunning } from './keep-running.js';
@@ -49,6 +49,7 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
     openKeys(config);
 
     const roles: Partial<Record<'api' | 'worker', Kept<RoleProcess>>> = {};
+    let isComplete = false;
     const metricsServer = await serveMetrics(config.metricsPort, {
       metrics: () => allMetrics(roles),
       live: () => ({ ok: true, checks: {} }),
@@ -71,20 +72,25 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
       PUBLIC_URL: config.publicUrl,
     };
     const keep = async (role: 'api' | 'worker'): Promise<Kept<RoleProcess>> =>
-      (roles[role] = await keepRunning(role, log, stopStart, restarts(role), (before: RoleProcess | null, stopped) =>
-        startRole(role, { ...environment, ...portsOf(before) }, lifeline, stopped),
-      ));
+      (roles[role] = await keepRunning(role, log, stopStart, restarts(role), async (before: RoleProcess | null, stopped) => {
+        const child = await startRole(role, { ...environment, ...portsOf(before) }, lifeline, stopped);
+        if (isComplete) await child.ask('open');
+        return child;
+      }));
     for (const role of ['worker', 'api'] as const) stops.push(async () => roles[role]?.stop());
     const [worker, api] = await together(keep('worker'), keep('api'));
     const { url, auditUrl } = api.first.addresses as Required<RoleProcess['addresses']>;
-    await untilReady(url, log, stopStart);
+    await untilReady(() => api.current().ask('checked'), log, stopStart);
     // The API key is shown only once, so make the account after all processes have started.
     const first = config.environment === 'sandbox' ? await orStopped(worker.current().ask('firstAccount'), stopStart) : null;
+    if (first) await untilAccepted(url, first, stopStart);
 
     const runtime = join(config.dataDir, 'runtime.json');
     writeOwnFile(runtime, JSON.stringify({ pid: process.pid, apiUrl: url, auditUrl, databaseUrl, simulatorUrl }));
     stops.push(() => rm(runtime, { force: true }));
     if (first) process.stdout.write(welcome(url, first));
+    isComplete = true;
+    await api.current().ask('open');
     return { addresses: { url, auditUrl }, stop };
   } catch (error) {
     await stop().catch(() => undefined);
@@ -92,19 +98,31 @@ const start = async (config: Config, log: Logger, { stop: stopStart }: StartOpti
   }
 };
 
-const READY_WAIT_MS = 30_000;
 const READY_POLL_MS = 50;
+/** How often the start says what it waits for. */
+const SAY_EVERY_MS = 10_000;
 
 /**
- * Waits until the API is ready, at most {@link READY_WAIT_MS}. After an upgrade, the worker may still build read models. A longer build continues,
- * and /readyz reports it.
+ * Waits until all checks of the API pass, and says what the wait is for. A slow machine, or a worker that builds read models after an upgrade, may take
+ * minutes.
  */
-const untilReady = async (url: string, log: Logger, stop: AbortSignal): Promise<void> => {
-  for (const until = performance.now() + READY_WAIT_MS; performance.now() < until;) {
-    if ((await fetch(`${url}/readyz`, { signal: stop }).catch(() => null))?.ok) return;
-    await sleep(READY_POLL_MS, undefined, { signal: stop });
+const untilReady = async (checked: () => Promise<HealthReport>, log: Logger, stop: AbortSignal): Promise<void> => {
+  const begun = performance.now();
+  for (let said = begun; ; await sleep(READY_POLL_MS, undefined, { signal: stop })) {
+    // A child that ended by itself cannot answer. It is started again.
+    const { ok, checks } = await orStopped(checked(), stop).catch((): HealthReport => (stop.throwIfAborted(), NOT_STARTED));
+    if (ok) return;
+    if (performance.now() - said < SAY_EVERY_MS) continue;
+    said = performance.now();
+    const waitsFor = Object.keys(checks).filter((name) => checks[name] !== 'ok');
+    log.warn({ waitsFor, seconds: Math.round((said - begun) / 1_000) }, `the start waits for: ${waitsFor.join(', ')}`);
   }
-  log.warn('the service is not ready yet; /readyz names the check that fails');
+};
+
+/** Waits until the API knows the new account. */
+const untilAccepted = async (url: string, { apiKey }: FirstAccount, stop: AbortSignal): Promise<void> => {
+  const ask = () => fetch(`${url}/api/partner/v1/payments?limit=1`, { headers: { authorization: `ApiKey ${apiKey}` }, signal: stop });
+  while (!(await ask().catch(() => null))?.ok) await sleep(READY_POLL_MS, undefined, { signal: stop });
 };
 
 /** Waits for both, even if one fails. Everything that was started can then be stopped. Throws the first error. */
@@ -113,8 +131,6 @@ const together = async <A, B>(a: A | Promise<A>, b: B | Promise<B>): Promise<[A,
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
   return Promise.all([a, b]);
 };
-
-const NOT_STARTED: HealthReport = { ok: false, checks: { start: 'not complete' } };
 
 /** The variables that give a new child the ports of the child before it. */
 const portsOf = (before: RoleProcess | null): Record<string, string> => {
@@ -126,7 +142,9 @@ const portsOf = (before: RoleProcess | null): Record<string, string> => {
 const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
   if (!api || !worker) throw new Error('not ready');
   const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
-  return client.AggregatorRegistry.aggregate(await Promise.all(parts));
+  // A child that has ended cannot answer. The figures of the others are shown.
+  const known = (await Promise.allSettled(parts)).flatMap((part) => (part.status === 'fulfilled' ? [part.value] : []));
+  return client.AggregatorRegistry.aggregate(known);
 };
 
 /** The supervisor's own metrics. A sum of start times makes no sense, so only the supervisor reports its start time. */
