@@ -32,4 +32,4 @@ export {
   type UnfinishedSession,
   unfinishedSessions,
 } from './unfinished.js';
-export { cancelAddress, cancellationOf, returnAddress } from './way-back.js';
+export { cancelAddress, cancellationOf, isAllowedNow, returnAddress } from './way-back.js';

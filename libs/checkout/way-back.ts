@@ -3,8 +3,12 @@ import { openSigningSecret, type Portal } from '#accounts';
 import type { ErrorCode } from '#kernel';
 import type { PaymentView } from '#payments';
 import type { KeyRing } from '#platform';
+import { vetAddress } from './addresses.js';
 import { type CheckoutContent, type KnownCheckout, MAX_ATTEMPTS } from './checkout.js';
 import { signedAddress } from './signature.js';
+
+/** True if a browser may be sent to this address of a session. The portal's allow-list may have been narrowed since the intake. */
+export const isAllowedNow = (portal: Pick<Portal, 'checkout'>, address: string): boolean => vetAddress(address, portal.checkout.allow).accepted;
 
 /** The address behind "Done". Its amounts are those of the payment. If the payer changed an amount in the request, the partner notices it. */
 export const returnAddress = (

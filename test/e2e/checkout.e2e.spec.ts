@@ -25,6 +25,8 @@ import {
   signedFields,
   textOf,
 } from '../support/checkout.js';
+import { RequestMethod } from '@nestjs/common';
+import { CheckoutController } from '../../apps/api/payer/checkout.controller.js';
 import { createMetrics } from '../../apps/metrics.js';
 import { eventually } from '../support/eventually.js';
 import { figuresOf } from '../support/metrics.js';
@@ -750,6 +752,44 @@ describe('the guard of every route', () => {
     const { one, id } = await begun();
     for (const path of ['', '/cancel', '/done']) expect((await one.send(`/checkout/${id}${path}`, { method: 'HEAD' })).status).toBe(405);
     expect(await events(id)).toEqual(['CheckoutStarted']);
+  });
+  test('a prefetch of any page appends nothing; the browser loads the page when the payer goes there', async () => {
+    const { one, id } = await begun();
+    const late = await begun();
+    await late.one.pay(late.id, { card_number: CARD.unreadable });
+    service.clock.advance(31_000);
+    const known = [await events(id), await events(late.id)];
+    // Derived from the controller, so that no route is forgotten.
+    const paths = Object.getOwnPropertyNames(CheckoutController.prototype).flatMap((name): string[] => {
+      const route = CheckoutController.prototype[name as keyof CheckoutController] as object;
+      return Reflect.getMetadata('method', route) === RequestMethod.GET ? [Reflect.getMetadata('path', route) as string] : [];
+    });
+    expect(paths).toEqual(expect.arrayContaining([':id', ':id/cancel', ':id/done']));
+    for (const path of paths)
+      for (const [browser, session] of [
+        [one, id],
+        [late.one, late.id],
+      ] as const)
+        // prettier-ignore
+        for (const purpose of ['prefetch', 'prefetch;prerender'])
+          expect((await browser.send(`/checkout/${path.replace(':id', session)}`, { headers: { 'sec-purpose': purpose } })).status).toBe(503);
+    expect([await events(id), await events(late.id)]).toEqual(known);
+    expect((await one.send(`/checkout/${id}`)).status).toBe(200);
+  });
+  test('the allow-list is narrowed while the payer is on the page: no redirect to that address, and the receipt stays', async () => {
+    const narrowed = await checkoutPortal(service, account);
+    const [paid, open, cancelled] = [await paidNow(intakeOf(narrowed)), await begun(intakeOf(narrowed)), await begun(intakeOf(narrowed))];
+    expect((await cancelled.one.send(`/checkout/${cancelled.id}/cancel`)).location).toContain(SHOP);
+    await service.administer(service.admin.configureCheckout(narrowed.portalId, { enabled: true, allow: ['https://other.test'] }));
+    expect((await paid.one.open(`/checkout/${paid.id}/done`)).path).toBe(`/checkout/${paid.id}/receipt`);
+    const receipt = await paid.one.send(`/checkout/${paid.id}/receipt`);
+    expect(textOf(receipt.text)).toContain('Payment complete');
+    expect(receipt.text).not.toContain(`/checkout/${paid.id}/done`);
+    for (const { one, id } of [open, cancelled]) {
+      const left = await one.open(`/checkout/${id}/cancel`);
+      expect([left.status, left.path]).toEqual([200, `/checkout/${id}`]);
+      expect(left.text).not.toMatch(/\/cancel"/);
+    }
   });
   test('more time: an hour from now, for the form of this browser only', async () => {
     const { one, id } = await begun();

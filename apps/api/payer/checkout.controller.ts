@@ -14,6 +14,7 @@ import {
   codeFor,
   Expired,
   type Frame,
+  isAllowedNow,
   mayLeave,
   type Notice,
   PaidBefore,
@@ -30,7 +31,7 @@ import {
   Waiting,
 } from '#checkout';
 import { ChangeCheckout, FollowCheckout, PayCheckout } from '#checkout/module';
-import { Conflict, type Origin, StoreIncident } from '#eventstore';
+import { Conflict, type Origin, ReadOnly, StoreIncident } from '#eventstore';
 import { isUuid, ServiceError } from '#kernel';
 import { type PaymentView, storeIncident } from '#payments';
 import { bodyGuard, parseFormBody, receivedBody } from '#platform/http';
@@ -101,7 +102,7 @@ export class CheckoutController {
       case 'attempts_used_up':
         return sendPage(reply, 200, render(AttemptsUsedUp({ frame, checkoutId })));
       case 'cancelled':
-        return sendPage(reply, 200, render(Cancelled({ frame, checkoutId })));
+        return this.showCancelled(visit, reply);
       case 'expired':
         return this.showExpired(visit, reply);
     }
@@ -197,7 +198,7 @@ export class CheckoutController {
     const visit = await this.followed(before, request);
     if (visit.view !== 'processing') return this.backToTruth(visit, reply);
     const { checkout, checkoutId } = visit.session;
-    const late = mayLeave(checkout, this.services.ports.payments.clock.now());
+    const late = mayLeave(checkout, this.services.ports.payments.clock.now()) && wayBackOf(visit, 'returnUrl') !== null;
     void reply.header('checkout-stage', late ? 'late' : 'waiting');
     sendPage(reply, 200, render(Waiting({ frame: visit.frame, checkoutId, reference: late ? checkout.attempt.paymentId : null })));
   }
@@ -209,7 +210,7 @@ export class CheckoutController {
     if (!isBound(visit)) return this.showOutsider(visit, request, reply);
     if (visit.view !== 'receipt') return redirect(reply, `/checkout/${id}`);
     this.renewCookie(visit, reply);
-    const checkoutId = visit.session.content && id;
+    const checkoutId = wayBackOf(visit, 'returnUrl');
     sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId, payment: await this.paid(visit.session) })));
   }
 
@@ -231,7 +232,8 @@ export class CheckoutController {
     const { ports, keys } = this.services;
     const { session, portal } = visit;
     const { content } = session;
-    if (content === null) return redirect(reply, `/checkout/${id}`);
+    // The page of the session says what is true: the receipt of a paid one.
+    if (content === null || wayBackOf(visit, 'returnUrl') === null) return redirect(reply, `/checkout/${id}`);
     const { clock } = ports.payments;
     const signedAtMs = clock.realNow();
     if (session.checkout.phase === 'paid')
@@ -261,7 +263,7 @@ export class CheckoutController {
       this.commands.execute(new ChangeCheckout(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by(request, id))),
     );
     const told = cancellationOf(after.checkout, content);
-    if (!told) return redirect(reply, `/checkout/${id}`);
+    if (!told || wayBackOf(visit, 'cancelUrl') === null) return redirect(reply, `/checkout/${id}`);
     redirect(reply, cancelAddress(keys, portal, content.cancelUrl, told, ports.payments.clock.realNow()));
   }
 
@@ -360,13 +362,16 @@ export class CheckoutController {
     if (this.services.ports.payments.ownLog.incident) throw storeIncident();
   }
 
-  /** Returns the session after `change`. If another request, the session's phase or an incident prevents the change, returns the present session. */
+  /** Returns the session after `change`. If another request, the session's phase, an incident or a read-only log prevents the change, returns the present session. */
   private async settled(session: Session, change: () => Promise<Session>): Promise<Session> {
     try {
       return await change();
     } catch (error) {
       const isRefused =
-        error instanceof Conflict || error instanceof StoreIncident || (error instanceof ServiceError && error.code === 'INVALID_STATE');
+        error instanceof Conflict ||
+        error instanceof StoreIncident ||
+        error instanceof ReadOnly ||
+        (error instanceof ServiceError && error.code === 'INVALID_STATE');
       if (!isRefused) throw error;
       return (await this.services.ports.sessions.load(session.checkoutId)) ?? session;
     }
@@ -409,16 +414,19 @@ export class CheckoutController {
     sendPage(reply, shown.status, render(Pay({ frame, page })));
   }
 
-  private showExpired({ frame, session: { checkoutId, content } }: Visit, reply: FastifyReply): void {
-    sendPage(reply, 200, render(Expired({ frame, checkoutId: content && checkoutId })));
+  private showExpired(visit: Visit, reply: FastifyReply): void {
+    sendPage(reply, 200, render(Expired({ frame: visit.frame, checkoutId: wayBackOf(visit, 'cancelUrl') })));
+  }
+
+  private showCancelled(visit: Visit, reply: FastifyReply): void {
+    sendPage(reply, 200, render(Cancelled({ frame: visit.frame, checkoutId: wayBackOf(visit, 'cancelUrl') })));
   }
 
   /** Shows a browser without the cookie a page with nothing of the payer, and with no action that moves money. */
   private async showOutsider(visit: Visit, request: FastifyRequest, reply: FastifyReply): Promise<void> {
-    const { view, frame, session, portal } = visit;
-    const { checkoutId } = session;
+    const { view, portal } = visit;
     if (view === 'receipt') return this.showPaidBefore(visit, reply, false);
-    if (view === 'cancelled') return sendPage(reply, 200, render(Cancelled({ frame, checkoutId })));
+    if (view === 'cancelled') return this.showCancelled(visit, reply);
     if (view === 'expired') return this.showExpired(visit, reply);
     this.pages.refuse(request, reply, 'otherBrowser', portal);
   }
@@ -431,6 +439,10 @@ export class CheckoutController {
 }
 
 const isBound = (visit: Visit): visit is Bound => visit.cookie !== null;
+
+/** The id of the session, if its browser may be sent to this address of the partner now. Otherwise null: the page has no way back. */
+const wayBackOf = ({ session: { checkoutId, content }, portal }: Visit, which: 'returnUrl' | 'cancelUrl'): string | null =>
+  content !== null && isAllowedNow(portal, content[which]) ? checkoutId : null;
 
 const by = (request: FastifyRequest, checkoutId: string): Origin => ({ actor: { type: 'payer', id: checkoutId }, correlationId: String(request.id) });
 

@@ -74,6 +74,9 @@ export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string):
     // A GET on these paths may open or leave a session. A HEAD must not do so, and no payer's browser sends one for a page.
     if (request.method === 'HEAD' && (path.startsWith('/checkout/') || path === LINK_PATH))
       return void reply.status(405).header('allow', 'GET, POST').send();
+    // A prefetch must not do it either. After this refusal, the browser loads the page when the payer goes there.
+    if (request.method === 'GET' && path.startsWith('/checkout/') && String(request.headers['sec-purpose']).includes('prefetch'))
+      return void reply.status(503).send();
     done();
   });
 };

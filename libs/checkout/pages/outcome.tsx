@@ -185,7 +185,8 @@ interface EndedProps {
   readonly checkoutId: string;
 }
 
-export const Cancelled = ({ frame, checkoutId }: EndedProps) => {
+/** `checkoutId` null: the address of the agency is not known or not allowed any more. */
+export const Cancelled = ({ frame, checkoutId }: Omit<EndedProps, 'checkoutId'> & { readonly checkoutId: string | null }) => {
   const text = TEXTS[frame.locale];
   return (
     <Message
@@ -193,12 +194,12 @@ export const Cancelled = ({ frame, checkoutId }: EndedProps) => {
       sign="stop"
       title={text.cancelled}
       paragraphs={[text.nothingTaken, text.cancelledMore]}
-      way={wayBack(frame, text, checkoutId)}
+      way={checkoutId === null ? null : wayBack(frame, text, checkoutId)}
     />
   );
 };
 
-/** `checkoutId` null: the address of the agency is no longer known. */
+/** `checkoutId` null: as in {@link Cancelled}. */
 export const Expired = ({ frame, checkoutId }: { readonly frame: Frame; readonly checkoutId: string | null }) => {
   const text = TEXTS[frame.locale];
   return (
