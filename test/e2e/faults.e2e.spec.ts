@@ -3,7 +3,9 @@ import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/globals';
 import type { SimulatorControl } from '../../apps/simulator/control.js';
+import { createMetrics } from '../../apps/metrics.js';
 import { eventually } from '../support/eventually.js';
+import { figuresOf } from '../support/metrics.js';
 import { type Answer, CARD, type Client, PARTNER, paymentOf, type Service, startService, type TestAccount } from '../support/service.js';
 
 let service: Service;
@@ -11,12 +13,14 @@ let partner: TestAccount;
 let client: Client;
 let portal: string;
 let separate: string;
+let watched: ReturnType<typeof createMetrics>;
 beforeAll(async () => {
   service = await startService({ cuttable: true, instances: 2 });
   partner = await service.account();
   client = partner.client;
   portal = await service.portal(partner, { fee: { flatCents: 300, chargeMode: 'combined' } });
   separate = await service.portal(partner, { fee: { flatCents: 300 } });
+  watched = createMetrics(service.services);
 });
 afterAll(() => service.stop());
 afterEach(() => service.simulator.clearFaults());
@@ -148,6 +152,12 @@ describe('the database', () => {
       expect((await service.anonymous.list()).status).toBe(401);
       expect((await client.get('/nothing')).status).toBe(404);
       expect((await fetch(`${service.urls[0]}/healthz`)).status).toBe(200);
+      // Figures of the database are absent, and those of the process are there.
+      const figures = await figuresOf(watched.shared);
+      expect([figures.get('payfold_store_incident'), [...figures.keys()].some((name) => name.startsWith('payfold_open_attempts'))]).toEqual([
+        0,
+        false,
+      ]);
       const ready = await fetch(`${service.urls[0]}/readyz`);
       expect([ready.status, await ready.text()]).toEqual([503, expect.not.stringMatching(/ECONN|127\.0/)]);
     } finally {
@@ -178,6 +188,48 @@ describe('the database', () => {
     });
     expect([again.text, again.headers['idempotent-replayed']]).toEqual([answer.text, 'true']);
     expect((await charges(portal)).length).toBe(before + 1);
+  });
+});
+
+describe('a database that takes no writes', () => {
+  afterEach(() => service.takesWrites(true));
+  const heals = async () => {
+    await service.takesWrites(true);
+    await eventually(async () => (await client.create(paymentOf(portal))).status === 200);
+  };
+
+  test('503 IDEMPOTENCY_UNAVAILABLE at once, with and without a key; nothing is charged; it heals without a restart (C19)', async () => {
+    const paid = await client.created(paymentOf(portal));
+    const before = (await charges(portal)).length;
+    await service.takesWrites(false);
+    // A process takes a moment to look at the time of its sandbox again.
+    await eventually(async () => (await client.find(paid.id)).status === 200);
+    for (const key of [{}, { key: 'read-only' }]) {
+      const begun = performance.now();
+      const answers = [await client.create(paymentOf(portal), key), await client.refund(paid.id, { reason: 'twice' }, key)];
+      for (const { status, code, headers } of answers) expect([status, code, headers['retry-after']]).toEqual([503, 'IDEMPOTENCY_UNAVAILABLE', '1']);
+      expect(performance.now() - begun).toBeLessThan(5_000);
+    }
+    expect(await client.status(paid.id)).toBe('succeeded');
+    expect((await fetch(`${service.urls[0]}/readyz`)).status).toBe(503);
+    expect((await charges(portal)).length).toBe(before);
+    await heals();
+    expect((await client.create(paymentOf(portal), { key: 'read-only' })).status).toBe(200);
+    expect((await charges(portal)).length).toBe(before + 2);
+    await eventually(async () => (await fetch(`${service.urls[0]}/readyz`)).status === 200);
+  });
+
+  test('while the processor is charging: the outcome is recorded when writes are taken again: 200, one charge', async () => {
+    const before = (await charges(portal)).length;
+    const answering = client.create(paymentOf(portal, { number: CARD.slow }), { key: 'half a failover' });
+    await eventually(async () => (await client.list({ status: 'pending' })).data.payments.length === 1);
+    await service.takesWrites(false);
+    await eventually(async () => (await charges(portal)).length === before + 1);
+    await service.takesWrites(true);
+    const answer = await answering;
+    expect([answer.status, await client.status(answer.data.id)]).toEqual([200, 'succeeded']);
+    expect((await charges(portal)).length).toBe(before + 1);
+    await heals();
   });
 });
 
