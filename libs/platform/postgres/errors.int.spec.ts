@@ -212,8 +212,8 @@ describe('a session that may only read, as on a standby after a failover', () =>
 
   test('after a refused write, pools of the same address that only read are replaced, too', async () => {
     await mayWrite(false);
-    const [writes, reads] = [open(), open()];
-    const mayNotWrite = async () => (await reads.query<{ on: string }>('show transaction_read_only')).rows[0]!.on;
+    const [writes, reads] = [open(), open({ max: 2 })];
+    const mayNotWrite = async () => (await reads.query<{ on: string }>(`select current_setting('transaction_read_only') as on`)).rows[0]!.on;
     const inUse = await reads.connect();
     expect(await mayNotWrite()).toBe('on');
     await failure(writes.query(WRITE));
