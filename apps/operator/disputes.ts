@@ -22,6 +22,7 @@ interface OpenOptions {
 }
 
 interface UpdateOptions {
+  readonly amountCents?: number;
   readonly status?: DisputeStatus;
   readonly stage?: string;
   readonly by: string;
@@ -67,14 +68,16 @@ export const addDisputes = (program: Command, { action }: Terminal): void => {
     .argument('<dispute>', 'dispute id', uuid)
     .addOption(statusOption())
     .option('--stage <stage>', 'the processor’s word for the step')
+    .option('--amount-cents <cents>', 'the disputed amount, if the processor has corrected it', wholeNumber)
     .addOption(byOption('name of the person who records it'))
     .action(
-      action(async ({ services, ids }, disputeId: string, { status, stage, by }: UpdateOptions) => {
-        if (status === undefined && stage === undefined) throw new UsageError('name a --status, a --stage or both');
+      action(async ({ services, ids }, disputeId: string, { status, stage, amountCents, by }: UpdateOptions) => {
+        if (status === undefined && stage === undefined && amountCents === undefined)
+          throw new UsageError('name a --status, a --stage or an --amount-cents');
         const { UpdateDispute } = await import('#settlement/module');
         const { staff } = await import('#payments');
         const { commands } = await services();
-        const change = { status: status ?? null, stage: stage ?? null };
+        const change = { status: status ?? null, stage: stage ?? null, ...(amountCents !== undefined && { amountCents }) };
         return answer(await commands.execute(new UpdateDispute(disputeId, change, staff(by, ids.uuid()))));
       }),
     );

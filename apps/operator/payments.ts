@@ -98,6 +98,7 @@ const TASKS: Readonly<Record<AcknowledgedTask, true>> = {
   settled_after_rejection: true,
   refund_failed: true,
   gateway_dispute_unmatched: true,
+  dispute_after_return: true,
 };
 
 /** How long to wait for the read models. A worker normally keeps them at the end of the log. */

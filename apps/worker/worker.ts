@@ -5,7 +5,7 @@
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
-import { BrokenPromise, type Difference, ForgedHead, runDuePasses, signLog, sweepDrift } from '#audit';
+import { BrokenPromise, type Difference, ForgedHead, isWarning, runDuePasses, signLog, sweepDrift } from '#audit';
 import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger, SandboxTime } from '#platform';
 import { createRefundRecovery, recordDisputes, recordSettlements } from '#settlement';
@@ -161,7 +161,7 @@ const pauseOrStop = async ({ clock, ownLog }: Services, stop: AbortSignal): Prom
 };
 
 const reportDifferences = ({ log }: Services, differences: readonly Difference[]): void => {
-  for (const { paymentId, kind, position, message } of differences)
+  for (const { paymentId, kind, position, message } of differences.filter((one) => !isWarning(one)))
     log.error({ paymentId, kind, position, difference: message }, 'a payment is shown otherwise than its events say');
 };
 

@@ -81,7 +81,7 @@ const failedChecks = (names: string): string =>
 
 /** The events that a scheduled pass did not find sealed are a fault of the seal. Faults of all other checks are drift. */
 const SEAL_CHECKS = ['events', 'tiles', 'heads'];
-const DRIFT_CHECKS = ['read models', 'journal', 'books', 'lines', 'periods'];
+const DRIFT_CHECKS = ['read models', 'journal', 'balances', 'books', 'lines', 'periods'];
 
 /** SQL: what a payment `p` of the list charged or tries to charge, in cents. */
 const TOTAL_CENTS = `(p.state::json -> 'terms' ->> 'amountCents')::bigint + (p.state::json -> 'terms' ->> 'serviceFeeCents')::bigint`;
@@ -188,8 +188,15 @@ const RULES = {
     threshold: null,
     find: bySql(
       `select 'payment' as kind, payment_id::text as id, null::bigint as cents, min(found_at) as at from drift_difference
-       group by payment_id union all ${failedChecks('$2')}`,
+       where kind <> 'balance_before' group by payment_id union all ${failedChecks('$2')}`,
       () => [DRIFT_CHECKS],
+    ),
+  },
+  balances: {
+    severity: 'ticket',
+    threshold: null,
+    find: bySql(
+      `select 'payment' as kind, payment_id::text as id, null::bigint as cents, found_at as at from drift_difference where kind = 'balance_before'`,
     ),
   },
   seal: {

@@ -17,7 +17,10 @@ import { paymentRegisterModel } from '#settlement';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { KurrentDbDouble } from '../../test/support/kurrentdb-double.js';
 import { freshDatabase } from '../../test/support/postgres.js';
-import { checkPayments, driftFound, findDrift, keepDifferences, MAX_DIFFERENCES, sweepDrift } from './drift.js';
+import { findAlerts } from './alerts.js';
+import { beginPass, passChecks, type PassPorts } from './pass.js';
+import { find, LOG_START } from './verify.js';
+import { checkPayments, driftFigures, driftFound, findDrift, keepDifferences, MAX_DIFFERENCES, sweepDrift } from './drift.js';
 import { journalModel } from '#ledger';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
@@ -65,6 +68,49 @@ test.each(['drift-journal-text', 'drift-journal'])('a payment that the journal b
   expect(await look()).toEqual([]);
   await pool.query(`delete from journal_entry where rule = 'R1'`);
   expect((await look()).map(({ message }) => message)).toContainEqual(expect.stringMatching(/\(R1\) is missing/));
+});
+
+test("balances: an agency's balance below 0 or above the principal is a difference; because of a dispute of an older release it is a warning", async () => {
+  const store = memoryEventStore();
+  const lost = {
+    status: 'lost',
+    stage: 's',
+    reasonCode: '1',
+    personal: null,
+    disputedAmountCents: 1_030,
+    openedOn: '2026-01-05',
+    dueDate: '2026-01-25',
+  };
+  const take = (principalCents: number) => ({ taken: [{ leg: 'combined', principalCents, feeCents: 0 }] });
+  const paidAnd = async (...disputes: readonly object[]) => {
+    const id = await charged(store);
+    const meta = { recordedAt: '2026-03-01T10:00:00.000Z', actor: { type: 'system', id: 'spec' }, correlationId: id } as const;
+    const events = disputes.map((data, index) => ({ id: systemIds(() => Date.now()).uuid(), type: 'PaymentDisputed', v: 3, data: { ...lost, disputeId: `d${index}`, ...data } as unknown as Json, meta })); // prettier-ignore
+    if (events.length > 0) await store.append(`payment-${id}`, (await readStreams(store, [`payment-${id}`]))[0]!.at(-1)!.revision, events);
+    return id;
+  };
+  const [twice, before, once] = [await paidAnd(take(1_000), take(1)), await paidAnd({}, {}), await paidAnd(take(1_000))];
+  const found = await checkPayments({ store, db: pool, now: () => Date.now() }, [twice, before, once]);
+  const balances = found.differences.filter(({ kind }) => kind.startsWith('balance'));
+  expect(balances.map(({ paymentId, kind, message }) => [paymentId, kind, message])).toEqual([
+    [twice, 'balances', "after R11, the agency's balance of it is -1 of 1000 cents"],
+    [before, 'balance_before', "after R11, the agency's balance of it is -1000 of 1000 cents"],
+  ]);
+  // The warning is listed and is an alert of its own. It is no drift.
+  await keepDifferences(pool, [before], { differences: [balances[1]!], readAt: found.readAt });
+  expect((await driftFound(pool)).differences.map(({ kind }) => kind)).toEqual(['balance_before']);
+  const alerts = await findAlerts({ store, db: pool, thresholds: {} as never, nowMs: Date.now() });
+  const of = (name: string) => alerts.find((one) => one.name === name)!;
+  expect(of('balances')).toMatchObject({ severity: 'ticket', count: 1, items: [{ kind: 'payment', id: before }] });
+  expect(of('drift').count).toBe(0);
+  expect((await driftFigures({ store, db: pool, now: () => Date.now() })).differences).toBe(0);
+  const state = await beginPass({ store, db: pool, now: () => Date.now() } as unknown as PassPorts, null, LOG_START);
+  const line = () => passChecks(state).find(({ name }) => name === 'balances')!;
+  expect(line()).toMatchObject({ ok: true, detail: "no agency's balance of a payment is below 0 or above its principal" });
+  find(state.found.before, 'payment 1');
+  expect(line()).toMatchObject({ ok: true, detail: expect.stringMatching(/; warning, disputes from before the rule: payment 1$/) });
+  find(state.found.balances, 'payment 2');
+  expect(line()).toMatchObject({ ok: false, detail: 'payment 2' });
 });
 
 test('a payment with an event of another program in its stream is a difference; the others are compared', async () => {

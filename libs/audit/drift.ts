@@ -44,7 +44,9 @@ import {
   type Rule,
 } from '#ledger';
 
-export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books' | 'lines';
+/** `balance_before`: a warning. The dispute was recorded before its events said what it takes of the payment (C30). */
+export type DriftKind = 'list' | 'journal' | 'amounts' | 'settlement' | 'books' | 'lines' | 'balances' | 'balance_before';
+export const isWarning = ({ kind }: Pick<Difference, 'kind'>): boolean => kind === 'balance_before';
 
 export interface Difference {
   readonly kind: DriftKind;
@@ -387,20 +389,41 @@ interface Replayed {
   readonly revision: string;
   readonly books: Books;
   readonly entries: readonly JournalEntry[];
+  /** An event of a dispute does not say what it takes. */
+  readonly sharedByTotal: boolean;
 }
 
 const replay = (paymentId: string, events: readonly Recorded[], at: Checkpoints): Replayed => {
   let payment: Payment = decider.initial;
   let books: Books = null;
   const entries: JournalEntry[] = [];
+  let sharedByTotal = false;
   for (const recorded of events) {
-    payment = decider.evolve(payment, paymentEvents.read(recorded));
+    const event = paymentEvents.read(recorded);
+    payment = decider.evolve(payment, event);
+    sharedByTotal ||= event.type === 'PaymentDisputed' && event.data.taken === undefined;
     const posted = journalise(recorded, books, policyAt(at.policies, recorded.position));
     books = posted.books;
     entries.push(...posted.entries);
   }
   const row = isVisible(payment) ? paymentListRow({ paymentId, revision: BigInt(events.length - 1), payment }) : null;
-  return { payment, row, revision: String(events.length - 1), books, entries };
+  return { payment, row, revision: String(events.length - 1), books, entries, sharedByTotal };
+};
+
+/**
+ * After each entry, an agency's balance of a payment is 0 or more, and at most the principal. A rejected settlement takes the charge out of the books
+ * whatever was returned of it; staff have a task about it (C67).
+ */
+const wrongBalance = (paymentId: string, { payment, entries, sharedByTotal }: Replayed): Difference | null => {
+  if (payment.phase !== 'charged' || payment.legs.some(({ settlementRejected }) => settlementRejected)) return null;
+  let balance = 0;
+  for (const { postings, position, rule } of entries) {
+    for (const { account, cents } of postings) if (account.startsWith('liabilities:agency:')) balance -= cents;
+    if (balance >= 0 && balance <= payment.terms.amountCents) continue;
+    const kind = sharedByTotal ? 'balance_before' : 'balances';
+    return { kind, paymentId, position, message: `after ${rule}, the agency's balance of it is ${balance} of ${payment.terms.amountCents} cents` };
+  }
+  return null;
 };
 
 /** null: the events cannot be replayed. An event that was changed in the store may have any content. */
@@ -476,6 +499,7 @@ export const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: R
   const { since, after, until } = counted;
   const texts: string[] = [];
   const doubtful: string[] = [];
+  const balances: Difference[] = [];
   let [entries, first] = [0, 0];
   for (const [index, id] of ids.entries()) {
     const replayed = replayOrNull(id, streams[index]!, at);
@@ -485,11 +509,14 @@ export const checkRead = async (ports: DriftPorts, { ids, at, told, streams }: R
       continue;
     }
     if (!agrees(replayed, told.get(id)!)) doubtful.push(id);
+    const wrong = wrongBalance(id, replayed);
+    if (wrong) balances.push(wrong);
     texts.push(`${id} ${replayed.revision} ${replayed.row?.at(-1) ?? JSON.stringify(replayed.payment)}\n`);
     for (const { position } of replayed.entries) if (position > after && position <= until) entries += 1;
     if (!streams[index]!.some(({ position }) => position > since && position <= after)) first += 1;
   }
-  return { readAt: at.readAt, ...(await lookClosely(ports, doubtful)), texts, entries, first };
+  const { differences, again } = await lookClosely(ports, doubtful);
+  return { readAt: at.readAt, differences: [...differences, ...balances], again, texts, entries, first };
 };
 
 const lookClosely = async (ports: DriftPorts, ids: readonly string[]): Promise<Pick<Checked, 'differences' | 'again'>> => {
@@ -573,7 +600,8 @@ export const findDrift = async (
     const checked = await checkRead(ports, page, upTo(position));
     digest.update(checked.texts.join(''));
     for (const difference of checked.differences)
-      if (differences.length < MAX_DIFFERENCES) differences.push(difference);
+      if (isWarning(difference)) continue;
+      else if (differences.length < MAX_DIFFERENCES) differences.push(difference);
       else unlisted.set(difference.kind, (unlisted.get(difference.kind) ?? 0) + 1);
     payments += page.ids.length;
     entries += checked.entries;
@@ -849,7 +877,7 @@ export interface DriftFigures {
 /** For metrics. */
 export const driftFigures = async ({ store, db }: DriftPorts): Promise<DriftFigures> => {
   const { rows } = await db.query<{ differences: string; seconds: string | null; position: string | null; now: Date }>(
-    `select (select count(*) from drift_difference) as differences, extract(epoch from now() - completed_at) as seconds, position, now() from drift_sweep`,
+    `select (select count(*) from drift_difference where kind <> 'balance_before') as differences, extract(epoch from now() - completed_at) as seconds, position, now() from drift_sweep`,
   );
   const { differences, seconds, position, now } = rows[0]!;
   let oldestSeconds = position === null ? null : 0;

@@ -22,6 +22,7 @@ export {
   driftPassMigration,
   type DriftReport,
   findDrift,
+  isWarning,
   paymentIdsAfter,
   sweepDrift,
 } from './drift.js';

@@ -73,6 +73,9 @@ export interface PassState {
   readonly found: {
     readonly models: Findings;
     readonly journal: Findings;
+    readonly balances: Findings;
+    /** Warnings. */
+    readonly before: Findings;
     readonly books: Findings;
     readonly lines: Findings;
     readonly periods: Findings;
@@ -117,15 +120,25 @@ export const beginPass = async (ports: PassPorts, from: LogPlace | null, end: Lo
     tied: begin.position,
     lines: lines < journal ? lines : journal,
     periods: '',
-    found: { models: noFindings(), journal: noFindings(), books: noFindings(), lines: noFindings(), periods: noFindings() },
+    found: {
+      models: noFindings(),
+      journal: noFindings(),
+      balances: noFindings(),
+      before: noFindings(),
+      books: noFindings(),
+      lines: noFindings(),
+      periods: noFindings(),
+    },
   };
 };
 
-const CHECK_OF: Readonly<Record<DriftKind, 'models' | 'journal' | 'books' | 'lines'>> = {
+const CHECK_OF: Readonly<Record<DriftKind, 'models' | 'journal' | 'balances' | 'before' | 'books' | 'lines'>> = {
   list: 'models',
   settlement: 'models',
   journal: 'journal',
   amounts: 'journal',
+  balances: 'balances',
+  balance_before: 'before',
   books: 'books',
   lines: 'lines',
 };
@@ -246,11 +259,14 @@ const report = async (state: PassState, { onCompared }: PassOptions, ids: readon
 
 /** The results of a pass. Before its end: the results of the part that is done. */
 export const passChecks = ({ log, found, payments, entries, full, periods }: PassState): Check[] => {
+  const { before } = found;
+  const warning = before.count === 0 ? '' : `; warning, disputes from before the rule: ${checkOf('', before, '').detail}`;
   const which = full ? 'payments' : 'changed payments';
   return [
     ...logChecks(log),
     checkOf('read models', found.models, `the list and the settlement of ${payments} ${which} equal their replay`),
     checkOf('journal', found.journal, `${entries} entries equal their replay`),
+    checkOf('balances', found.balances, `no agency's balance of a payment is below 0 or above its principal${warning}`),
     checkOf('books', found.books, 'they sum to 0'),
     checkOf('lines', found.lines, 'the line items sum to the journal, by account, rule and day'),
     checkOf('periods', found.periods, periods),

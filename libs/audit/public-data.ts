@@ -96,9 +96,9 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   ReversalEnded: [2, 'amountCents attemptId initiatedBy operation outcome reversalType -personal -reason'],
   SettlementRejected: [1, 'batchId closedAt leg'],
   SettlementWithdrawn: [1, 'batchId closedAt feeCents grossCents leg'],
-  StaffTaskAcknowledged: [2, 'paymentId task -by -reason'],
+  StaffTaskAcknowledged: [3, 'paymentId task -by -reason'],
   // `reason` is the name of the task.
-  StaffTaskRaised: [2, 'paymentId reason -evidence'],
+  StaffTaskRaised: [3, 'paymentId reason -evidence'],
   VoidRequested: [
     3,
     `asked.amountCents asked.includeFee attemptId completes initiatedBy legs.feeCents legs.leg legs.means legs.principalCents

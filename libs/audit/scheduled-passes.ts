@@ -134,8 +134,8 @@ class ScheduledPass {
     try {
       const kept = rows[0].state;
       const isChanged = kept !== null && !work.keys.kids.some((kid) => this.macOf(kept, kid) === kept.mac);
-      // A release that knew no line items stored a state without them. Then the pass begins again.
-      const goesOn = kept !== null && !isChanged && 'tied' in kept.pass;
+      // A release that knew no balances stored a state without them. Then the pass begins again.
+      const goesOn = kept !== null && !isChanged && 'balances' in kept.pass.found;
       const state = goesOn ? kept : await this.begin();
       if (!state) return;
       if (isChanged) find(state.pass.log.found.heads, 'the stored state of this pass was changed by another program; the pass began again');

@@ -154,7 +154,7 @@ export class PaymentsModule {
             gateways,
             slots: new GatewaySlots(clock),
             directory,
-            streams: new PaymentStreams(store, clock, ids),
+            streams: new PaymentStreams(store, clock, ids, log),
             velocity: postgresVelocity(velocityPool, keys, clock),
             refusals,
             personal,

@@ -4,7 +4,7 @@ import { change, Conflict, type DecidedStreamType, defineEvents, type EventStore
 import { type Json, ServiceError } from '#kernel';
 import { cardInText, contactInText, controlsInText, DIGITS_ONLY, hashedUuid, NUL_OR_LONE_SURROGATE } from '#platform';
 import type { PaymentPorts } from './charge.js';
-import { openOf, type Payment } from './payment.js';
+import { openOf, type Payment, standing } from './payment.js';
 
 export const MAX_STAFF_NAME_CHARACTERS = 200;
 /** The same limit as for a partner's refund reason (C8). */
@@ -73,6 +73,8 @@ export type StaffTaskReason =
   | 'refund_failed'
   /** The gateway lists a dispute that no payment can have. If the payment is unknown, the id is that of the dispute. */
   | 'gateway_dispute_unmatched'
+  /** A dispute takes more than remained of the payment: money was returned before (C30). */
+  | 'dispute_after_return'
   /** The gateway should have been able to tell about an attempt a day ago, and still cannot. The evidence names the attempt. */
   | 'outcome_overdue';
 
@@ -82,6 +84,7 @@ export const ACKNOWLEDGED_TASKS = [
   'settled_after_rejection',
   'refund_failed',
   'gateway_dispute_unmatched',
+  'dispute_after_return',
 ] as const satisfies readonly StaffTaskReason[];
 export type AcknowledgedTask = (typeof ACKNOWLEDGED_TASKS)[number];
 
@@ -115,10 +118,13 @@ type StaffTaskEvent =
       readonly data: { readonly paymentId: string; readonly task: AcknowledgedTask } & Acknowledgement;
     };
 
-/** Upcast to version 2, which knows more reasons. */
+/** Upcast to a version that knows more reasons. */
 const asItWas = <Data>(data: Data): Data => data;
 
-export const staffTaskEvents = defineEvents<StaffTaskEvent>({ StaffTaskRaised: [asItWas], StaffTaskAcknowledged: [asItWas] });
+export const staffTaskEvents = defineEvents<StaffTaskEvent>({
+  StaffTaskRaised: [asItWas, asItWas],
+  StaffTaskAcknowledged: [asItWas, asItWas],
+});
 
 interface StaffTaskState {
   /** The evidence of each time that the task was raised, oldest first. */
@@ -182,6 +188,21 @@ export const raiseStaffTask = async (
     // Another process has raised it.
     if (!(error instanceof Conflict)) throw error;
   });
+};
+
+/** The excess of the payment's disputes (C30), and the returns of those legs. null: there is no excess. */
+export const excessEvidence = (payment: Payment): Evidence | null => {
+  if (payment.phase !== 'charged') return null;
+  const disputes = payment.disputes.flatMap((dispute) =>
+    standing([dispute]).flatMap(({ leg, excessCents }) => (excessCents === undefined ? [] : [{ dispute: dispute.disputeId, leg, excessCents }])),
+  );
+  if (disputes.length === 0) return null;
+  const returns = payment.attempts.flatMap(({ attemptId, returned }) =>
+    returned.flatMap(({ leg, transactionId, principalCents, feeCents }) =>
+      disputes.some((one) => one.leg === leg) ? [{ attemptId, leg, transactionId, cents: principalCents + feeCents }] : [],
+    ),
+  );
+  return { disputes, returns };
 };
 
 /** The evidence of each time that a task of a payment was raised, oldest first. Empty: it never was. Throws the errors of the store. */

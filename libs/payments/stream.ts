@@ -30,6 +30,8 @@ import {
   reasonContext,
   termsContext,
 } from './payment.js';
+import type { PaymentPorts } from './charge.js';
+import { excessEvidence, raiseStaffTask } from './staff.js';
 
 /** Upcasts to version 2. Events of version 1 did not name the key of their request. */
 const withoutKey = <Data extends Pick<Intent, 'idempotency'>>(data: Omit<Data, 'idempotency'>): Data => ({ ...data, idempotency: null }) as Data;
@@ -183,6 +185,8 @@ export class PaymentStreams {
     private readonly store: EventStore,
     private readonly clock: Clock,
     private readonly ids: Ids,
+    /** Absent: no task is raised. */
+    private readonly log?: PaymentPorts['log'],
   ) {}
 
   /** Folds the stream. Throws Unavailable. */
@@ -228,7 +232,18 @@ export class PaymentStreams {
     const begunAt = this.clock.realNow();
     const limits = { ...budget, forMs: forMs(deadline.leftMs), notAfter: readAt + READ_TOO_LONG_AGO_MS };
     const done = await execute(ports, PAYMENT_STREAM, loaded, commands, origin, limits);
+    if (done !== loaded) await this.raiseExcess(paymentId, done.state, origin);
     return { paymentId, payment: done.state, revision: done.revision, readAt: done === loaded ? readAt : begunAt, appendedAt: done.position };
+  }
+
+  /** Disputes may take more than remained, when they come and when a return overtakes them. The events are recorded, so this never fails. */
+  private async raiseExcess(paymentId: string, payment: Payment, origin: Origin): Promise<void> {
+    const { store, clock, ids, log } = this;
+    const evidence = excessEvidence(payment);
+    if (!evidence || !log) return;
+    await raiseStaffTask({ clock, ids, log }, store, paymentId, 'dispute_after_return', evidence, origin).catch((error: unknown) =>
+      log.error({ paymentId, err: error }, 'a dispute takes money that was returned before, and its task could not be recorded'),
+    );
   }
 }
 

@@ -1,5 +1,17 @@
 /** Commands of staff on disputes: open a dispute on a charged payment, and change its status and stage. Each change is one event (C30, C57). */
-import { Deadline, DUE_AHEAD_DAYS, inClear, isBox, isDay, isUuid, type Personal, refuseWrongDate, ServiceError, timestamp } from '#kernel';
+import {
+  type Cents,
+  Deadline,
+  DUE_AHEAD_DAYS,
+  inClear,
+  isBox,
+  isDay,
+  isUuid,
+  type Personal,
+  refuseWrongDate,
+  ServiceError,
+  timestamp,
+} from '#kernel';
 import {
   type Charged,
   type Dispute,
@@ -83,9 +95,11 @@ const sealedReason = async (
 export interface DisputeChange {
   readonly status: DisputeStatus | null;
   readonly stage: string | null;
+  /** A corrected amount. Absent: the amount is as before. */
+  readonly amountCents?: Cents;
 }
 
-/** Changes the status or the stage of a dispute. Unknown dispute → VALIDATION_ERROR. */
+/** Changes the status, the stage or the amount of a dispute. Unknown dispute → VALIDATION_ERROR. */
 export const updateDispute = async (
   ports: PaymentPorts,
   register: Register,

@@ -472,7 +472,8 @@ const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { 
     await client.query(
       `insert into dispute (dispute_id, payment_id, status, stage, reason_code, disputed_amount_cents, opened_on, due_date, updated_at)
        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-       on conflict (dispute_id) do update set status = excluded.status, stage = excluded.stage, updated_at = excluded.updated_at`,
+       on conflict (dispute_id) do update set status = excluded.status, stage = excluded.stage,
+         disputed_amount_cents = excluded.disputed_amount_cents, updated_at = excluded.updated_at`,
       [disputeId, paymentId, status, stage, reasonCode, disputedAmountCents, openedOn, dueDate, at],
     );
 };

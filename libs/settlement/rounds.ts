@@ -204,11 +204,11 @@ const recordDispute = async (ports: SettlementPorts, account: GatewayAccount, sa
   if (payment && isVisible(payment) && payment.phase === 'charged') {
     const legs = payment.legs.filter(({ leg }) => leg === charge!.leg);
     const captured = sumCents(legs, ({ principalCents, feeCents }) => principalCents + feeCents);
+    const isPossible = amountCents >= 1 && amountCents <= captured;
     if (payment.disputes.some((dispute) => dispute.disputeId === disputeId)) {
-      await updateDispute(payments, register, disputeId, { status, stage }, origin);
-      return;
-    }
-    if (amountCents >= 1 && amountCents <= captured) {
+      await updateDispute(payments, register, disputeId, { status, stage, ...(isPossible && { amountCents }) }, origin);
+      if (isPossible) return;
+    } else if (isPossible) {
       const due = dueDate !== null && dueDate > openedOn ? dueDate : openedOn;
       const source = { gateway, merchantAccount, externalId };
       const terms = { disputeId, leg: charge!.leg, source, status, stage, reasonCode, reason, disputedAmountCents: amountCents, openedOn, dueDate: due }; // prettier-ignore

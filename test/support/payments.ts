@@ -307,7 +307,7 @@ export const openHouse = async (ground: Ground, fee: FeeConfig = FEE, startAt?: 
   const directory = new MemoryDirectory();
   const logged: string[] = [];
   const log = createLogger('debug', 'spec', { write: (line) => logged.push(line) });
-  const streams = new PaymentStreams(store, clock, ids);
+  const streams = new PaymentStreams(store, clock, ids, log);
   const ownLog = await ownLogOver(bare, clock);
   const refusals = postgresRefusals(ground.pool, ground.keys, clock, ids, log);
   ground.atEnd(() => refusals.stop());
