@@ -27,6 +27,7 @@ import type { PaymentView, RefundView, VoidView } from './payment.view.js';
 import { openDispute } from '#settlement';
 import { effectByStaff, reverseByStaff, reverseOnce, type StaffReverseRequest } from './commands.js';
 import { RepeatRefused, STAFF_REPEAT_MS } from './payment.js';
+import { staffTaskEvidence } from './staff.js';
 import { ABANDONED_AFTER_MS, resolveReversal } from './reverse.js';
 
 let ground: Ground;
@@ -1062,7 +1063,7 @@ describe('facts of others in between', () => {
     house.appends.before('RefundRequested', dispute(id));
     expect(await refused(house.refund(id, { amountCents: 5_000 }))).toMatchObject({
       code: 'INVALID_STATE',
-      message: expect.stringMatching(/: 1325 cents remain$/),
+      message: expect.stringMatching(/: 1000 cents remain$/),
     });
     expect(await moved()).toEqual([]);
   });
@@ -1071,6 +1072,10 @@ describe('facts of others in between', () => {
     house.appends.before('PaymentVoided', dispute(id));
     expect(await house.refund(id, { amountCents: 5_000 })).toMatchObject({ amountCents: 5_000 });
     expect((await house.history(id)).slice(-4)).toEqual(['PaymentDisputed', 'PaymentDisputed', 'PaymentVoided', 'ReversalEnded']);
+    // 4000 of the 9000 that the dispute takes were returned: staff are told at once which return it was, and which cents (C30).
+    const [evidence, ...more] = await staffTaskEvidence(house.store, id, 'dispute_after_return');
+    expect(evidence).toMatchObject({ disputes: [{ leg: 'principal', excessCents: 4_000 }], returns: [{ leg: 'principal', cents: 5_000 }] });
+    expect(more).toEqual([]);
     const other = await charged();
     house.calls.after('void.principal', () => house.settle(other));
     expect((await house.refund(other, { includeFee: true })).amountCents).toBe(10_325);
