@@ -4,7 +4,7 @@ export const PURE_FILES = [
     (name) => `libs/kernel/${name}.ts`,
   ),
   ...['account', 'case-restriction', 'merchant-account', 'portal'].map((name) => `libs/accounts/${name}.ts`),
-  ...['fee', 'payment', 'payment.view'].map((name) => `libs/payments/${name}.ts`),
+  ...['fee', 'payment', 'payment.view', 'taking'].map((name) => `libs/payments/${name}.ts`),
   ...['batch', 'exception'].map((name) => `libs/settlement/${name}.ts`),
   ...['adjustment', 'chart', 'days', 'line-movements', 'line-postings', 'postings', 'remittance'].map((name) => `libs/ledger/${name}.ts`),
   ...['notification', 'schedule'].map((name) => `libs/webhooks/${name}.ts`),
