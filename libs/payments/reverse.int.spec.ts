@@ -730,7 +730,10 @@ describe('the same refund of staff again (C56)', () => {
   test('is refused; another one says so, has a key, or comes after ten minutes; a partner has no such guard', async () => {
     const id = await charged();
     expect((await byStaff(id)).status).toBe(200);
-    expect(read(await byStaff(id, { by: 'Kim', reason: 'again' }))).toMatchObject({ ...code, message: expect.stringMatching(/^The same refund, of 10.00/) });
+    expect(read(await byStaff(id, { by: 'Kim', reason: 'again' }))).toMatchObject({
+      ...code,
+      message: expect.stringMatching(/^The same refund, of 10.00/),
+    });
     expect(await moved()).toHaveLength(1);
     await expect(effectByStaff(house.services, asked(id), null)).rejects.toThrow(RepeatRefused);
     expect(await effectByStaff(house.services, { ...asked(id), again: true }, null)).toEqual({
