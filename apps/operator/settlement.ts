@@ -10,6 +10,7 @@ import { anyText, byOption, fields, loginName, progressBar, table, type Terminal
 interface ResolveOptions {
   readonly as: Resolution;
   readonly portal?: string | null;
+  readonly transaction?: string | null;
   readonly feeCents?: number;
   readonly send?: boolean;
   readonly last4?: string;
@@ -243,7 +244,8 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     );
 
   const changed = async (context: Context, exceptionId: string, change: ExceptionChange) => {
-    const all = await context.services();
+    // The processor is asked about a return that is adopted.
+    const all = await context.services({ withGateway: change.type === 'Resolve' && change.resolution === 'adopt' });
     // First bring exceptions up to date. A corrected file may have removed the cause of this exception. Then the exception is superseded and the
     // change is refused.
     await all.settlement.register.caughtUp();
@@ -301,12 +303,13 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .addOption(
       new Option(
         '--as <resolution>',
-        'settles: a payment that stands as unsettled; refund: back to the cardholder (books only, unless --send); adopt: an agency’s money; no_posting',
+        'settles: a payment that stands as unsettled; refund: back to the cardholder (books only, unless --send); adopt: an agency’s money, or (RETURNED_ELSEWHERE) a return of the payment; no_posting',
       )
         .choices(['settles', 'refund', 'adopt', 'no_posting'])
         .makeOptionMandatory(),
     )
     .option('--portal <portal>', 'whose money it is (adopt)', uuid)
+    .option('--transaction <id>', 'the processor’s id of the refund that was made elsewhere, if the exception names none (adopt)', anyText)
     .option(
       '--send',
       'refund only: sends the money of a sale, or of a refund that failed, to the card now; without it, refund changes the books only',
@@ -316,14 +319,17 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .requiredOption('--reason <reason>', 'why; the evidence')
     .addOption(byOption())
     .action(
-      action(async (context, id: string, { as, portal = null, feeCents = 0, send = false, last4, reason, by }: ResolveOptions) => {
-        if (send && as !== 'refund') throw new UsageError('--send belongs to --as refund');
-        if (last4 !== undefined && !send) throw new UsageError('--last4 belongs to --send');
-        if (send && (portal !== null || feeCents !== 0)) throw new UsageError('--portal and --fee-cents belong to --as adopt');
-        return send
-          ? sent(context, { exceptionId: id, reason, by, last4: last4 ?? null })
-          : changed(context, id, { type: 'Resolve', resolution: as, portalId: portal, feeCents, reason, by });
-      }),
+      action(
+        async (context, id: string, { as, portal = null, transaction = null, feeCents = 0, send = false, last4, reason, by }: ResolveOptions) => {
+          if (send && as !== 'refund') throw new UsageError('--send belongs to --as refund');
+          if (transaction !== null && as !== 'adopt') throw new UsageError('--transaction belongs to --as adopt');
+          if (last4 !== undefined && !send) throw new UsageError('--last4 belongs to --send');
+          if (send && (portal !== null || feeCents !== 0)) throw new UsageError('--portal and --fee-cents belong to --as adopt');
+          return send
+            ? sent(context, { exceptionId: id, reason, by, last4: last4 ?? null })
+            : changed(context, id, { type: 'Resolve', resolution: as, portalId: portal, feeCents, transactionId: transaction, reason, by });
+        },
+      ),
     );
 };
 

@@ -139,6 +139,15 @@ const RULES = {
       ({ exceptions_old }) => [OPEN_STATUSES, exceptions_old],
     ),
   },
+  returned_elsewhere: {
+    severity: 'ticket',
+    threshold: null,
+    find: bySql(
+      `select 'exception' as kind, exception_id::text as id, null::bigint as cents, opened_at as at from settlement_case
+       where kind = 'RETURNED_ELSEWHERE' and status = any ($2::text[])`,
+      () => [OPEN_STATUSES],
+    ),
+  },
   in_transit_old: {
     severity: 'ticket',
     threshold: 'd',

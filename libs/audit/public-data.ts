@@ -92,6 +92,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
      legs.references.refund legs.references.void lines.feeCents lines.lineItemId lines.principalCents -idempotency -personal -reason`,
   ],
   ReturnRequested: [1, 'exceptionId'],
+  ReturnedElsewhere: [1, 'leg returnId status transactionId'],
   ReversalAcknowledged: [2, 'attemptId toldAs -idempotency'],
   ReversalEnded: [2, 'amountCents attemptId initiatedBy operation outcome reversalType -personal -reason'],
   SettlementRejected: [1, 'batchId closedAt leg'],
@@ -110,7 +111,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
   ExceptionAssigned: [1, '-by -to'],
   ExceptionExplained: [1, '-by -reason'],
   ExceptionOpened: [
-    2,
+    3,
     'batchId exceptionId expectedCents gateway grossCents kind leg line merchantAccount paymentId ref suspenseCents transactionId',
   ],
   ExceptionRefundEnded: [1, 'attemptId outcome transactionId'],

@@ -261,6 +261,7 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
     case 'PaymentAbandoned':
     case 'ReconciliationStarted':
     case 'RefundFailed':
+    case 'ReturnedElsewhere':
     case 'ReturnRequested':
     case 'ReversalAcknowledged':
       return { payment: before, movements: [] };

@@ -358,6 +358,7 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
     case 'RefundRequested':
     case 'ReturnRequested':
     case 'RefundFailed':
+    case 'ReturnedElsewhere':
     case 'ReversalEnded':
     case 'ReversalAcknowledged':
       return same;

@@ -560,7 +560,10 @@ describe('one rule after the other', () => {
     const opened = { exceptionId: 'e', kind: 'MISSING_HERE' as const, gateway: 'simulator', merchantAccount: 'mid-agency', batchId: 'b1', line: 3, transactionId: 't', ref: null, paymentId: null, leg: null, grossCents: 500, expectedCents: null, suspenseCents: 500 }; // prettier-ignore
     const resolve = (resolution: 'settles' | 'refund' | 'adopt' | 'no_posting', portalId: string | null, feeCents: number) =>
       settlementException
-        .decide({ opened, status: 'opened', refund: null }, { type: 'Resolve', at: AT, resolution, reason: 'r', by: 'me', portalId, feeCents })
+        .decide(
+          { opened, status: 'opened', resolution: null, refund: null },
+          { type: 'Resolve', at: AT, resolution, reason: 'r', by: 'me', portalId, feeCents },
+        )
         .flatMap((event) => postException(RULES, event));
     expect(shown(resolve('refund', null, 0))).toEqual([['R16', { [suspense]: 500, [agency.unsettled]: -500 }]]);
     expect(shown(resolve('adopt', PORTAL, 20))).toEqual([['R16', { [suspense]: 500, [name.payable]: -480, [name.fee]: -20 }]]);
@@ -569,7 +572,7 @@ describe('one rule after the other', () => {
     expect(postException(RULES, { type: 'ExceptionOpened', at: AT, data: opened })).toEqual([]);
     expect(() => resolve('adopt', null, 0)).toThrow('name its portal');
     const [adopted] = settlementException.decide(
-      { opened, status: 'opened', refund: null },
+      { opened, status: 'opened', resolution: null, refund: null },
       { type: 'Resolve', at: AT, resolution: 'adopt', reason: 'r', by: 'me', portalId: PORTAL, feeCents: 20 },
     );
     if (adopted?.type !== 'ExceptionResolved') throw new Error('not resolved');
@@ -581,7 +584,7 @@ describe('one rule after the other', () => {
     // direction.
     const back = settlementException
       .decide(
-        { opened: { ...opened, kind: 'SUSPENSE_MISMATCH', suspenseCents: -500 }, status: 'opened', refund: null },
+        { opened: { ...opened, kind: 'SUSPENSE_MISMATCH', suspenseCents: -500 }, status: 'opened', resolution: null, refund: null },
         { type: 'Resolve', at: AT, resolution: 'adopt', reason: 'r', by: 'me', portalId: PORTAL, feeCents: 20 },
       )
       .flatMap((event) => postException(RULES, event));

@@ -53,6 +53,7 @@ export type PaymentEvent =
   | Fact<'FeeRefunded', LegReturned & Pending>
   /** A refund that was made here has failed later. The cents stay returned: only staff send them again (C75). */
   | Fact<'RefundFailed', { readonly leg: Leg; readonly transactionId: string }>
+  | Fact<'ReturnedElsewhere', ElsewhereReturn>
   | Fact<'ReversalEnded', ReversalEnd>
   /**
    * A caller gets the result of the attempt `attemptId`. `toldAs`: the attempt that the caller's key is bound to, if it is another one. That attempt
@@ -259,6 +260,19 @@ interface Pending {
   readonly pending?: true;
 }
 
+/**
+ * The processor shows that money of a leg went back, and no call of ours did that. While it is `found`, refunds and voids are refused: staff decide.
+ * `adopted`: the payment records the return. `dismissed`: it stays as it was.
+ */
+export interface ElsewhereReturn {
+  /** Also the id of its settlement exception, and of the attempt that records it. */
+  readonly returnId: string;
+  readonly leg: Leg;
+  /** The processor's id of the refund, or of the charge that was voided. null: the processor refused a call, and named none. */
+  readonly transactionId: string | null;
+  readonly status: 'found' | 'adopted' | 'dismissed';
+}
+
 export interface ReversalEnd {
   readonly attemptId: string;
   readonly operation: Means;
@@ -343,6 +357,8 @@ export type Charged = Known & {
   readonly lastReturnedBy: Means | null;
   readonly attempts: readonly ReversalAttempt[];
   readonly disputes: readonly Dispute[];
+  /** Returns that were made at the processor's own page. Absent: none. */
+  readonly elsewhere?: readonly ElsewhereReturn[];
 };
 
 /** A charge and the refund that undid it. Both settle, although the payment was never charged. Cents: of each of them. */
@@ -510,6 +526,11 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
         ...after,
         attempts: after.attempts.map((attempt) => (attempt.attemptId === completes ? { ...attempt, completedBy: attemptId } : attempt)),
       };
+    }
+    case 'ReturnedElsewhere': {
+      const before = asCharged(payment, event);
+      const others = elsewhereOf(before).filter(({ returnId }) => returnId !== event.data.returnId);
+      return { ...before, updatedAt: at, elsewhere: [...others, event.data] };
     }
     case 'ReversalAcknowledged':
       return withAttempt(asCharged(payment, event), event, at, (attempt) => ({
@@ -770,6 +791,8 @@ export const refundable = (payment: Charged): { principal: Cents; fee: Cents } =
   };
 };
 
+export const elsewhereOf = ({ elsewhere = [] }: Charged): readonly ElsewhereReturn[] => elsewhere;
+
 /** Every text about a person that the payment holds. */
 export const personalIn = (payment: Payment): readonly Personal<unknown>[] => {
   if (!isVisible(payment)) return [];
@@ -879,6 +902,9 @@ export type PaymentCommand =
       readonly pending?: true | undefined;
     }
   | { readonly type: 'RecordRefundFailed'; readonly at: string; readonly leg: Leg; readonly transactionId: string }
+  | ({ readonly type: 'NoteReturn'; readonly at: string } & Omit<ElsewhereReturn, 'status'>)
+  | AdoptReturn
+  | { readonly type: 'DismissReturn'; readonly at: string; readonly returnId: string }
   | { readonly type: 'EndReversal'; readonly at: string; readonly attemptId: string; readonly unfinished?: 'rejected' | 'never_executed' }
   /** `toldAs`: the caller's key, and the attempt that this key is bound to. null: the caller has no key, or its key owns the result. */
   | { readonly type: 'AcknowledgeReversal'; readonly at: string; readonly attemptId: string; readonly toldAs: Intent | null }
@@ -953,6 +979,14 @@ export interface RequestRefund extends ReversalCommand {
   readonly capabilities: (leg: Leg) => { readonly partialVoid: boolean; readonly refundUnsettled: boolean };
 }
 
+/** Records a return that was made at the processor's own page, as one attempt of staff. */
+export interface AdoptReturn extends Omit<ReversalCommand, 'attemptId' | 'idempotency' | 'initiatedBy'> {
+  readonly type: 'AdoptReturn';
+  readonly returnId: string;
+  readonly means: Means;
+  readonly returns: readonly { readonly leg: Leg; readonly amountCents: Cents; readonly transactionId: string }[];
+}
+
 type Ask<Type extends PaymentCommand['type']> = Extract<PaymentCommand, { type: Type }>;
 
 // ------------------------------------------------------------------------------------------------------------------------------------
@@ -984,6 +1018,14 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
       const { at, leg, transactionId } = command;
       const made = payment.phase === 'charged' ? returnOf(payment, command) : undefined;
       return made && !made.failed ? [{ type: 'RefundFailed', at, data: { leg, transactionId } }] : [];
+    }
+    case 'NoteReturn':
+      return noteReturn(payment, command);
+    case 'AdoptReturn':
+      return adoptReturn(payment, command);
+    case 'DismissReturn': {
+      const found = payment.phase === 'charged' ? elsewhereOf(payment).find((one) => one.returnId === command.returnId) : undefined;
+      return found?.status === 'found' ? [{ type: 'ReturnedElsewhere', at: command.at, data: { ...found, status: 'dismissed' } }] : [];
     }
     case 'EndReversal':
       return endReversal(payment, command);
@@ -1134,18 +1176,21 @@ const request = (
 ): ReversalRequest & Intent => {
   const principalCents = sumCents(legs, (leg) => leg.principalCents);
   const feeCents = sumCents(legs, (leg) => leg.feeCents);
-  // The principal is shared out in proportion to the remaining principal of the lines (C34). A fee is returned whole: each line gets the rest of its
-  // fee share.
+  // Principal and fee are shared out in proportion to what remains of them on the lines (C34). We return a fee only whole: each line then gets the rest of
+  // its share.
   const principalByLine = proRata(
     principalCents,
     payment.terms.lineItems.map((line, index) => line.amountCents - payment.lines[index]!.principalReturnedCents),
   );
+  const feeByLine = proRata(
+    feeCents,
+    payment.terms.lineItems.map((line, index) => line.serviceFeeCents - payment.lines[index]!.feeReturnedCents),
+  );
   const lines = payment.terms.lineItems.map((line, index) => ({
     lineItemId: line.id,
     principalCents: principalByLine[index]!,
-    feeCents: feeCents > 0 ? line.serviceFeeCents - payment.lines[index]!.feeReturnedCents : 0,
+    feeCents: feeByLine[index]!,
   }));
-  if (sumCents(lines, (line) => line.feeCents) !== feeCents) throw new Error('a fee goes back whole or not at all');
   const { attemptId, initiatedBy, personal, idempotency } = command;
   return { attemptId, initiatedBy, personal, asked, legs, lines, completes, idempotency };
 };
@@ -1192,6 +1237,58 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
   const amountCents = sumCents(attempt.returned, cents);
   const { operation, personal, initiatedBy } = attempt;
   return [{ type: 'ReversalEnded', at, data: { attemptId, operation, outcome, reversalType, amountCents, personal, initiatedBy } }];
+};
+
+/**
+ * While an attempt is open, the return may be its own, so nothing is noted. A leg has at most one return that staff must decide about; a transaction
+ * that is recorded here, or that staff have dismissed, is none.
+ */
+const noteReturn = (payment: Payment, { at, returnId, leg: name, transactionId }: Ask<'NoteReturn'>): PaymentEvent[] => {
+  if (payment.phase !== 'charged' || openAttempt(payment)) return [];
+  const leg = payment.legs.find((one) => one.leg === name);
+  if (!leg || leg.settlementRejected || cents(unreturned(leg)) === 0) return [];
+  const known = [...payment.attempts.flatMap((attempt) => attempt.returned), ...elsewhereOf(payment)];
+  if (transactionId !== null && known.some((one) => one.leg === name && one.transactionId === transactionId)) return [];
+  const open = elsewhereOf(payment).find((one) => one.leg === name && one.status === 'found');
+  if (open && (transactionId === null || open.transactionId !== null)) return [];
+  return [{ type: 'ReturnedElsewhere', at, data: { returnId: open?.returnId ?? returnId, leg: name, transactionId, status: 'found' } }];
+};
+
+/** The intent, the money and the end at once: the return has happened already. The principal of a leg goes first, then its fee. */
+const adoptReturn = (payment: Payment, command: AdoptReturn): PaymentEvent[] => {
+  const { at, returnId, means, returns, personal, references } = command;
+  if (attemptOf(payment, returnId)) return [];
+  const found = payment.phase === 'charged' ? elsewhereOf(payment).find((one) => one.returnId === returnId) : undefined;
+  if (payment.phase !== 'charged' || found?.status !== 'found')
+    throw new ServiceError('INVALID_STATE', 'The payment has no such return that staff must decide about.');
+  if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.');
+  const moves = returns.map(({ leg: name, amountCents, transactionId }): LegMove => {
+    const leg = payment.legs.find((one) => one.leg === name)!;
+    const left = unreturned(leg);
+    if (means === 'refund' && returnOf(payment, { leg: name, transactionId }))
+      throw new ServiceError('INVALID_STATE', `Refund ${transactionId} is recorded already; nothing was decided.`);
+    if (amountCents > cents(left) || (means === 'void' && (leg.settledBatchId !== null || leg.refunded)))
+      throw new ServiceError(
+        'INVALID_STATE',
+        `A ${means} of ${amountCents} cents does not fit the ${name} leg: ${cents(left)} cents remain${leg.settledBatchId === null ? '' : ', and it has settled'}.`,
+      );
+    const principalCents = Math.min(amountCents, left.principalCents);
+    return { leg: name, principalCents, feeCents: amountCents - principalCents, means, references: references(name) };
+  });
+  const isWholeVoid = means === 'void' && statusOf(payment) === 'succeeded' && sumCents(moves, cents) === sumCents(payment.legs, (leg) => cents(unreturned(leg))); // prettier-ignore
+  const intent = { at, attemptId: returnId, idempotency: null, initiatedBy: 'staff', personal, references } as const;
+  const asked = { amountCents: sumCents(moves, (move) => move.principalCents), includeFee: moves.some(({ feeCents }) => feeCents > 0) };
+  const data = request(payment, intent, asked, moves, null);
+  const events: PaymentEvent[] = [{ type: isWholeVoid ? 'VoidRequested' : 'RefundRequested', at, data }];
+  const now = () => events.reduce<Payment>(evolve, payment);
+  for (const { leg, transactionId } of returns)
+    events.push(...recordLegReturned(now(), { type: 'RecordLegReturned', at, attemptId: returnId, leg, means, transactionId }));
+  events.push(...endReversal(now(), { type: 'EndReversal', at, attemptId: returnId }));
+  const decided = elsewhereOf(payment).filter((one) => one.status === 'found' && returns.some(({ leg }) => leg === one.leg));
+  const transactionOf = (leg: Leg) => returns.find((one) => one.leg === leg)!.transactionId;
+  for (const one of decided)
+    events.push({ type: 'ReturnedElsewhere', at, data: { ...one, transactionId: transactionOf(one.leg), status: 'adopted' } });
+  return events;
 };
 
 /** A leg settles in one batch. Later amounts from the same batch replace the first ones. A report of another batch changes nothing. */
@@ -1348,6 +1445,8 @@ const reversible = (payment: Payment, done: 'voided' | 'refunded', initiatedBy: 
   if (!isVisible(payment)) throw new ServiceError('PAYMENT_NOT_FOUND', 'Payment not found.');
   if (payment.phase !== 'charged') throw new ServiceError('INVALID_STATE', `${named(payment)} cannot be ${done}.`);
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.'); // C31
+  if (elsewhereOf(payment).some(({ status }) => status === 'found'))
+    throw new ServiceError('INVALID_STATE', `The payment cannot be ${done}: ${RETURNED_ELSEWHERE}.`);
   if (payment.legs.some((leg) => leg.settlementRejected)) throw new ServiceError('INVALID_STATE', 'The settlement of this payment was rejected.'); // C67
   // Attempts that returned no money, such as those during an outage of the gateway, do not count. A partial attempt may always be completed
   // (specification, Refund 5).
@@ -1381,6 +1480,9 @@ const refuseRepeat = (payment: Charged, operation: Means, { at, refusesRepeat }:
   if (refusesRepeat && done?.ended)
     throw new RepeatRefused('INVALID_STATE', `The same ${operation}, of ${decimal(done.ended.amountCents)}, was completed at ${done.ended.at}.`);
 };
+
+/** Staff must decide first (C75). */
+export const RETURNED_ELSEWHERE = 'money was returned at the processor; staff must record it';
 
 const exceeds = (leftCents: Cents, why = '') =>
   new ServiceError('INVALID_STATE', `Refund exceeds remaining principal: ${leftCents} cents remain${why}`);

@@ -6,7 +6,7 @@
  */
 import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident, Unavailable } from '#eventstore';
 import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, sumCents, timestamp } from '#kernel';
-import { OpenedKeys, type PersonalKey, type Slot } from '#platform';
+import { hashedUuid, OpenedKeys, type PersonalKey, type Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type { Executed } from './keys/once-by-key.js';
@@ -42,6 +42,7 @@ import {
   type RecordedKey,
   remaining,
   resultOf,
+  RETURNED_ELSEWHERE,
   type ReversalAttempt,
   untoldAttempt,
   unsettledMeans,
@@ -413,7 +414,11 @@ const run = async (
     if (outcome.kind === 'rejected' && outcome.why === 'finalised') throw timeout(paymentId);
     if (outcome.kind === 'rejected' || (outcome.kind === 'not_processed' && outcome.answered) || outcome.kind === 'declined') {
       const unfinished = outcome.kind === 'rejected' ? 'rejected' : 'never_executed';
-      loaded = await record(ports, loaded, attemptId, [{ type: 'EndReversal', at: at(), attemptId, unfinished }], origin, deadline);
+      const commands: PaymentCommand[] = [{ type: 'EndReversal', at: at(), attemptId, unfinished }];
+      const { leg } = move;
+      if (isReturnedElsewhere(outcome))
+        commands.push({ type: 'NoteReturn', at: at(), returnId: hashedUuid('returned-elsewhere', attemptId, leg), leg, transactionId: null });
+      loaded = await record(ports, loaded, attemptId, commands, origin, deadline);
     } else {
       // The fence lets the next request resolve the attempt without waiting for this request (C18).
       loaded = await record(ports, loaded, attemptId, [{ type: 'StartReconciliation', at: at(), attemptId }], origin, deadline).catch(
@@ -446,7 +451,11 @@ const certain = (outcome: Outcome<ReversalTxn>, again: boolean, { finalizeRevers
 };
 
 /** True if a repeated call may be refused because its first sending has returned the money. */
-const mayBeOwn = (why: RejectionReason): boolean => why === 'exceeds' || why === 'already_reversed';
+const mayBeOwn = (why: RejectionReason): boolean => why === 'exceeds' || why === 'already_reversed' || why === 'not_refundable';
+
+/** True if the gateway says that less is left of the charge than our record says. Never of a repeated call: see {@link certain}. */
+const isReturnedElsewhere = (outcome: Outcome<ReversalTxn>): boolean =>
+  outcome.kind === 'rejected' && (outcome.why === 'exceeds' || outcome.why === 'already_reversed');
 
 /**
  * Voids or refunds one leg. If a refund was requested and the gateway requires the other operation, sends that operation (C23, C24). `notAfter`: see
@@ -578,6 +587,7 @@ const failure = (
       if (outcome.why === 'not_settled')
         return new ServiceError('INVALID_STATE', 'The batch has not settled: a partial refund is possible after settlement.'); // C23
       ports.log.error({ paymentId, attemptId: attempt.attemptId, why: outcome.why }, 'the gateway refused a refund');
+      if (isReturnedElsewhere(outcome)) return new ServiceError('INVALID_STATE', `The gateway refused the refund: ${RETURNED_ELSEWHERE}.`);
       return outcome.why === 'settlement_rejected' ? settlementRejected() : new ServiceError('INVALID_STATE', 'The gateway refused the refund.');
     }
   }

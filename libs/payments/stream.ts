@@ -88,6 +88,7 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentRefunded: [asItWas],
   FeeRefunded: [asItWas],
   RefundFailed: [],
+  ReturnedElsewhere: [],
   ReversalEnded: [reasonInClear],
   ReversalAcknowledged: [withoutKey],
   PaymentSettled: [],

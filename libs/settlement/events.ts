@@ -3,7 +3,7 @@ import { type DecidedStreamType, defineEvents, type Recorded, type StreamType } 
 import { emptyBatch, evolveBatch, type SettlementBatch, type SettlementEvent } from './batch.js';
 import { type ExceptionCommand, type ExceptionEvent, type SettlementCase, settlementException } from './exception.js';
 
-/** Upcast to version 2. Version 1 knew no undone charge and no failed refund. */
+/** Upcast to a version that knows more kinds. */
 const asItWas = <Data>(data: Data): Data => data;
 const withoutReference = <Data extends { readonly reference: string | null }>(data: Omit<Data, 'reference'>): Data =>
   ({ ...data, reference: null }) as Data;
@@ -17,7 +17,7 @@ export const settlementEvents = defineEvents<SettlementEvent>({
 });
 
 export const exceptionEvents = defineEvents<ExceptionEvent>({
-  ExceptionOpened: [asItWas],
+  ExceptionOpened: [asItWas, asItWas],
   ExceptionAssigned: [],
   ExceptionExplained: [],
   ExceptionRefundRequested: [],

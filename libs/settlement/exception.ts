@@ -11,6 +11,7 @@ import type { GatewayAccount, Leg, Ref } from '#payments';
  * All results of a line except `MATCHED`, and kinds that follow from time limits or sums.
  *
  * - `REFUND_FAILED`: a settled refund has failed, and its money is back at the merchant.
+ * - `RETURNED_ELSEWHERE`: money of a payment went back at the processor's own page. The payment does not record it yet.
  * - `SUSPENSE_MISMATCH`: a line was corrected after its exception was resolved. The resolution took a wrong amount out of suspense.
  * - `SOURCE_MISMATCH`: the processor's interface contradicts the recorded batch.
  */
@@ -22,6 +23,7 @@ export const EXCEPTION_KINDS = [
   'DUPLICATE_AT_GATEWAY',
   'WRONG_ACCOUNT',
   'REFUND_FAILED',
+  'RETURNED_ELSEWHERE',
   'FEE_MISMATCH',
   'LATE',
   'FUNDING_MISMATCH',
@@ -55,7 +57,7 @@ export const RESOLUTIONS = ['settles', 'refund', 'adopt', 'no_posting'] as const
 /**
  * - `settles`: the money belongs to a payment that is unsettled here.
  * - `refund`: the money goes back to the cardholder through the processor.
- * - `adopt`: the money belongs to an agency. A part may be the service fee.
+ * - `adopt`: the money belongs to an agency. A part may be the service fee. Of `RETURNED_ELSEWHERE`: the payment records the return.
  * - `no_posting`: nothing is in suspense, or an adjustment took it out.
  */
 export type Resolution = (typeof RESOLUTIONS)[number];
@@ -114,6 +116,8 @@ export const isEnded = (status: ExceptionStatus): boolean => status === 'resolve
 export interface SettlementCase {
   readonly opened: OpenedException;
   readonly status: ExceptionStatus;
+  /** null: nobody has resolved it. */
+  readonly resolution: Resolution | null;
   /** The refund that was sent. null: none, or the last one returned no money. `transactionId` null: its outcome is not recorded yet. */
   readonly refund: (ExceptionRefund & { readonly requestedAt: string; readonly transactionId: string | null }) | null;
 }
@@ -142,12 +146,14 @@ export type ExceptionCommand =
       readonly feeCents: Cents;
       /** True: the money of the refund that was sent went back. If a refund was sent, only this resolves the exception. */
       readonly refunded?: true;
+      /** True: the payment records the return. Only this adopts a return that was made elsewhere. */
+      readonly recorded?: true;
     };
 
 const evolve = (state: SettlementCase | null, event: ExceptionEvent): SettlementCase => {
   if (event.type === 'ExceptionOpened') {
     if (state) throw new Error('impossible history: an exception opened twice');
-    return { opened: event.data, status: 'opened', refund: null };
+    return { opened: event.data, status: 'opened', resolution: null, refund: null };
   }
   if (!state || isEnded(state.status)) throw new Error(`impossible history: ${event.type} of an exception that is not open`);
   switch (event.type) {
@@ -167,7 +173,7 @@ const evolve = (state: SettlementCase | null, event: ExceptionEvent): Settlement
     case 'ExceptionSuperseded':
       return { ...state, status: 'superseded' };
     case 'ExceptionResolved':
-      return { ...state, status: 'resolved' };
+      return { ...state, status: 'resolved', resolution: event.data.resolution };
     default:
       return unreachable(event);
   }
@@ -199,7 +205,9 @@ const decide = (state: SettlementCase | null, command: ExceptionCommand): readon
       const { resolution, reason, portalId, feeCents } = command;
       const { merchantAccount, suspenseCents, paymentId } = state.opened;
       if (state.refund && (!command.refunded || state.refund.transactionId === null)) throw underWay();
-      if (resolution !== 'no_posting' && suspenseCents === 0)
+      if (state.opened.kind === 'RETURNED_ELSEWHERE' && resolution === 'adopt' && !command.recorded)
+        throw new ServiceError('INVALID_STATE', 'The payment does not record this return yet.');
+      if (resolution !== 'no_posting' && suspenseCents === 0 && !command.recorded)
         throw new ServiceError('INVALID_STATE', 'Nothing of this exception lies in suspense: resolve it with no_posting, or adjust the books.');
       if (resolution === 'adopt' && portalId === null) throw new ServiceError('VALIDATION_ERROR', 'Money is adopted for an agency: name its portal.');
       if (resolution !== 'adopt' && (portalId !== null || feeCents !== 0))

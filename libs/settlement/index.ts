@@ -26,6 +26,7 @@ export {
 export { createRefundRecovery, type SentRefund, sendRefund, type SendRequest } from './send.js';
 export { type Feed, type FeedRows, feedsOf, forgetFeeds, gatewayFeedMigration, pauseAfter, postgresFeedRows } from './feeds.js';
 export { fundingsIn } from './file.js';
+export { findReturns } from './elsewhere.js';
 export { batchOf, type BatchSummary, type Funding, recordAnnouncedFunding, recordBatch, type SettlementPorts } from './record.js';
 export { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 export { paymentRegisterModel, postgresRegister, type Register, type RegisteredDispute, type RegisteredTransaction } from './register.js';

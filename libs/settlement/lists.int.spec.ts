@@ -18,7 +18,7 @@ import {
   type Register,
   type SettlementPorts,
 } from './index.js';
-import { changeCase } from './matching.js';
+import { changeCase } from './case.js';
 import { recordBatch } from './record.js';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;

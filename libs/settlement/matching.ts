@@ -7,14 +7,15 @@
 import { createHash } from 'node:crypto';
 import { basename } from 'node:path';
 import type { Scope } from '#accounts';
-import { change, type EventStore, load, type Loaded, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
+import { type EventStore, load, type Origin, type ReadModel, type Recorded, recordOnce } from '#eventstore';
 import { ServiceError, timestamp } from '#kernel';
+import { changeCase } from './case.js';
+import { decideElsewhere, LINE_KINDS, settleLineOf } from './elsewhere.js';
 import { type BatchSummary, batchOf, lateLine, recordBatch, recordFunding, type SettlementPorts, wrongHead } from './record.js';
 import { type GatewayAccount, lateAfterDays, type Leg, paymentScopeCondition, refuseClearText, refuseStaffText } from '#payments';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
 import {
-  type ExceptionCommand,
   type ExceptionEvent,
   type ExceptionKind,
   type ExceptionStatus,
@@ -22,7 +23,6 @@ import {
   OPEN_STATUSES,
   type OpenedException,
   type Resolution,
-  type SettlementCase,
 } from './exception.js';
 import { EXCEPTION_STREAM, exceptionEvents, exceptionIdOf, type SettlementFileImported, settlementFileEvents } from './events.js';
 import { type FileBatch, fileBatches, RefusedFile } from './file.js';
@@ -223,7 +223,7 @@ export const openExceptions = async (
   let total = 0;
   for (;;) {
     // Supersede first. The amount in suspense of a line depends on its exceptions that are not superseded.
-    const superseded = await supersede(ports, db);
+    const superseded = (await supersede(ports, db)) + (await closeAdopted(ports, db));
     if (superseded > 0) await caughtUp();
     const now = timestamp(ports.payments.clock.now());
     const [lines, late, wrong] = [await newLines(db), await missing(db, now), await wrongInSuspense(db)];
@@ -248,7 +248,7 @@ const uniqueById = (found: readonly OpenedException[]): OpenedException[] => [..
 /** Supersedes exceptions whose cause is gone. If a person resolves one at the same time, the resolution wins. */
 const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
   const { rows } = await db.query<{ exception_id: string; reason: string }>(
-    `select exception_id, 'its line was corrected by a later file' as reason from settlement_exception d join settlement_case c using (exception_id)
+    `select exception_id, case d.kind when 'RETURNED_ELSEWHERE' then 'staff have decided' else 'its line was corrected by a later file' end as reason from settlement_exception d join settlement_case c using (exception_id)
      where d.superseded and d.opened and not d.ended and c.status not in ('resolved', 'superseded')
      union all
      select c.exception_id, 'it settled in batch ' || t.settled_batch_id from settlement_case c
@@ -261,6 +261,22 @@ const supersede = async (ports: SettlementPorts, db: Queryable): Promise<number>
     const command = { type: 'Supersede', at: timestamp(ports.payments.clock.now()), reason, by: 'settlement' } as const;
     await changeCase(ports, exceptionId, command, SYSTEM, hashedUuid('exception-superseded', exceptionId));
   }
+  return rows.length;
+};
+
+/**
+ * Ends exceptions of refund lines whose refund staff have adopted. An import may have read the line before it could know that. The attempt of an adopted
+ * return has the id of its exception.
+ */
+const closeAdopted = async (ports: SettlementPorts, db: Queryable): Promise<number> => {
+  const { rows } = await db.query<{ exception_id: string; payment_id: string }>(
+    `select c.exception_id, t.payment_id from settlement_case c
+     join gateway_transaction t on t.gateway = c.gateway and t.merchant_account = c.merchant_account and t.transaction_id = c.transaction_id
+     join settlement_exception e on e.exception_id = t.attempt_id and e.kind = 'RETURNED_ELSEWHERE'
+     where c.status = any($2::text[]) and c.kind = any($3::text[]) and not c.sending and t.op = 'refund' and c.suspense_cents = -t.amount_cents limit $1`,
+    [DETECTED_PER_ROUND, OPEN_STATUSES, LINE_KINDS],
+  );
+  for (const { exception_id: exceptionId, payment_id: paymentId } of rows) await settleLineOf(ports, exceptionId, paymentId, SYSTEM);
   return rows.length;
 };
 
@@ -287,9 +303,9 @@ const newLines = async (db: Queryable): Promise<OpenedException[]> => {
     kind: row.kind as ExceptionKind,
     gateway: row.gateway!,
     merchantAccount: row.merchant_account!,
-    batchId: row.batch_id!,
+    batchId: row.batch_id || null,
     line: row.line < 0 ? null : row.line,
-    transactionId: row.transaction_id === '' ? null : row.transaction_id!,
+    transactionId: row.transaction_id || null,
     ref: row.ref ?? null,
     paymentId: row.payment_id ?? null,
     leg: (row.leg ?? null) as Leg | null,
@@ -384,6 +400,8 @@ export type ExceptionChange =
       readonly by: string;
       readonly portalId: string | null;
       readonly feeCents: number;
+      /** The refund that was made elsewhere, if the exception names none. */
+      readonly transactionId?: string | null;
     };
 
 /** Executes a person's command on an exception. Throws VALIDATION_ERROR (404 for an unknown exception) or INVALID_STATE. */
@@ -391,7 +409,13 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
   const { clock } = ports.payments;
   if (change.type === 'Assign') refuseStaffText('to', change.to, 200);
   else refuseClearText('reason', change.reason);
-  if (change.type === 'Resolve' && change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
+  if (change.type === 'Resolve') {
+    if (change.resolution === 'settles') await refuseNothingToSettle(ports, exceptionId);
+    if (await decideElsewhere(ports, exceptionId, change, origin)) return;
+    const { state } = await load(ports.store, EXCEPTION_STREAM, exceptionId);
+    if (change.transactionId && state?.opened.kind !== 'RETURNED_ELSEWHERE')
+      throw new ServiceError('VALIDATION_ERROR', 'A transaction belongs to the adoption of RETURNED_ELSEWHERE only.');
+  }
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };
 
@@ -413,17 +437,6 @@ const refuseNothingToSettle = async ({ store, payments }: SettlementPorts, excep
       'INVALID_STATE',
       'Nothing of the payment stands here as unsettled: resolve the payment first, or resolve this with refund or adopt.',
     );
-};
-
-export const changeCase = async (
-  { store, payments: { clock, ids } }: SettlementPorts,
-  exceptionId: string,
-  command: ExceptionCommand,
-  origin: Origin,
-  eventId?: string,
-): Promise<Loaded<SettlementCase | null>> => {
-  const busy = () => new ServiceError('INVALID_STATE', 'The exception is being changed by somebody else; try again.');
-  return change({ store, clock, ids }, EXCEPTION_STREAM, exceptionId, command, origin, busy, eventId === undefined ? {} : { eventId });
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------

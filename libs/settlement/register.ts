@@ -24,7 +24,7 @@ import {
   type UndoneCharge,
 } from '#payments';
 import { exceptionEvents, exceptionIdOf, settlementEvents } from './events.js';
-import type { ExceptionEvent } from './exception.js';
+import type { ExceptionEvent, ExceptionKind } from './exception.js';
 import { isSettledLine, isSettlementStream, type LineCorrection, type RecordedLine, type SettlementEvent, unexplainedCents } from './batch.js';
 
 // The columns of gateway_transaction stand in the order that leaves no gaps between them: a store holds two rows of it for each payment.
@@ -161,6 +161,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
     else lateIds.push(late);
   };
   const lessened: Lessened[] = [];
+  const elsewhere: { paymentId: string; recorded: Recorded; event: PaymentEvent & { type: 'ReturnedElsewhere' } }[] = [];
   const unknown: UnknownAttempt[] = [];
   const undone: UndoneRow[] = [];
   const undo = (paymentId: string, attemptId: string, at: string, charges: readonly UndoneCharge[]) => {
@@ -231,6 +232,9 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
         else if (event.data.leg !== null)
           lessened.push({ paymentId, leg: event.data.leg, voidedCents: event.data.principalCents + event.data.feeCents, rejected: false });
         break;
+      case 'ReturnedElsewhere':
+        elsewhere.push({ paymentId, recorded, event });
+        break;
       case 'SettlementRejected':
         lessened.push({ paymentId, leg: event.data.leg, voidedCents: 0, rejected: true });
         break;
@@ -248,6 +252,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
   await writeUndone(client, undone);
   await writeLessened(client, lessened);
   await writeDisputes(client, [...disputes.values()]);
+  for (const one of elsewhere) await writeElsewhere(client, one);
   // Exceptions are opened and ended between settlement events, so all of them keep the order of the log.
   // A large batch may open thousands of exceptions. Those that come one after another are noted in one statement.
   let opened: string[] = [];
@@ -465,6 +470,25 @@ const writeLessened = async (client: Queryable, rows: readonly Lessened[]): Prom
       text: `update gateway_transaction set voided_cents = voided_cents + $3, rejected = rejected or $4 where payment_id = $1 and leg = $2 and op = 'charge'`,
       values: [paymentId, leg, voidedCents, rejected],
     });
+};
+
+/**
+ * A return that was made elsewhere is an exception until staff have decided. Its type is that of the line which the processor has for it: a voided
+ * charge has none, so it is not reported as missing.
+ */
+const writeElsewhere = async (
+  client: Queryable,
+  { paymentId, recorded, event }: { paymentId: string; recorded: Recorded; event: PaymentEvent & { type: 'ReturnedElsewhere' } },
+): Promise<void> => {
+  const { returnId, leg, transactionId, status } = event.data;
+  await client.query(
+    `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, payment_id, leg, gross_cents,
+       suspense_cents, recorded_at, position)
+     select $1, gateway, merchant_account, '', -1, 'RETURNED_ELSEWHERE', case when transaction_id = $4 then 'sale' else 'refund' end, coalesce($4, ''),
+       payment_id, leg, 0, 0, $5, $6 from gateway_transaction where payment_id = $2 and leg = $3 and op = 'charge'
+     on conflict (exception_id) do update set transaction_id = excluded.transaction_id, type = excluded.type, superseded = $7`,
+    [returnId, paymentId, leg, transactionId, recorded.meta.recordedAt, recorded.position, status !== 'found'],
+  );
 };
 
 const writeDisputes = async (client: Queryable, disputes: readonly (Dispute & { paymentId: string; at: string })[]): Promise<void> => {
@@ -738,11 +762,21 @@ export interface Register {
   sentBack(paymentId: string): Promise<Readonly<Partial<Record<Leg, Cents>>>>;
   /** An accepted line of this refund and amount that did not match, because the refund had no outcome yet. null: there is none. */
   settledRefund(account: GatewayAccount, ref: string, amountCents: Cents): Promise<{ readonly transactionId: string } | null>;
-  /** The exceptions of lines that say that this refund has failed, in the order of the log. `superseded`: the line was corrected. */
-  refundFailures(
+  /** The exceptions of this kind of lines with this transaction, in the order of the log. `superseded`: the line was corrected. */
+  exceptionsOf(
     account: Pick<GatewayAccount, 'gateway' | 'merchantAccount'>,
     transactionId: string,
+    kinds: readonly ExceptionKind[],
   ): Promise<readonly { readonly exceptionId: string; readonly superseded: boolean }[]>;
+  /**
+   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here: at most `limit` of each. `charge` null: a refund.
+   * The processor may say that money went back at its own page.
+   */
+  unexplained(
+    account: GatewayAccount,
+    chargedBefore: string,
+    limit: number,
+  ): Promise<readonly { readonly transactionId: string; readonly charge: { readonly paymentId: string; readonly leg: Leg } | null }[]>;
   /** All disputes: open ones first, each group by due date. */
   disputes(): Promise<RegisteredDispute[]>;
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
@@ -828,13 +862,30 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       );
       return rows[0] ? { transactionId: rows[0].transaction_id } : null;
     },
-    refundFailures: async ({ gateway, merchantAccount }, transactionId) => {
+    exceptionsOf: async ({ gateway, merchantAccount }, transactionId, kinds) => {
       const { rows } = await pool.query<{ exception_id: string; superseded: boolean }>(
         `select exception_id, superseded from settlement_exception
-         where gateway = $1 and merchant_account = $2 and transaction_id = $3 and kind = 'REFUND_FAILED' order by position, line`,
-        [gateway, merchantAccount, transactionId],
+         where gateway = $1 and merchant_account = $2 and transaction_id = $3 and kind = any($4::text[]) order by position, line`,
+        [gateway, merchantAccount, transactionId, kinds],
       );
       return rows.map((row) => ({ exceptionId: row.exception_id, superseded: row.superseded }));
+    },
+    unexplained: async ({ gateway, merchantAccount }, chargedBefore, limit) => {
+      const { rows } = await pool.query<{ transaction_id: string; payment_id: string | null; leg: Leg | null }>(
+        `(select transaction_id, payment_id, leg from gateway_transaction t
+          where gateway = $1 and merchant_account = $2 and op = 'charge' and moved_at < $3 and settled_batch_id is null and not rejected
+            and amount_cents > voided_cents and not exists (select from settlement_exception d where d.payment_id = t.payment_id
+              and d.transaction_id = t.transaction_id and d.type = 'sale' and not d.superseded) order by moved_at limit $4)
+         union all
+         (select transaction_id, null, null from settlement_exception
+          where gateway = $1 and merchant_account = $2 and kind = 'MISSING_HERE' and type = 'refund' and ref is null and payment_id is null
+            and not superseded and not ended order by recorded_at desc limit $4)`,
+        [gateway, merchantAccount, chargedBefore, limit],
+      );
+      return rows.map((row) => ({
+        transactionId: row.transaction_id,
+        charge: row.payment_id === null ? null : { paymentId: row.payment_id, leg: row.leg! },
+      }));
     },
     disputes: async () => {
       const rows = everyRow<StoredDispute>(async (after, limit) => {

@@ -15,6 +15,7 @@ import type { Origin } from '#eventstore';
 import { ServiceError, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import { openDispute, updateDispute } from './dispute.js';
+import { findReturns } from './elsewhere.js';
 import type { FeedEnd, FeedName } from './feeds.js';
 import { changeCase } from './matching.js';
 import { type BatchSummary, isOfStore, NotYet, recordBatch, recordFunding, type SettlementPorts, WrongDate } from './record.js';
@@ -54,6 +55,7 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
       // Bring the register up to date. Otherwise a refund in two batches would match twice.
       await ports.register.caughtUp();
     }
+    await findReturns(ports, account, gateway);
   });
   await recordFunding(ports);
   return recorded;

@@ -44,7 +44,7 @@ import type { Queryable } from '#platform';
 import { linesOf, type RecordedLine } from './batch.js';
 import { EXCEPTION_STREAM } from './events.js';
 import { type ExceptionRefund, type OpenedException, settlementException } from './exception.js';
-import { changeCase } from './matching.js';
+import { changeCase } from './case.js';
 import { batchOf, type SettlementPorts } from './record.js';
 
 export interface SendRequest {
@@ -231,7 +231,7 @@ const madeOn = (payment: Payment, leg: Leg, transactionId: string): Made | null 
  * one. An exception that was superseded can never send, so it does not count.
  */
 const refuseOtherFailure = async ({ register, store }: SettlementPorts, opened: OpenedException, transactionId: string): Promise<void> => {
-  const failures = await register.refundFailures(opened, transactionId);
+  const failures = await register.exceptionsOf(opened, transactionId, ['REFUND_FAILED']);
   const own = failures.findIndex(({ exceptionId }) => exceptionId === opened.exceptionId);
   if (own < 0 || failures[own]!.superseded)
     throw new ServiceError('INVALID_STATE', 'A correction has changed the line of this exception; nothing was sent.');

@@ -8,13 +8,14 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import { EVERYTHING, NO_FEE } from '#accounts';
 import { askVendor, readCredentials } from '#gateways';
-import { paymentAsOf } from '#audit';
+import { findAlerts, paymentAsOf } from '#audit';
 import type { ServiceError } from '#kernel';
 import { systemClock } from '#kernel';
 import { lineRegisterModel } from '#ledger';
-import { createRecovery, type PaymentGateway, postgresRecoveryWork, staff } from '#payments';
+import { createRecovery, paymentEvents, type PaymentGateway, PaymentStreams, postgresRecoveryWork, staff } from '#payments';
 import { collect } from '#platform';
-import { changeException, createRefundRecovery, type ExceptionRow, exceptionModel, exceptionRows, sendRefund, type SettlementPorts } from '#settlement'; // prettier-ignore
+import { changeException, createRefundRecovery, type ExceptionRow, exceptionModel, exceptionRows, findReturns, sendRefund, type SettlementPorts } from '#settlement'; // prettier-ignore
+import { notificationOf } from '#webhooks';
 import { controlOf, type StripeControl } from '../doubles/stripe/control.js';
 import { startStripeDouble, type StripeDouble } from '../doubles/stripe/server.js';
 import type { Thing } from '../doubles/stripe/vendor.js';
@@ -398,4 +399,175 @@ describe('never twice', () => {
     // The fee stays with the operator.
     expect([await status(id), await paidBack(id)]).toEqual([['partially_refunded', 10_000], 10_000]);
   }, 120_000);
+});
+
+describe('a refund that was made at the processor’s own page', () => {
+  /** Somebody refunds at the processor, without a reference of ours. */
+  const elsewhere = async (paymentId: string, amountCents: number, metadata: Readonly<Record<string, string>> = {}): Promise<string> => {
+    const more = Object.entries(metadata).map(([name, value]): [string, string] => [`metadata[${name}]`, value]);
+    const body = new URLSearchParams([['payment_intent', await intentOf(paymentId)], ['amount', String(amountCents)], ...more]);
+    const made = await fetch(`${double.url}/v1/refunds`, { method: 'POST', headers: { authorization: `Bearer ${SECRET}` }, body });
+    return ((await made.json()) as { id: string }).id;
+  };
+  /** What the round of a worker does after it has read the batches. */
+  const look = async () => {
+    await ports().register.caughtUp();
+    const [account] = await ports().register.accounts();
+    await findReturns(ports(), account!, ports().payments.gateways.find(account!)!);
+    await ports().register.caughtUp();
+  };
+  const resolve = (exceptionId: string, resolution: 'adopt' | 'no_posting', transactionId: string | null = null, through = ports()) => {
+    const change = { type: 'Resolve', resolution, reason: 'seen on the dashboard', by: 'Dana', portalId: null, feeCents: 0, transactionId } as const;
+    return changeException(through, exceptionId, change, staff('Dana', running.services.ids.uuid()));
+  };
+  const found = async (paymentId: string) => (await exceptions(paymentId)).filter(({ kind }) => kind === 'RETURNED_ELSEWHERE');
+  const lineOf = async (transactionId: string) => {
+    await exceptions('');
+    const rows = await collect(exceptionRows(running.services.pool, EVERYTHING, { status: null, now: running.clock.now() }));
+    return rows.find((row) => row.transactionId === transactionId && row.kind === 'MISSING_HERE');
+  };
+  const adopted = ['RefundRequested', 'PaymentRefunded', 'ReversalEnded', 'ReturnedElsewhere'];
+  const told = async (paymentId: string) => {
+    const { services } = running;
+    return (await services.payments.ports.streams.events(paymentId)).flatMap(
+      (event) => notificationOf(paymentId, paymentEvents.read(event), '') ?? [],
+    );
+  };
+
+  test('a refused refund finds it; nothing else returns money; adopted, imported, and told once; a repeat changes nothing', async () => {
+    const { id } = (await create()).data;
+    await payOut();
+    const refund = await elsewhere(id, 10_050);
+    const first = await running.client.refund(id, { amountCents: 500 });
+    expect([first.code, first.message]).toEqual([
+      'INVALID_STATE',
+      expect.stringContaining('money was returned at the processor; staff must record it'),
+    ]);
+    const blocked = 'money was returned at the processor; staff must record it';
+    for (const again of [await running.client.refund(id), await running.client.void(id)])
+      expect([again.code, again.message]).toEqual(['INVALID_STATE', expect.stringContaining(blocked)]);
+    const [exception, ...more] = await found(id);
+    expect([exception, more]).toMatchObject([{ paymentId: id, leg: 'combined', transactionId: null, suspenseCents: 0 }, []]);
+    const { services } = running;
+    const thresholds = services.config.alerts;
+    const alerts = await findAlerts({ store: services.store, db: services.pool, thresholds, nowMs: running.clock.now() });
+    expect(alerts.find(({ name }) => name === 'returned_elsewhere')?.items).toEqual([expect.objectContaining({ id: exception!.exceptionId })]);
+    expect((await refused(resolve(exception!.exceptionId, 'adopt')))?.message).toContain('name the refund that was made of it');
+
+    const ends = await Promise.all([1, 2].map(() => refused(resolve(exception!.exceptionId, 'adopt', refund))));
+    expect(ends).toContain(null);
+    expect((await refused(resolve(exception!.exceptionId, 'adopt', refund)))?.code).toBe('INVALID_STATE');
+    expect((await history(`payment-${id}`)).slice(-4)).toEqual(adopted);
+    expect(await status(id)).toEqual(['refunded', 10_050]);
+    expect(await told(id)).toMatchObject([{ type: 'payment.refunded', data: { amountCents: 10_050, reversalType: 'refund', initiatedBy: 'staff' } }]);
+    await payOut();
+    expect([await exceptions(id), await lineOf(refund)]).toEqual([[], undefined]);
+    await expectClean();
+  }, 180_000);
+
+  test('the feed finds it after its line was imported: the adoption takes the line out of suspense', async () => {
+    const { id } = (await create()).data;
+    await payOut();
+    const refund = await elsewhere(id, 4_000);
+    await payOut();
+    const line = (await lineOf(refund))!;
+    expect(line.suspenseCents).toBe(-4_000);
+    await look();
+    await look();
+    const [exception, ...more] = await found(id);
+    expect([exception, more]).toMatchObject([{ transactionId: refund }, []]);
+    expect((await running.client.refund(id, { amountCents: 100 })).code).toBe('INVALID_STATE');
+    const by = ['--reason', 'seen on the dashboard', '--by', 'Dana'];
+    const done = await payfold('settlement', 'exceptions', 'resolve', exception!.exceptionId, '--as', 'adopt', ...by);
+    expect([done.code, done.stderr]).toEqual([0, '']);
+    expect([await status(id), await exceptions(id), await lineOf(refund)]).toEqual([['partially_refunded', 4_000], [], undefined]);
+    expect(await history(`exception-${line.exceptionId}`)).toEqual(['ExceptionOpened', 'ExceptionResolved']);
+    expect((await running.client.refund(id, { amountCents: 6_001 })).code).toBe('INVALID_STATE');
+    expect((await running.client.refund(id, { amountCents: 6_000 })).status).toBe(200);
+    await look();
+    expect(await found(id)).toEqual([]);
+    await payOut();
+    await expectClean();
+    expect(await payfold('audit', 'verify')).toMatchObject({ code: 0 });
+  }, 180_000);
+
+  test('the line was given to the agency before: the adoption is refused, and a dismissal ends the matter', async () => {
+    const { id } = (await create()).data;
+    await payOut();
+    const refund = await elsewhere(id, 4_000);
+    await payOut();
+    await look();
+    const line = (await lineOf(refund))!;
+    const agency = { type: 'Resolve', resolution: 'adopt', portalId, feeCents: 0, reason: 'x', by: 'Robin' } as const;
+    await changeException(ports(), line.exceptionId, agency, staff('Robin', running.services.ids.uuid()));
+    const [exception] = await found(id);
+    expect((await refused(resolve(exception!.exceptionId, 'adopt')))?.message).toContain(`was resolved with exception ${line.exceptionId}`);
+    expect(await status(id)).toEqual(['succeeded', 0]);
+    await resolve(exception!.exceptionId, 'no_posting');
+    await look();
+    expect(await found(id)).toEqual([]);
+    expect((await running.client.refund(id, { amountCents: 6_000 })).status).toBe(200);
+    await payOut();
+  }, 180_000);
+
+  test('the command dies after each of its steps: a repeat or the next round ends it, and nothing counts twice', async () => {
+    for (const dies of ['line', 'payment'] as const) {
+      const { id } = (await create()).data;
+      await payOut();
+      const refund = await elsewhere(id, 4_000);
+      await payOut();
+      await look();
+      const [exception] = await found(id);
+      const { store } = running.services;
+      const append: typeof store.append = async (stream, ...rest) => {
+        const isLate = stream === (dies === 'line' ? `payment-${id}` : `exception-${exception!.exceptionId}`);
+        if (isLate) throw new Error('killed');
+        return store.append(stream, ...rest);
+      };
+      const dying = new Proxy(store, { get: (real, name) => (name === 'append' ? append : Reflect.get(real, name, real)) as unknown });
+      const streams = new PaymentStreams(dying, running.clock, running.services.ids);
+      await refused(resolve(exception!.exceptionId, 'adopt', null, { ...ports(), store: dying, payments: { ...ports().payments, streams } }));
+      expect((await status(id))[1]).toBe(dies === 'line' ? 0 : 4_000);
+      if (dies === 'line') await resolve(exception!.exceptionId, 'adopt');
+      expect([await status(id), await exceptions(id), await lineOf(refund)]).toEqual([['partially_refunded', 4_000], [], undefined]);
+      expect(await told(id)).toHaveLength(1);
+    }
+    await expectClean();
+  }, 180_000);
+
+  test('never a transaction with a reference of ours, of another charge, or of more than remains; never while an attempt is open', async () => {
+    const { id } = (await create()).data;
+    const other = (await create()).data.id;
+    await payOut();
+    expect((await running.client.refund(id, { amountCents: 1_000 })).status).toBe(200);
+    const [ours] = await refundsOf(id);
+    const { payfold_ref: ref } = ours!.metadata as { payfold_ref: string };
+    const strange = await elsewhere(id, 500, { payfold_ref: ref });
+    const theirs = await elsewhere(other, 700);
+    const rest = await elsewhere(id, 8_550);
+    expect((await running.client.refund(id, { amountCents: 600 })).code).toBe('INVALID_STATE');
+    const [exception] = await found(id);
+    const adopt = async (transaction: string) => (await refused(resolve(exception!.exceptionId, 'adopt', transaction)))?.message;
+    expect(await adopt(strange)).toContain('carries a reference of ours');
+    expect(await adopt(theirs)).toContain('returns another charge');
+    expect(await adopt('re_unknown')).toContain('is unknown to the gateway');
+    await payOut();
+    await look();
+    expect(await found(other)).toMatchObject([{ transactionId: theirs }]);
+    await resolve(exception!.exceptionId, 'adopt', rest);
+    expect(await status(id)).toEqual(['partially_refunded', 9_550]);
+
+    // An attempt is open: what the processor shows may be its own return.
+    const open = (await create()).data.id;
+    await payOut();
+    await stripe.fault('http_503', { op: 'refund' });
+    expect((await running.client.refund(open, { amountCents: 300 }, { key: 'open-attempt' })).status).toBe(504);
+    await elsewhere(open, 2_000);
+    await payOut();
+    await look();
+    expect(await found(open)).toEqual([]);
+    expect((await running.client.refund(open, { amountCents: 300 }, { key: 'open-attempt' })).status).toBe(200);
+    await look();
+    expect(await found(open)).toHaveLength(1);
+  }, 240_000);
 });

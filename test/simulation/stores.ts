@@ -655,7 +655,8 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
     // Nobody sends refunds of exceptions here.
     sentBack: async () => ({}),
     settledRefund: async () => null,
-    refundFailures: async () => [],
+    exceptionsOf: async () => [],
+    unexplained: async () => [],
   };
 };
 

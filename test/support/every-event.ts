@@ -176,6 +176,12 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     const settled = (await desk.exceptions()).find(({ paymentId }) => paymentId === unknown)!;
     const back = { exceptionId: settled.exceptionId, reason: 'settled, but unknown here', by: BY, last4: null };
     await sendRefund(services.settlement, back, staff(BY, services.ids.uuid()));
+    // Somebody voids a charge at the processor's own page. A worker finds it a day later.
+    const elsewhere = await desk.transaction(await sale());
+    const cards = (await services.settlement.register.accounts()).find((one) => one.merchantAccount === elsewhere.merchantAccount)!;
+    const call = { account: cards, leg: 'principal', begunAt: new Date(service.clock.now()).toISOString(), askedBy: 'void' } as const;
+    const page = { ...call, ref: 'own-page-1', chargeTransactionId: elsewhere.transactionId };
+    await services.payments.ports.gateways.find(cards)!.void(page, AbortSignal.timeout(20_000));
     // Move to a day on which the processor has funded these batches.
     service.clock.advance(5 * DAY_MS);
     await record();

@@ -65,7 +65,8 @@ const NOT_FOUND = 'E00040';
 /** Voided already, captured already, not found. */
 const VOID_NEEDS_DETAILS: readonly number[] = [16, 310, 311];
 /** The vendor cannot refund it, or not that much. */
-const REFUND_NEEDS_DETAILS: readonly number[] = [54, 55];
+const CREDITS_EXCEED = 55;
+const REFUND_NEEDS_DETAILS: readonly number[] = [54, CREDITS_EXCEED];
 
 export const DETAILS_API_PROBLEM =
   'The setting "Transaction Details API" is off: turn it on in the merchant interface under Account > Settings > Security Settings > General Security Settings.';
@@ -473,7 +474,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
         const now = await look(chargeTransactionId, signal);
         if (now.kind === 'none') return { kind: 'rejected', why: 'not_found', raw };
         if (now.kind === 'unreadable') return { kind: 'rejected', why: 'other', raw };
-        return { kind: 'rejected', why: whyNoRefund(now.details), raw };
+        return { kind: 'rejected', why: whyNoRefund(now.details, reason), raw };
       }
       if (code === 1 && reason === 1 && answered.isOk && transactionId !== null && transactionId !== chargeTransactionId)
         return { kind: 'approved', txn: { transactionId } };
@@ -569,7 +570,7 @@ const refundFromDetails = (details: TransactionDetails, amountCents: Cents): Out
 };
 
 /** Why the vendor does not refund a charge. */
-const whyNoRefund = ({ state }: TransactionDetails) => {
+const whyNoRefund = ({ state }: TransactionDetails, reason: number) => {
   switch (state) {
     case 'approved':
     case 'settling':
@@ -581,6 +582,6 @@ const whyNoRefund = ({ state }: TransactionDetails) => {
     case 'settlement_rejected':
       return 'settlement_rejected';
     case 'settled':
-      return 'exceeds';
+      return reason === CREDITS_EXCEED ? 'exceeds' : 'not_refundable';
   }
 };

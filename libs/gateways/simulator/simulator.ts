@@ -101,6 +101,9 @@ export class GatewayUnreachable extends Error {
   }
 }
 
+/** Other references are of transactions that somebody made at the simulator without this service. */
+const OUR_REF = /^[0-9A-HJKMNP-TV-Z]{20}$/;
+
 type Fields = Readonly<Record<string, unknown>>;
 
 const isFields = (value: unknown): value is Fields => value !== null && typeof value === 'object' && !Array.isArray(value);
@@ -330,7 +333,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
         (chargeTransactionId === null || isTransaction(chargeTransactionId)) &&
         (op === 'charge') === (chargeTransactionId === null);
       if (!whole) throw new GatewayUnreachable('the simulator answered the look-up of a transaction with something else');
-      return { transactionId, ref, op, state, amountCents, chargeTransactionId };
+      return { transactionId, ref: OUR_REF.test(ref) ? ref : null, op, state, amountCents, chargeTransactionId };
     },
 
     async *settlements(cursor, signal): AsyncIterable<SettledBatch> {
@@ -390,5 +393,5 @@ const settlementRecord = (line: Fields): SettlementRecord => {
     isWhole(feeCents) &&
     isWhole(netCents);
   if (!whole) throw unreadableBatch();
-  return { transactionId, ref, type, accepted, grossCents, feeCents, netCents };
+  return { transactionId, ...(OUR_REF.test(ref) && { ref }), type, accepted, grossCents, feeCents, netCents };
 };

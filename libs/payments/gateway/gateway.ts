@@ -63,8 +63,18 @@ export interface ReversalTxn {
   readonly pending?: true;
 }
 
+/** `exceeds`: less is left of the charge. `not_refundable`: the gateway does not say why a settled charge cannot be refunded. */
 export type RejectionReason =
-  'already_settled' | 'not_settled' | 'already_reversed' | 'exceeds' | 'not_found' | 'finalised' | 'unsupported' | 'settlement_rejected' | 'other';
+  | 'not_refundable'
+  | 'already_settled'
+  | 'not_settled'
+  | 'already_reversed'
+  | 'exceeds'
+  | 'not_found'
+  | 'finalised'
+  | 'unsupported'
+  | 'settlement_rejected'
+  | 'other';
 
 export type Outcome<T> =
   | { readonly kind: 'approved'; readonly txn: T }
