@@ -227,7 +227,9 @@ describe('in every history', () => {
       }
       expect(openAttempt(state as Charged)).toBeUndefined();
     }
-    const recorded = (state as Charged).attempts.filter((attempt) => elsewhereOf(state as Charged).some(({ returnId }) => returnId === attempt.attemptId));
+    const recorded = (state as Charged).attempts.filter((attempt) =>
+      elsewhereOf(state as Charged).some(({ returnId }) => returnId === attempt.attemptId),
+    );
     expect(recorded.flatMap(({ returned }) => returned).reduce((sum, part) => sum + cents(part), 0)).toBe(goneElsewhere);
     // The list stores the folded state as JSON. Folding all events must give exactly the same state.
     expect(JSON.parse(JSON.stringify(fold(decider, facts)))).toEqual(JSON.parse(JSON.stringify(state)));

@@ -17,7 +17,7 @@ import { hashedUuid } from '#platform';
 import { openDispute, updateDispute } from './dispute.js';
 import { findReturns } from './elsewhere.js';
 import type { FeedEnd, FeedName } from './feeds.js';
-import { changeCase } from './matching.js';
+import { changeCase } from './case.js';
 import { type BatchSummary, isOfStore, NotYet, recordBatch, recordFunding, type SettlementPorts, WrongDate } from './record.js';
 
 /** Accounts of real processors whose feeds are read at the same time. */
