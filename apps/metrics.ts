@@ -228,6 +228,16 @@ const addGatewayMetrics = (own: Registry, { gatewayCalls }: Services): void => {
     },
   });
   new client.Counter({
+    name: 'payfold_gateway_alarms_total',
+    help: 'Answers that need a person at once, by merchant account: in test mode, or with the transaction of another charge',
+    labelNames: ['gateway', 'account'],
+    registers: [own],
+    collect() {
+      this.reset();
+      for (const { count, ...labels } of gatewayCalls.alarmingAnswers) this.inc(labels, count);
+    },
+  });
+  new client.Counter({
     name: 'payfold_gateway_held_total',
     help: 'Charges that a processor held for review, by merchant account; each was undone at once',
     labelNames: ['gateway', 'account'],

@@ -48,6 +48,7 @@ import {
   recoveryWhyMigration,
   refusalMigration,
   staffWorkModel,
+  transactionClaimMigration,
   velocityMigration,
 } from '#payments';
 import { KEYS, PAYMENT_SERVICES, PaymentsModule } from '#payments/module';
@@ -90,6 +91,7 @@ export const MIGRATIONS: readonly Migration[] = [
   refusalMigration,
   recoveryMigration,
   recoveryWhyMigration,
+  transactionClaimMigration,
   checkoutIntakeMigration,
   personalKeyMigration,
   ...webhookMigrations,

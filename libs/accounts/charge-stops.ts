@@ -5,6 +5,9 @@
  * The rows may be lost: without its row, an account is stopped again as soon as a process asks for a list.
  */
 import type { Migration, Queryable } from '#platform';
+import { change, load } from '#eventstore';
+import { ServiceError } from '#kernel';
+import { MERCHANT_ACCOUNT_STREAM } from './events.js';
 import type { MerchantAccount } from './merchant-account.js';
 
 export const chargeStopMigration: Migration = {
@@ -37,3 +40,17 @@ export const postgresChargeStops = (db: Queryable): ChargeStops => ({
     await db.query('delete from gateway_charge_stop where gateway = $1 and merchant_account = $2', [gateway, merchantAccount]);
   },
 });
+
+/** Disables the charges of an account until a person enables it. Does nothing if it is disabled already. */
+export const disableCharges = async (
+  ports: Parameters<typeof change>[0],
+  merchantAccount: string,
+  reason: string,
+  correlationId: string,
+): Promise<void> => {
+  const busy = () => new ServiceError('INVALID_STATE', 'The merchant account is being changed.');
+  const origin = { actor: { type: 'system', id: 'gateways' }, correlationId } as const;
+  const { state } = await load(ports.store, MERCHANT_ACCOUNT_STREAM, merchantAccount);
+  if (state?.status !== 'active') return;
+  await change(ports, MERCHANT_ACCOUNT_STREAM, merchantAccount, { type: 'Disable', scope: 'charges', reason }, origin, busy);
+};

@@ -13,7 +13,7 @@ export {
   openSigningSecret,
 } from './administration.js';
 export { keyEnvironment, newApiKey, newSecret } from './api-key.js';
-export { chargeStopMigration, type ChargeStops, postgresChargeStops, type Stopped } from './charge-stops.js';
+export { chargeStopMigration, type ChargeStops, disableCharges, postgresChargeStops, type Stopped } from './charge-stops.js';
 export { caseReasonContext, restrictionInForce } from './case-restriction.js';
 export {
   type AccountFacts,

@@ -1,8 +1,11 @@
 /** The gateways of this process, for Nest (`#gateways/module`). */
 import { Global, Module } from '@nestjs/common';
-import type { ChargeStops, Directory } from '#accounts';
+import { type ChargeStops, type Directory, disableCharges } from '#accounts';
 import { CHARGE_STOPS, DIRECTORY } from '#accounts/module';
-import { type GatewayAccount, GatewayCalls, type Gateways } from '#payments';
+import type { EventStore } from '#eventstore';
+import { EVENT_STORE, POOL } from '#eventstore/module';
+import { type GatewayAccount, GatewayCalls, type Gateways, postgresTransactionClaims } from '#payments';
+import type { Pool } from '#platform';
 import { GATEWAYS } from '#payments/module';
 import { ProcessContext } from '#platform/module';
 import { MerchantGateways } from './merchant-gateways.js';
@@ -15,9 +18,9 @@ import { transportOf } from './transport/options.js';
     GatewayCalls,
     {
       provide: GATEWAYS,
-      inject: [ProcessContext, GatewayCalls, DIRECTORY, CHARGE_STOPS],
-      useFactory: (context: ProcessContext, calls: GatewayCalls, directory: Directory, stops: ChargeStops) =>
-        openGateways(context, calls, directory, stops),
+      inject: [ProcessContext, GatewayCalls, DIRECTORY, CHARGE_STOPS, EVENT_STORE, POOL],
+      useFactory: (context: ProcessContext, calls: GatewayCalls, directory: Directory, stops: ChargeStops, store: EventStore, pool: Pool) =>
+        openGateways(context, calls, directory, stops, store, pool),
     },
   ],
   exports: [GATEWAYS, GatewayCalls],
@@ -25,8 +28,15 @@ import { transportOf } from './transport/options.js';
 export class GatewaysModule {}
 
 /** Makes the adapters of the merchant accounts, and in the sandbox those of the simulator. Production has no simulator. */
-const openGateways = async (context: ProcessContext, calls: GatewayCalls, directory: Directory, stops: ChargeStops): Promise<Gateways> => {
-  const { config, clock, keys, log, options } = context;
+const openGateways = async (
+  context: ProcessContext,
+  calls: GatewayCalls,
+  directory: Directory,
+  stops: ChargeStops,
+  store: EventStore,
+  pool: Pool,
+): Promise<Gateways> => {
+  const { config, clock, keys, log, options, ids } = context;
   const merchants = new MerchantGateways({
     directory,
     keys,
@@ -37,6 +47,9 @@ const openGateways = async (context: ProcessContext, calls: GatewayCalls, direct
     observed: (name, gateway) => calls.observed(name, gateway, clock),
     countRefused: (account, more) => calls.countRefused(account, more),
     countHeld: (account, more) => calls.countHeld(account, more),
+    countAlarm: (account, more) => calls.countAlarm(account, more),
+    claims: postgresTransactionClaims(pool),
+    disableCharges: (merchantAccount, reason) => disableCharges({ store, clock, ids }, merchantAccount, reason, ids.uuid()),
     ...(options.gatewayEndpoints && { endpoints: options.gatewayEndpoints }),
   });
   const accounts = await merchants.reload();

@@ -17,7 +17,7 @@ import {
 } from '#accounts';
 import { memoryEventStore, type Position } from '#eventstore';
 import { timestamp } from '#kernel';
-import { type GatewayAccount, type PaymentGateway, Secret } from '#payments';
+import { type GatewayAccount, type PaymentGateway, type TransactionClaims, Secret } from '#payments';
 import { createLogger, newKeyRing, systemIds } from '#platform';
 import { startAuthorizeNetDouble, type AuthorizeNetDouble } from '../../test/doubles/authorize-net/server.js';
 import { startStripeDouble, type StripeDouble } from '../../test/doubles/stripe/server.js';
@@ -40,9 +40,10 @@ let net: AuthorizeNetDouble;
 let stripe: StripeDouble;
 let logged: string[];
 let held: [merchantAccount: string, more: 0 | 1][];
+let alarms: string[];
 let cleanUps: (() => unknown)[];
 beforeEach(async () => {
-  [clock, logged, held, cleanUps] = [new MovableClock(), [], [], []];
+  [clock, logged, held, alarms, cleanUps] = [new MovableClock(), [], [], [], []];
   folder = mkdtempSync(join(tmpdir(), 'payfold-doubles-'));
   net = await startAuthorizeNetDouble({ file: join(folder, 'net.jsonl') });
   stripe = await startStripeDouble({ file: join(folder, 'stripe.jsonl') });
@@ -89,6 +90,9 @@ const process = () => {
       logger,
       stops,
       observed: (_, gateway) => gateway,
+      claims: memoryClaims(),
+      disableCharges: async (id, reason) => void (await admin.disableMerchantAccount(id, 'charges', reason)),
+      countAlarm: ({ merchantAccount }, more) => void (more && alarms.push(merchantAccount)),
       countHeld: ({ merchantAccount }, more) => void held.push([merchantAccount, more]),
       endpoints: { 'authorize-net': net.endpoint, stripe: stripe.url },
     });
@@ -101,6 +105,17 @@ const process = () => {
     await project();
   };
   return { admin, add, project, open, stops };
+};
+
+const memoryClaims = (): TransactionClaims => {
+  const owners = new Map<string, string>();
+  return {
+    claim: async ({ merchantAccount }, transactionId, ref) => {
+      const key = `${merchantAccount} ${transactionId}`;
+      if (!owners.has(key)) owners.set(key, ref);
+      return owners.get(key) === ref;
+    },
+  };
 };
 
 /** The stops of an installation. `isDown`: they cannot be written. */
@@ -234,6 +249,58 @@ describe('the adapters of a process', () => {
     expect(await gateways.reload()).toBe(1);
     expect(gateways.find(accountOf('city'))).toBeNull();
     expect(logged.join('')).toContain('cannot be opened');
+  });
+});
+
+describe('answers that need a person', () => {
+  test('two charges with the same transaction: the second is unknown, also under its reference, and is never undone', async () => {
+    const { add, open } = process();
+    await add('city');
+    const gateways = open();
+    await gateways.reload();
+    const account = accountOf('city');
+    const gateway = gateways.find(account)!;
+    expect(await charge(gateway, account, 'PF000000000000000031')).toMatchObject({ kind: 'approved' });
+    net.vendor.setFault({ name: 'same_id', op: 'charge', ref: null, times: 1, ms: 0, code: 1, reason: 1 });
+    expect(await charge(gateway, account, 'PF000000000000000032')).toEqual({ kind: 'unknown', cause: 'unreadable', raw: 'a transaction of another charge' }); // prettier-ignore
+    expect(alarms).toEqual(['city']);
+    // The same reference again is no other charge.
+    expect(await charge(gateway, account, 'PF000000000000000031')).toMatchObject({ kind: 'approved' });
+    expect(alarms).toEqual(['city']);
+  });
+
+  test('test mode stops the account in every process, until it is enabled', async () => {
+    const { add, admin, open, project } = process();
+    await add('city');
+    const gateways = open();
+    await gateways.reload();
+    const account = accountOf('city');
+    const gateway = gateways.find(account)!;
+    net.vendor.setFault({ name: 'test_mode', op: 'charge', ref: null, times: 1, ms: 0, code: 1, reason: 1 });
+    expect(await charge(gateway, account, 'PF000000000000000041')).toEqual({ kind: 'not_processed', answered: false, raw: 'test mode' });
+    expect(gateway.mayCharge!()).toBe(false);
+    expect(alarms).toEqual(['city']);
+    await eventually(async () => (await admin.merchantAccount('city')).status === 'charges_disabled');
+    void gateways.follow();
+    await project();
+    await eventually(() => gateway.mayCharge!());
+    expect((await admin.merchantAccount('city')).status).toBe('charges_disabled');
+    await admin.enableMerchantAccount('city');
+    expect((await admin.merchantAccount('city')).status).toBe('active');
+  });
+
+  test('refused credentials stop new charges, and they begin again with good ones', async () => {
+    const { add, open } = process();
+    await add('city');
+    const gateways = open();
+    await gateways.reload();
+    void gateways.follow();
+    const account = accountOf('city');
+    net.vendor.setFault({ name: 'refused', op: 'charge', ref: null, times: 1, ms: 0, code: 8, reason: 2 });
+    expect(await charge(gateways.find(account)!, account, 'PF000000000000000051')).toMatchObject({ kind: 'not_processed' });
+    expect(gateways.find(account)!.mayCharge!()).toBe(false);
+    clock.advance(31_000);
+    await eventually(() => gateways.find(account)!.mayCharge!());
   });
 });
 

@@ -4,7 +4,7 @@
  */
 import { type ChargeStops, credentialsRefOf, type Directory, type MerchantAccount, openCredentials, type Stopped } from '#accounts';
 import { canonicalJson } from '#kernel';
-import type { GatewayAccount, PaymentGateway } from '#payments';
+import type { ChargeTxn, GatewayAccount, Outcome, PaymentGateway, Ref, TransactionClaims } from '#payments';
 import type { KeyRing, Logger } from '#platform';
 import { type AdapterContext, createVendorGateway } from './vendors.js';
 
@@ -12,7 +12,7 @@ import { type AdapterContext, createVendorGateway } from './vendors.js';
 export const RELOAD_EVERY_MS = 2_000;
 /** A replaced adapter is closed after this time. A call that moves money takes seconds, an import of a large batch takes minutes. */
 const RETIRED_MS = 15 * 60_000;
-/** How often the processor of a stopped account is asked whether it shows its lists again. */
+/** How often the processor of a stopped account is asked whether it answers again. */
 const ASK_AGAIN_MS = 30_000;
 const DESCRIBE_MS = 20_000;
 
@@ -26,6 +26,11 @@ export interface MerchantGatewayOptions extends AdapterContext {
   readonly observed: (name: string, gateway: PaymentGateway) => PaymentGateway;
   /** Called when an account is taken into use (0), and each time its credentials are refused (1). */
   readonly countRefused?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1) => void;
+  /** Records that the account takes no charges until a person enables it. */
+  readonly disableCharges: (merchantAccount: string, reason: string) => Promise<void>;
+  readonly claims: TransactionClaims;
+  /** The same for each answer that needs a person at once: in test mode, or with the transaction of another charge. */
+  readonly countAlarm?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1) => void;
   /** The same for each charge that is held for review. */
   readonly countHeld?: (account: Pick<MerchantAccount, 'gateway' | 'merchantAccount'>, more: 0 | 1) => void;
 }
@@ -40,8 +45,11 @@ interface Known {
   readonly gateway: PaymentGateway | null;
 }
 
+const TEST_MODE_REASON =
+  'The processor answered in test mode, so it moved no money. Turn test mode off there, then enable this account: payfold merchant-accounts enable.';
+
 interface Stop {
-  /** When the processor is asked whether it shows its lists again. Monotonic. */
+  /** When the processor is asked whether it answers again. Monotonic. */
   readonly askAt: number;
   /** True: the other processes can read it. */
   readonly isWritten: boolean;
@@ -52,6 +60,8 @@ export class MerchantGateways {
   private readonly retired = new Set<PaymentGateway>();
   /** By id of the account. No new charge begins through them. */
   private readonly stopped = new Map<string, Stop>();
+  /** By id of the account: in test mode, and not recorded as disabled yet. */
+  private readonly inTestMode = new Set<string>();
   /** Writes of stops and questions to processors that are under way. */
   private readonly pending = new Set<Promise<unknown>>();
   private readonly stop = new AbortController();
@@ -103,6 +113,7 @@ export class MerchantGateways {
       try {
         await this.reload();
         this.askAgain();
+        for (const merchantAccount of this.inTestMode) this.disableForTestMode(merchantAccount);
         this.failed = false;
       } catch (error) {
         if (!this.failed) logger.warn({ err: error }, 'the merchant accounts cannot be read; the known ones stay in use');
@@ -118,6 +129,7 @@ export class MerchantGateways {
     if (!before) {
       this.options.countRefused?.(account, 0);
       this.options.countHeld?.(account, 0);
+      this.options.countAlarm?.(account, 0);
     }
     const fingerprint = canonicalJson({ gateway, environment, settings, credentials, repeats });
     if (before?.fingerprint === fingerprint) {
@@ -127,19 +139,69 @@ export class MerchantGateways {
     const adapter = this.adapterOf(account);
     this.known.set(merchantAccount, { account, fingerprint, adapter, gateway: adapter && this.usedFor(account, adapter) });
     if (before?.gateway) this.retire(before.gateway);
+    // New credentials or settings may have mended what stopped the account.
+    const stop = this.stopped.get(merchantAccount);
+    if (stop) this.stopped.set(merchantAccount, { ...stop, askAt: 0 });
   }
 
-  /** The adapter, with the stops of all processes. Counts the charges that are held. */
+  /** The adapter, with the stops of all processes. Counts the charges that are held, and refuses the transaction of another charge. */
   private usedFor(account: MerchantAccount, adapter: PaymentGateway): PaymentGateway {
     return {
       ...adapter,
-      mayCharge: () => !this.stopped.has(account.merchantAccount),
+      mayCharge: () => !this.stopped.has(account.merchantAccount) && !this.inTestMode.has(account.merchantAccount),
       charge: async (call, signal) => {
         const outcome = await adapter.charge(call, signal);
-        if (outcome.kind === 'held') this.options.countHeld?.(account, 1);
-        return outcome;
+        if (outcome.kind === 'held' && outcome.why !== 'partial') this.options.countHeld?.(account, 1);
+        return (await this.isOfAnother(account, outcome, call.ref))
+          ? { kind: 'unknown', cause: 'unreadable', raw: 'a transaction of another charge' }
+          : outcome;
+      },
+      finalize: async (call, signal) => {
+        const found = await adapter.finalize(call, signal);
+        // Recovery undoes what was executed. So it must not learn of a transaction that belongs to another charge.
+        const isCharge = call.op === 'charge' && found.kind === 'executed';
+        return isCharge && (await this.isOfAnother(account, found.result as Outcome<ChargeTxn>, call.ref))
+          ? { kind: 'cannot_tell', why: 'unreachable' }
+          : found;
       },
     };
+  }
+
+  /** True if the transaction of an outcome belongs to another reference, or nobody can tell now. */
+  private async isOfAnother(account: MerchantAccount, outcome: Outcome<ChargeTxn>, ref: Ref): Promise<boolean> {
+    if (outcome.kind !== 'approved' && outcome.kind !== 'held') return false;
+    const { transactionId } = outcome.kind === 'held' ? outcome : outcome.txn;
+    const { claims, logger, countAlarm } = this.options;
+    const { merchantAccount } = account;
+    try {
+      if (await claims.claim(account, transactionId, ref)) return false;
+    } catch (error) {
+      logger.warn({ err: error, merchantAccount, ref }, 'the owner of a transaction cannot be told now; the charge is unknown');
+      return true;
+    }
+    logger.error({ merchantAccount, transactionId, ref }, 'the processor answered two charges with the same transaction; the second one is unknown');
+    countAlarm?.(account, 1);
+    return true;
+  }
+
+  /** Nothing was charged. No process may charge through the account until a person has enabled it. */
+  private stopForTestMode(account: MerchantAccount): void {
+    const { merchantAccount } = account;
+    this.options.countAlarm?.(account, 1);
+    if (this.inTestMode.has(merchantAccount)) return;
+    this.inTestMode.add(merchantAccount);
+    this.disableForTestMode(merchantAccount);
+  }
+
+  /** Keeps the stop of this process until the directory shows that the account is disabled. */
+  private disableForTestMode(merchantAccount: string): void {
+    if (this.known.get(merchantAccount)?.account.status !== 'active') return void this.inTestMode.delete(merchantAccount);
+    const disabled = this.options.disableCharges(merchantAccount, TEST_MODE_REASON);
+    this.inBackground(
+      disabled.catch((error: unknown) =>
+        this.options.logger.warn({ err: error, merchantAccount }, 'an account in test mode cannot be disabled yet; it is tried again'),
+      ),
+    );
   }
 
   private adapterOf(account: MerchantAccount): PaymentGateway | null {
@@ -149,7 +211,11 @@ export class MerchantGateways {
     const context = {
       clock,
       log,
-      onRefusedCredentials: () => this.options.countRefused?.(account, 1),
+      onRefusedCredentials: ({ isWhole }: { readonly isWhole: boolean }) => {
+        this.options.countRefused?.(account, 1);
+        if (isWhole) this.stopCharges(account);
+      },
+      onTestMode: () => this.stopForTestMode(account),
       onRefusedLists: () => this.stopCharges(account),
       ...(endpoints && { endpoints }),
     };
@@ -161,7 +227,7 @@ export class MerchantGateways {
     }
   }
 
-  /** The processor has refused its lists to this process. The other processes must know it. */
+  /** The processor has refused its lists, or the credentials, to this process. The other processes must know it. */
   private stopCharges(account: MerchantAccount): void {
     const { merchantAccount } = account;
     const { askAt } = this.stopped.get(merchantAccount) ?? { askAt: this.options.clock.monotonic() + ASK_AGAIN_MS };
@@ -190,7 +256,7 @@ export class MerchantGateways {
     for (const { merchantAccount } of rows)
       if (!this.stopped.has(merchantAccount)) {
         this.stopped.set(merchantAccount, { askAt: clock.monotonic() + ASK_AGAIN_MS, isWritten: true });
-        logger.error({ merchantAccount }, 'No new charges: the processor refuses to show transactions to another process');
+        logger.error({ merchantAccount }, 'No new charges: the processor refuses another process');
       }
     for (const merchantAccount of shared) {
       if (rows.some((row) => row.merchantAccount === merchantAccount)) continue;
@@ -214,7 +280,7 @@ export class MerchantGateways {
         if (adapter.mayCharge?.() === false) return;
         await stops.end(account);
         this.stopped.delete(merchantAccount);
-        logger.info({ merchantAccount }, 'the processor shows transactions again, so charges begin again');
+        logger.info({ merchantAccount }, 'the processor answers again, so charges begin again');
       });
       // A processor that does not answer is asked again.
       this.inBackground(asked.catch(() => undefined));

@@ -42,6 +42,7 @@ export {
   type GatewayAccount,
   type GatewayCapabilities,
   type GatewayDispute,
+  type GoneDispute,
   lateAfterDays,
   type Gateways,
   type Leg,
@@ -241,3 +242,10 @@ export {
   type RefusedAttempt,
 } from './refusals.js';
 export { postgresVelocity, purgeVelocity, type Velocity, velocityMigration } from './velocity.js';
+export {
+  postgresTransactionClaims,
+  type RepeatedTransaction,
+  repeatedTransactions,
+  transactionClaimMigration,
+  type TransactionClaims,
+} from './gateway/transaction-claims.js';

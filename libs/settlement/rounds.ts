@@ -12,7 +12,7 @@ import {
   UnknownCursor,
 } from '#payments';
 import type { Origin } from '#eventstore';
-import { ServiceError, sumCents, timestamp } from '#kernel';
+import { type Json, ServiceError, sumCents, timestamp } from '#kernel';
 import { hashedUuid } from '#platform';
 import { openDispute, updateDispute } from './dispute.js';
 import { findReturns } from './elsewhere.js';
@@ -83,6 +83,11 @@ export const recordDisputes = async (ports: SettlementPorts, signal: AbortSignal
   await eachFeed(ports, 'disputes', lists, signal, options, async (account, gateway, cursor, passed) => {
     const open = await ports.feeds.openDisputes(account);
     for await (const { cursor: next, ...dispute } of readWhilePossible(gateway.disputes!(open, cursor, signal), ports.payments, account)) {
+      if ('gone' in dispute) {
+        // It stays open here, so that it is asked for again. The same task is not raised twice.
+        await disputeTask(ports, account, dispute.externalId, null, { gone: true });
+        continue;
+      }
       await recordDispute(ports, account, dispute);
       await ports.feeds.disputeSeen(account, dispute.externalId, dispute.status === 'debited' || dispute.status === 'in_dispute');
       await passed(next);
@@ -197,7 +202,7 @@ const readWhilePossible = async function* <T>(items: AsyncIterable<T>, { log }: 
 const recordDispute = async (ports: SettlementPorts, account: GatewayAccount, said: GatewayDispute): Promise<void> => {
   const { gateway, merchantAccount } = account;
   const { externalId, chargeTransactionId, ref, status, stage, reasonCode, reason, amountCents, openedOn, dueDate } = said;
-  const { payments, register, store } = ports;
+  const { payments, register } = ports;
   const disputeId = hashedUuid('dispute', gateway, merchantAccount, externalId);
   const origin: Origin = { actor: { type: 'system', id: 'disputes' }, correlationId: disputeId };
   const charges = (await register.transactions(gateway, [chargeTransactionId], ref === null ? [] : [ref])).filter(({ op }) => op === 'charge');
@@ -224,6 +229,19 @@ const recordDispute = async (ports: SettlementPorts, account: GatewayAccount, sa
       }
     }
   }
-  const evidence = { gateway, merchantAccount, dispute: externalId, chargeTransactionId, amountCents, status };
-  await raiseStaffTask(payments, store, charge?.paymentId ?? disputeId, 'gateway_dispute_unmatched', evidence, origin);
+  await disputeTask(ports, account, externalId, charge?.paymentId ?? null, { chargeTransactionId, amountCents, status });
+};
+
+/** `paymentId` null: no payment is known, so the id of the task is that of the dispute. */
+const disputeTask = async (
+  { payments, store }: SettlementPorts,
+  { gateway, merchantAccount }: GatewayAccount,
+  externalId: string,
+  paymentId: string | null,
+  found: Readonly<Record<string, Json>>,
+): Promise<void> => {
+  const disputeId = hashedUuid('dispute', gateway, merchantAccount, externalId);
+  const origin: Origin = { actor: { type: 'system', id: 'disputes' }, correlationId: disputeId };
+  const evidence = { gateway, merchantAccount, dispute: externalId, ...found };
+  await raiseStaffTask(payments, store, paymentId ?? disputeId, 'gateway_dispute_unmatched', evidence, origin);
 };

@@ -115,8 +115,8 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
   const noteRefusal = (code: string) => {
     if (code === TEST_MODE) noteTestMode();
     if (REFUSALS[code]?.of !== 'account') return;
-    alarm('Authorize.Net refuses the credentials of a merchant account', { code });
-    onRefusedCredentials?.();
+    alarm('Authorize.Net refuses the credentials of a merchant account');
+    onRefusedCredentials?.({ isWhole: true });
   };
   const noteTestMode = () => {
     alarm('Authorize.Net answers in test mode, so no money moves');

@@ -61,6 +61,8 @@ const CHECKS = ['match', 'no_match', 'not_checked'] as const satisfies readonly 
 const STATES = ['approved', 'declined', 'voided', 'settling', 'settled', 'settlement_rejected'] as const satisfies readonly TransactionState[];
 const STATUS_OF_KIND: Readonly<Record<string, number>> = { approved: 200, declined: 402, rejected: 422, not_processed: 502 };
 /** Looked up to see whether the simulator answers. No attempt has this reference. */
+/** Pages of one list. A list that goes on, or an empty page that promises more, is a fault; the next reading goes on at the cursor. */
+const MAX_PAGES = 10_000;
 const NO_REF: Ref = '0'.repeat(20);
 const TRANSACTION = /^[0-9A-Za-z_-]{1,64}$/;
 const RFC_3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
@@ -254,13 +256,16 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
   const cannotTell = { kind: 'cannot_tell', why: 'unreachable' } as const;
 
   const linesOf = async function* (batchId: string, signal: AbortSignal): AsyncIterable<SettlementRecord> {
-    for (let from = 0; ;) {
+    let from = 0;
+    for (let page = 1; page <= MAX_PAGES; page += 1) {
       const { lines, more } = await ask(own, 'GET', `/v1/batches/${batchId}?from=${from}`, null, signal);
       const records = listOf(lines).map(settlementRecord);
       yield* records;
       from += records.length;
-      if (more !== true || records.length === 0) return;
+      if (more !== true) return;
+      if (records.length === 0) break;
     }
+    throw unreadableBatch();
   };
 
   const finalize = async ({ ref, account, op }: ReferenceCall, signal: AbortSignal): Promise<Finalized<ChargeTxn | ReversalTxn>> => {
@@ -338,7 +343,7 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
 
     async *settlements(cursor, signal): AsyncIterable<SettledBatch> {
       let after = cursor;
-      for (;;) {
+      for (let count = 1; count <= MAX_PAGES; count += 1) {
         const page = await ask(own, 'GET', `/v1/batches${after === null ? '' : `?after=${encodeURIComponent(after)}`}`, null, signal).catch(
           (error: unknown) => {
             throw cursor !== null && after === cursor && error instanceof GatewayUnreachable && error.status === 404
@@ -353,7 +358,9 @@ export const createSimulatorGateway = (options: SimulatorGatewayOptions): Simula
           after = batchId;
         }
         if (page.more !== true) return;
+        if (listOf(page.batches).length === 0) break;
       }
+      throw unreadableBatch();
     },
 
     async describe(signal): Promise<AccountDescription> {

@@ -21,6 +21,8 @@ export interface Refusal {
   readonly code: string;
   readonly declineCode: string;
   readonly param: string;
+  /** True: the text says that the method of payment cannot be used again. Stripe has no code for it, and the text is not kept. */
+  readonly isUsedUp: boolean;
   /** The intent that the error names. null: none. */
   readonly intent: Fields | null;
 }
@@ -134,6 +136,7 @@ const refusalOf = (status: number, error: Fields): Refusal => ({
   code: wordOf(error.code),
   declineCode: wordOf(error.decline_code),
   param: wordOf(error.param),
+  isUsedUp: /\bmay not be used again\b/i.test(textOf(error.message)),
   intent: isFields(error.payment_intent) ? error.payment_intent : null,
 });
 

@@ -11,6 +11,7 @@ import {
   type AccountDescription,
   type DisputeStatus,
   type GatewayDispute,
+  type GoneDispute,
   MAX_CURSOR_CHARACTERS,
   type PaymentGateway,
   type SettledBatch,
@@ -24,6 +25,14 @@ import { type Fields, fieldsOf, idOf, isFields, textOf, wholeOf } from './fields
 
 /** Of one list. Stripe's maximum. */
 const PAGE = 100;
+
+/**
+ * Pages of one list, of {@link PAGE} objects each. No payout has half a million lines. A list that goes on is a fault of the vendor: the reading ends,
+ * and the next one goes on at the cursor.
+ */
+export const MAX_PAGES = 5_000;
+/** Pages of one list that show nothing new. */
+const MAX_EMPTY_PAGES = 3;
 
 /** Stripe could not be asked, or its answer could not be read. Its own text is not quoted. */
 export class StripeUnanswered extends Error {
@@ -133,7 +142,7 @@ const DISPUTES: Readonly<Record<string, DisputeStatus>> = {
   appeal_needs_response: 'in_dispute',
   appeal_under_review: 'in_dispute',
 };
-/** These statuses of disputes are final, and no money has moved. */
+/** These statuses of disputes are final, and no money has moved. If it was told before as a dispute, its money is back. */
 const NO_DISPUTE = ['warning_closed', 'prevented'];
 const FEES = ['stripe_fee', 'stripe_fx_fee', 'tax_fee', 'application_fee'];
 
@@ -148,6 +157,15 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
     return answered;
   };
   const asked = async (make: StripeCall, what: string, signal: AbortSignal): Promise<Fields> => (await askedWithDate(make, what, signal)).value;
+  /** One object by its id. null: the account has none. */
+  const askedById = async (make: StripeCall, what: string, id: string, signal: AbortSignal): Promise<Fields | null> => {
+    await pace(signal);
+    const answered = await patiently(make, { signal, isList: true });
+    if (answered.kind === 'ok') return answered.value;
+    if (answered.kind !== 'refused' || (answered.status !== 404 && answered.code !== 'resource_missing')) throw new StripeUnanswered(what, answered);
+    log('Stripe does not know an object that it has shown before', { merchantAccount, id });
+    return null;
+  };
 
   /** The members of a list, page by page. A member that the page before has shown is passed over. */
   async function* listed(
@@ -156,7 +174,9 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
     signal: AbortSignal,
   ): AsyncIterable<Fields> {
     let before: ReadonlySet<string> = new Set();
-    for (let after: string | null = null; ;) {
+    let after: string | null = null;
+    let empty = 0;
+    for (let count = 1; count <= MAX_PAGES; count += 1) {
       const page = await asked(list({ limit: PAGE, ...(after !== null && { starting_after: after }) }), what, signal);
       const data = page.data ?? [];
       if (!Array.isArray(data) || !data.every((item) => isFields(item) && idOf(item.id) !== null)) throw new StripeUnanswered(what, null);
@@ -165,9 +185,11 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
       for (const item of items) if (!before.has(item.id as string)) yield item;
       if (page.has_more !== true) return;
       const last: string | null = ids.at(-1) ?? null;
-      if (last === null || last === after) throw new StripeUnanswered(`${what} that end`, null);
+      empty = ids.every((id) => before.has(id)) ? empty + 1 : 0;
+      if (empty > MAX_EMPTY_PAGES || last === null || last === after) throw new StripeUnanswered(`${what} that end`, null);
       [before, after] = [new Set(ids), last];
     }
+    throw new StripeUnanswered(`${what} on at most ${MAX_PAGES} pages`, null);
   }
 
   /** The objects of a feed after a place, oldest first. The open ones of the place come first. */
@@ -185,7 +207,11 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
       if (id === null || created === null) throw new StripeUnanswered(what, null);
       return { id, created, what: judge(thing), thing };
     };
-    for (const id of place.open) yield itemOf(await asked(retrieve(id), what, signal));
+    for (const id of place.open) {
+      const thing = await askedById(retrieve(id), what, id, signal);
+      // It stays open, so that it is asked for again.
+      yield thing ? itemOf(thing) : { id, created: 0, what: 'later', thing: {} };
+    }
     const fresh: Item[] = [];
     const known = new Set([...place.ids, ...place.open]);
     for await (const thing of listed(what, (page) => list({ ...page, created: { gte: place.at } }), signal)) {
@@ -319,7 +345,7 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
       externalId: id,
       chargeTransactionId,
       ref: textOf(fieldsOf(fieldsOf(thing.charge).metadata).payfold_ref) || null,
-      status: DISPUTES[status]!,
+      status: DISPUTES[status] ?? 'recovered',
       stage: status,
       reasonCode: word(fieldsOf(fieldsOf(thing.payment_method_details).card).network_reason_code) || reason,
       reason,
@@ -333,7 +359,7 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
     open: readonly string[],
     cursor: string | null,
     signal: AbortSignal,
-  ): AsyncIterable<GatewayDispute & { readonly cursor: string }> {
+  ): AsyncIterable<(GatewayDispute | GoneDispute) & { readonly cursor: string }> {
     const place = readPlace(cursor);
     const progress = new Progress(place);
     const retrieve =
@@ -342,11 +368,16 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
         stripe.disputes.retrieve(id, { expand: ['charge'] }, terms);
     for (const id of new Set(open)) {
       if (idOf(id) === null || place.open.includes(id)) continue;
-      const thing = await asked(retrieve(id), 'a dispute', signal);
+      const thing = await askedById(retrieve(id), 'a dispute', id, signal);
+      if (!thing) {
+        yield { externalId: id, gone: true, cursor: progress.cursor };
+        continue;
+      }
       const created = wholeOf(thing.created);
       if (idOf(thing.id) !== id || created === null) throw new StripeUnanswered('a dispute', null);
       const item: Item = { id, created, what: judgeDispute(thing), thing };
-      if (item.what === 'ready') yield { ...disputeOf(item), cursor: progress.cursor };
+      // It was told as a dispute, so its end is told too.
+      if (item.what === 'ready' || NO_DISPUTE.includes(textOf(thing.status))) yield { ...disputeOf(item), cursor: progress.cursor };
     }
     const all = items(
       'disputes',

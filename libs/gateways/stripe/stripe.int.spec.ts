@@ -957,7 +957,7 @@ describe('settlement', () => {
 describe('disputes', () => {
   const disputes = async (open_: readonly string[], cursor: string | null) => {
     const all: (GatewayDispute & { cursor: string })[] = [];
-    for await (const dispute of gateway.disputes!(open_, cursor, soon())) all.push(dispute);
+    for await (const dispute of gateway.disputes!(open_, cursor, soon())) all.push(dispute as GatewayDispute & { cursor: string });
     return all;
   };
 

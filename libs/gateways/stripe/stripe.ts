@@ -8,12 +8,13 @@
  * |---|---|---|
  * | no byte was sent | `not_processed`, answered false | the same |
  * | `succeeded` in full, of this intent and reference | `approved` | `approved`; if `pending` or `requires_action`, with `pending` |
- * | an error of the card | `declined` | |
+ * | an error of the card, and an intent that has not succeeded and is not processing | `declined` | |
+ * | the method of payment is unknown, expired or used, and no charge was tried | `declined`, `invalid_token` | |
  * | the intent was canceled, or the key was used up, by `finalize` | `rejected`, finalised | the same |
  * | another refusal of the request | `not_processed`, answered true | `rejected` |
  * | refused credentials | `not_processed`, answered false, and a line in the log | the same |
- * | `rate_limit`, `lock_timeout` after three tries | `not_processed`, answered false | the same |
- * | one of the tries met a request in progress under the same key, and the last one was refused | `unknown` | the same |
+ * | 429, whatever its code, after three tries | `not_processed`, answered false | the same |
+ * | one of the tries got 409, so a request under the same key was in progress, and the last one was refused | `unknown` | the same |
  * | processing, no answer, 5xx, and anything else | `unknown` | the same |
  *
  * A key lives for at least 24 hours at Stripe and is bound to the endpoint of its first use. `finalize` rests on both.
@@ -41,7 +42,7 @@ import type {
 import { type GatewayOptions, latestCharge, latestOf, transportOf } from '../transport/options.js';
 import { createPace } from '../transport/pace.js';
 import { type Answered, type CallTerms, createStripeClient, type Refusal, type StripeCall } from './client.js';
-import { createFeeds, StripeUnanswered } from './feeds.js';
+import { createFeeds, MAX_PAGES, StripeUnanswered } from './feeds.js';
 import { type Fields, fieldsOf, idOf, isFields, textOf, wholeOf } from './fields.js';
 
 export const STRIPE_ENDPOINT = 'https://api.stripe.com';
@@ -112,9 +113,18 @@ interface Tried {
 
 const KEY_IN_USE = 'idempotency_key_in_use';
 /** A refusal that holds only for now: nothing was executed. */
-const isBusy = (answered: Answered): boolean => answered.kind === 'refused' && ['rate_limit', 'lock_timeout', KEY_IN_USE].includes(answered.code);
+const isBusy = (answered: Answered): boolean => answered.kind === 'refused' && (answered.status === 429 || isKeyInUse(answered));
+/** 409 Conflict: "perhaps due to using the same idempotent key". Older answers have no code. */
+const isKeyInUse = ({ status, code }: Refusal): boolean => status === 409 || code === KEY_IN_USE;
 const isOfCredentials = ({ status }: Refusal): boolean => status === 401 || status === 403;
-const isOfKey = ({ type, code }: Refusal): boolean => type === 'idempotency_error' && code !== KEY_IN_USE;
+const isOfKey = (refusal: Refusal): boolean => refusal.type === 'idempotency_error' && !isKeyInUse(refusal);
+/** The token names no card that can be charged: it is unknown, expired or used. */
+const isOfToken = ({ code, param, isUsedUp }: Refusal): boolean =>
+  TOKEN_CODES.includes(code) || (code === 'resource_missing' && param === 'payment_method') || isUsedUp;
+const TOKEN_CODES: readonly string[] = ['token_already_used', 'expired_payment_method', 'payment_method_unexpected_state'];
+/** States of an intent that has taken no money. */
+const NOTHING_TAKEN: readonly string[] = ['requires_payment_method', 'canceled'];
+
 const rawOf = ({ status, type, code, declineCode }: Refusal): string => declineCode || code || type || `HTTP ${status}`;
 
 const refOf = (thing: Fields): string | null => textOf(fieldsOf(thing.metadata).payfold_ref) || null;
@@ -153,10 +163,11 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     for (let tried = 0; ; tried += 1) {
       const answered = await client.call(make, terms);
       const busy = isBusy(answered);
-      keyInUse ||= answered.kind === 'refused' && answered.code === KEY_IN_USE;
+      keyInUse ||= answered.kind === 'refused' && isKeyInUse(answered);
       if (answered.kind === 'refused' && isOfCredentials(answered)) {
         log('Stripe refuses the credentials of a merchant account', { merchantAccount: account.merchantAccount, status: answered.status });
-        onRefusedCredentials?.();
+        // 403: the key lacks one permission, and the calls that need others go on.
+        onRefusedCredentials?.({ isWhole: answered.status === 401 });
       }
       const pauseMs = PAUSES_MS[tried];
       if (!busy || pauseMs === undefined) return { answered, keyInUse };
@@ -251,10 +262,16 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
     const isOfIntent = intent === null || idOf(intent.id) === intentId;
     const state = intent === null ? '' : textOf(intent.status);
     if (!isOfIntent) return { kind: 'unknown', cause: 'unreadable', raw: 'an error of another intent' };
-    if (status === 402 && type === 'card_error') return { kind: 'declined', decline: declineOf(code, declineCode), transactionId: intentId };
+    // An error of the card beside an intent that took or may take the money is a contradiction.
+    const tookNothing = intent === null || NOTHING_TAKEN.includes(state);
+    if (status === 402 && type === 'card_error' && tookNothing)
+      return { kind: 'declined', decline: declineOf(code, declineCode), transactionId: intentId };
     if (state === 'canceled') return { kind: 'rejected', why: 'finalised', raw: code };
     // An intent that waits for a method has moved no money.
     const isIdle = intent === null ? code !== 'payment_intent_unexpected_state' : state === 'requires_payment_method';
+    const isUntried = isIdle && textOf(intent?.latest_charge) === '';
+    if (type === 'invalid_request_error' && isUntried && isOfToken(answered))
+      return { kind: 'declined', decline: { code: 'invalid_token', raw: rawOf(answered) } };
     if (type === 'invalid_request_error' && isIdle) return { kind: 'not_processed', answered: true, raw: rawOf(answered) };
     return { kind: 'unknown', cause: 'unreadable', raw: rawOf(answered) };
   };
@@ -361,7 +378,8 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
 
   /** Searches a list for our reference. null: it is not there. Throws {@link StripeUnanswered}. */
   const search = async (ref: Ref, list: (after: string | undefined) => StripeCall, signal: AbortSignal): Promise<Fields | null> => {
-    for (let after: string | undefined; ;) {
+    let after: string | undefined;
+    for (let page = 1; page <= MAX_PAGES; page += 1) {
       const { answered } = await patiently(list(after), { signal, isList: true });
       const data = answered.kind === 'ok' ? answered.value.data : undefined;
       if (answered.kind !== 'ok' || !(data === null || data === undefined || Array.isArray(data))) throw new StripeUnanswered('a list', answered);
@@ -373,6 +391,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       if (last === null || last === after) throw new StripeUnanswered('a list without an end', answered);
       after = last;
     }
+    throw new StripeUnanswered(`a list of at most ${MAX_PAGES} pages`, null);
   };
   const intentOf = (ref: Ref, begunMs: number, signal: AbortSignal): Promise<Fields | null> =>
     search(

@@ -20,8 +20,11 @@ export interface GatewayOptions {
   readonly listGapMs?: number;
   /** Called with what a person should know. `fields` hold no card data and no secret. Default: nothing. */
   readonly log?: (message: string, fields: object) => void;
-  /** Called each time the processor refuses the credentials, beside a line of `log`. Default: nothing. */
-  readonly onRefusedCredentials?: () => void;
+  /**
+   * Called each time the processor refuses the credentials, beside a line of `log`. `isWhole`: for every call, so that no new charge may begin. Default:
+   * nothing.
+   */
+  readonly onRefusedCredentials?: (refused: { readonly isWhole: boolean }) => void;
   /** Called each time the processor answers a call that moves money as an account in test mode does. Default: nothing. */
   readonly onTestMode?: () => void;
   /** Called each time the processor refuses its lists, so that no new charge may begin. Default: nothing. */

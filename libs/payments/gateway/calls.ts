@@ -31,6 +31,7 @@ export class GatewayCalls {
   private readonly watchers = new Set<(call: GatewayCall) => void>();
   private readonly refused = new Map<string, AccountCount>();
   private readonly held = new Map<string, AccountCount>();
+  private readonly alarms = new Map<string, AccountCount>();
 
   /** Counts a call that the processor refused because of the credentials. `more`: 1 for such a call; 0 when the account is taken into use. */
   countRefused(account: CountedAccount, more: 0 | 1): void {
@@ -40,6 +41,15 @@ export class GatewayCalls {
   /** Counts a charge that the processor held for review. `more`: as in {@link countRefused}. */
   countHeld(account: CountedAccount, more: 0 | 1): void {
     count(this.held, account, more);
+  }
+
+  /** Counts an answer that needs a person at once: in test mode, or with the transaction of another charge. `more`: as in {@link countRefused}. */
+  countAlarm(account: CountedAccount, more: 0 | 1): void {
+    count(this.alarms, account, more);
+  }
+
+  get alarmingAnswers(): readonly AccountCount[] {
+    return [...this.alarms.values()];
   }
 
   get refusedCredentials(): readonly AccountCount[] {

@@ -226,6 +226,12 @@ export interface GatewayDispute {
   readonly dueDate: string | null;
 }
 
+/** A dispute that was open, and that the gateway does not know any more. */
+export interface GoneDispute {
+  readonly externalId: string;
+  readonly gone: true;
+}
+
 /** The account behind the credentials, as the gateway describes it. */
 export interface AccountDescription {
   /** The gateway's own id of the account. Two sets of credentials with the same id settle the same money. */
@@ -374,7 +380,11 @@ export interface PaymentGateway {
    * Disputes that are new since `cursor` (null: all), and those with the ids `open`. Absent: the gateway has no such question. Throws
    * {@link UnknownCursor}, or another error if the gateway cannot be asked.
    */
-  disputes?(open: readonly string[], cursor: string | null, signal: AbortSignal): AsyncIterable<GatewayDispute & { readonly cursor: string }>;
+  disputes?(
+    open: readonly string[],
+    cursor: string | null,
+    signal: AbortSignal,
+  ): AsyncIterable<(GatewayDispute | GoneDispute) & { readonly cursor: string }>;
   /** Describes the account behind the credentials. Throws if the gateway cannot be asked, or refuses the credentials. */
   describe(signal: AbortSignal): Promise<AccountDescription>;
   /** Closes the connections. */
