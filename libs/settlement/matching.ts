@@ -12,7 +12,15 @@ import { ServiceError, timestamp } from '#kernel';
 import { changeCase } from './case.js';
 import { decideElsewhere, LINE_KINDS, settleLineOf } from './elsewhere.js';
 import { type BatchSummary, batchOf, lateLine, recordBatch, recordFunding, type SettlementPorts, wrongHead } from './record.js';
-import { type GatewayAccount, lateAfterDays, type Leg, paymentScopeCondition, refuseClearText, refuseStaffText } from '#payments';
+import {
+  type GatewayAccount,
+  lateAfterDays,
+  type Leg,
+  paymentScopeCondition,
+  refuseClearText,
+  refuseStaffText,
+  repeatedTransactions,
+} from '#payments';
 import { linesOf, nameOfLine } from './batch.js';
 import { everyRow, hashedUuid, type Queryable } from '#platform';
 import {
@@ -226,8 +234,8 @@ export const openExceptions = async (
     const superseded = (await supersede(ports, db)) + (await closeAdopted(ports, db));
     if (superseded > 0) await caughtUp();
     const now = timestamp(ports.payments.clock.now());
-    const [lines, late, wrong] = [await newLines(db), await missing(db, now), await wrongInSuspense(db)];
-    const opened = [...lines, ...late, ...uniqueById(wrong)];
+    const [lines, late, wrong, repeated] = [await newLines(db), await missing(db, now), await wrongInSuspense(db), await repeatedAtGateway(db)];
+    const opened = [...lines, ...late, ...uniqueById(wrong), ...repeated];
     const open = (one: OpenedException) =>
       changeCase(ports, one.exceptionId, { type: 'Open', at: now, opened: one }, SYSTEM, hashedUuid('exception-opened', one.exceptionId));
     // Each exception has a stream of its own. Postgres commits simultaneous appends together.
@@ -350,6 +358,30 @@ const missing = async (db: Queryable, now: string): Promise<OpenedException[]> =
       suspenseCents: 0,
     };
   });
+};
+
+/** Charges that the processor answered with the transaction of another charge, and that have no exception yet. */
+const repeatedAtGateway = async (db: Queryable): Promise<OpenedException[]> => {
+  const repeated = await repeatedTransactions(db);
+  if (repeated.length === 0) return [];
+  const refs = repeated.flatMap((one) => one.refs);
+  const { rows } = await db.query<{ ref: string; payment_id: string | null; leg: Leg; has_case: boolean }>(
+    `select t.ref, t.payment_id, t.leg, exists (select from settlement_case c where c.ref = t.ref and c.kind = 'DUPLICATE_AT_GATEWAY') as has_case
+     from gateway_transaction t where t.ref = any($1::text[])`,
+    [refs],
+  );
+  const byRef = new Map(rows.map((row) => [row.ref, row]));
+  return repeated.flatMap(({ gateway, merchantAccount, transactionId, refs: of }) =>
+    of.flatMap((ref): OpenedException[] => {
+      const row = byRef.get(ref);
+      // The register may not have the charge yet.
+      if (!row || row.has_case) return [];
+      const found = { gateway, merchantAccount, transactionId, ref, paymentId: row.payment_id, leg: row.leg } as const;
+      const exceptionId = hashedUuid('settlement-exception', 'DUPLICATE_AT_GATEWAY', ref);
+      const nothing = { batchId: null, line: null, grossCents: null, expectedCents: null, suspenseCents: 0 } as const;
+      return [{ exceptionId, kind: 'DUPLICATE_AT_GATEWAY', ...found, ...nothing }];
+    }),
+  );
 };
 
 /** Corrected lines whose resolved exceptions took a wrong amount out of suspense. */

@@ -201,11 +201,11 @@ describe('a charge', () => {
 
   test('a token that is unknown or was used is refused, and nothing is charged', async () => {
     const ref = drawRef();
-    expect(await charge({ ref, token: 'pm_unknown' })).toEqual({ kind: 'not_processed', answered: true, raw: 'resource_missing' });
+    expect(await charge({ ref, token: 'pm_unknown' })).toEqual({ kind: 'declined', decline: { code: 'invalid_token', raw: 'resource_missing' } });
     expect(await finalize('charge', ref)).toEqual({ kind: 'never' });
     const token = await control.method();
     await charged(drawRef(), 1_000, token);
-    expect(await charge({ token })).toMatchObject({ kind: 'not_processed', answered: true });
+    expect(await charge({ token })).toMatchObject({ kind: 'declined', decline: { code: 'invalid_token' } });
   });
 
   test('no byte is sent later than 55 s after the intent', async () => {
