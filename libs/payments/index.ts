@@ -68,6 +68,7 @@ export {
 } from './gateway/gateway.js';
 export {
   type Claim,
+  type CreateKey,
   type ClaimRequest,
   type FoundKey,
   type IdempotencyStore,
@@ -95,6 +96,7 @@ export { abandon, type EmptyCreate, emptyCreates, type EndedCreate, endedCreates
 export { type Answered, type AnswerEncoder, atStableTime, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { type Claims, type ClaimsDatabase, ClaimsGate, claimsMigration, type KeptPlace } from './keys/claims.js';
+export { type FoundByKey, KEY_STATES, keyUnreadable, lookUpKey } from './keys/look-up.js';
 export { purgeKeys, sweepKeys } from './keys/sweep.js';
 export { type ListFilters, NO_FILTERS } from './list-filters.js';
 export {

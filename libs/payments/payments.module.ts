@@ -27,6 +27,7 @@ import { openClaims } from './keys/claims.js';
 import { keysFromLog } from './keys/from-log.js';
 import type { AnswerEncoder, Answered } from './keys/once-by-key.js';
 import { postgresIdempotency } from './keys/postgres.js';
+import { type FoundByKey, lookUpKey } from './keys/look-up.js';
 import { type ListedPage, listPayments, type ListRequest, paymentListModel, postgresListRows } from './list.js';
 import type { PaymentView, ReversalView } from './payment.view.js';
 import { createRecovery, postgresRecoveryWork } from './recovery.js';
@@ -104,6 +105,16 @@ export class ListPayments extends Query<ListedPage> {
   }
 }
 
+/** What a key of a create has made (C44). */
+export class FindByKey extends Query<FoundByKey> {
+  constructor(
+    readonly accountId: string,
+    readonly key: string,
+  ) {
+    super();
+  }
+}
+
 export class QuoteFee extends Query<FeeQuote> {
   constructor(readonly request: QuoteRequest) {
     super();
@@ -121,6 +132,7 @@ const HANDLERS = [
   ),
   queryHandler(FindPayment, PAYMENT_SERVICES, (services: PaymentServices, { accountId, paymentId }) => findPayment(services, accountId, paymentId)),
   queryHandler(ListPayments, PAYMENT_SERVICES, ({ list }: PaymentServices, { request }) => listPayments(list, request)),
+  queryHandler(FindByKey, PAYMENT_SERVICES, (services: PaymentServices, { accountId, key }) => lookUpKey(services, accountId, key)),
   queryHandler(QuoteFee, PAYMENT_SERVICES, (services: PaymentServices, { request }) => quoteFee(services, request)),
 ];
 

@@ -1,4 +1,9 @@
 /** Idempotency of create, refund and void (specification, Idempotency; C12 to C20, T1 to T12). Two API instances over one database. */
+import { spawn } from 'node:child_process';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
 import { chargeOnce, type RefundView, reverseByStaff, type VoidView } from '#payments';
@@ -15,7 +20,9 @@ import {
   expiryIn,
   PARTNER,
   paymentOf,
+  type PaymentPage,
   PAYMENTS,
+  type Sent,
   type Service,
   startService,
   type TestAccount,
@@ -54,6 +61,12 @@ const moved = async (work: () => Promise<unknown>): Promise<Truth[]> => {
 };
 const arm = (fault: Parameters<SimulatorControl['arm']>[0]) =>
   service.simulator.arm({ ...fault, match: { ...fault.match, merchantAccount: `agency-${portal}` } });
+const vanish = (key: string, paymentId?: string) =>
+  service.services.pool.query(
+    `update idempotency_key set state = 'in_progress', status = null, body = null, lease_until = clock_timestamp() - interval '1 second',
+       payment_id = coalesce($2, payment_id) where key_hash = $1`,
+    [keyHash(key), paymentId ?? null],
+  );
 const expectReplay = (again: Answer<unknown>, first: Answer<unknown>) => {
   expect(replayed(first)).toBeUndefined();
   expect([again.status, again.text, replayed(again)]).toEqual([first.status, first.text, 'true']);
@@ -384,13 +397,6 @@ describe('keys are kept for 24 hours (C20)', () => {
 });
 
 describe('a request that vanished is taken over when its lease is over (T7)', () => {
-  const vanish = (key: string, paymentId?: string) =>
-    service.services.pool.query(
-      `update idempotency_key set state = 'in_progress', status = null, body = null, lease_until = clock_timestamp() - interval '1 second',
-         payment_id = coalesce($2, payment_id) where key_hash = $1`,
-      [keyHash(key), paymentId ?? null],
-    );
-
   test.each([
     ['approved', CARD.approved],
     ['declined', CARD.declined],
@@ -761,4 +767,134 @@ describe('rules that are younger than a key come after the look at it (E7, C63)'
     expect(movements).toEqual([]);
     expect((await client.find(id)).data.refundedAmountCents).toBe(10);
   });
+});
+
+describe('GET /payments?idempotencyKey (C44)', () => {
+  const look = (key: string, more = '', sent?: Sent) =>
+    client.get<PaymentPage & { keyState: string }>(`${PAYMENTS}?idempotencyKey=${encodeURIComponent(key)}${more}`, sent);
+  const seen = async (key: string) => {
+    const { status, data } = await look(key);
+    return [status, data.keyState, data.payments.map(({ id }) => id), data.nextCursor];
+  };
+
+  test('completed: the payment that the key made, as it is now; a declined one too', async () => {
+    const key = `${newKey()} +/&=%`;
+    const { id } = await client.created(paymentOf(portal), { key });
+    await client.refund(id, { amountCents: 5 });
+    expect(await seen(key)).toEqual([200, 'completed', [id], null]);
+    expect((await look(key)).data.payments).toEqual([(await client.find(id)).data]);
+    const declined = newKey();
+    const { details } = await client.create(paymentOf(portal, { number: CARD.declined }), { key: declined });
+    expect(await seen(declined)).toEqual([200, 'completed', [details!.id], null]);
+  });
+
+  test('absent: no such key, one that was given back, a key of a refund, or of another account; the message promises nothing', async () => {
+    const [refund, back, others] = [newKey(), newKey(), newKey()];
+    await client.refund((await client.created(paymentOf(portal))).id, { amountCents: 5 }, { key: refund });
+    await client.create({ ...paymentOf(portal), portalId: '018f0000-0000-7000-8000-00000000dead' }, { key: back });
+    const stranger = await service.account();
+    await stranger.client.create(paymentOf(await service.portal(stranger)), { key: others });
+    for (const key of [newKey(), refund, back, others]) expect(await seen(key)).toEqual([200, 'absent', [], null]);
+    expect((await look(newKey())).message).toMatch(/promises nothing/);
+  });
+
+  test('reserved: the payment to read, or none if nothing was charged', async () => {
+    const key = newKey();
+    const { details } = await client.create(paymentOf(portal, { number: CARD.unresolvable }), { key });
+    expect(await seen(key)).toEqual([200, 'reserved', [details!.id], null]);
+    const vanished = newKey();
+    await client.create(paymentOf(portal), { key: vanished });
+    await vanish(vanished, service.services.ids.uuid());
+    expect(await seen(vanished)).toEqual([200, 'reserved', [], null]);
+    expect((await client.create(paymentOf(portal), { key: vanished })).message).toBe('Nothing was charged. Use a new key.');
+  });
+
+  test('while the request runs 409 with Retry-After; an expired lease is taken over first (T7)', async () => {
+    const key = newKey();
+    const first = client.create(paymentOf(portal, { number: CARD.slow }), { key });
+    await claimed(key);
+    const running = await look(key, '', { instance: 1 });
+    expect([running.status, running.code]).toEqual([409, 'IDEMPOTENCY_IN_PROGRESS']);
+    expect(Number(running.headers['retry-after'])).toBeGreaterThanOrEqual(1);
+    const { id } = (await first).data;
+    await vanish(key);
+    expect(await moved(async () => expect(await seen(key)).toEqual([200, 'completed', [id], null]))).toEqual([]);
+  });
+
+  test.each([
+    ['an empty key', '', ''],
+    ['a key of 256 characters', 'k'.repeat(256), ''],
+    ['a key that is not ASCII', 'kä', ''],
+    ['another parameter', 'k', '&limit=1'],
+    ['an unknown parameter', 'k', '&referenceId=R'],
+    ['a second key', 'k', '&idempotencyKey=k'],
+  ])('%s: 400', async (_, key, more) => {
+    const answer = await look(key, more);
+    expect([answer.status, answer.code]).toEqual([400, 'VALIDATION_ERROR']);
+  });
+
+  test('503 while rows of keys may be missing; and no line of the log holds the key', async () => {
+    const key = 'a-key-that-no-log-may-hold';
+    const { id } = await client.created(paymentOf(portal), { key });
+    const { claims } = service.services.payments;
+    const { isOpen, begun } = claims;
+    try {
+      Object.assign(claims, { isOpen: false, begun: () => Promise.resolve() });
+      expect([(await look(key)).code, (await look('another')).code]).toEqual(['IDEMPOTENCY_UNAVAILABLE', 'IDEMPOTENCY_UNAVAILABLE']);
+    } finally {
+      Object.assign(claims, { isOpen, begun });
+    }
+    expect(await seen(key)).toEqual([200, 'completed', [id], null]);
+    expect(service.log.some((line) => line.includes('answered'))).toBe(true);
+    expect(service.log.filter((line) => line.includes(key))).toEqual([]);
+  });
+});
+
+describe('examples/no-card-on-disk: a program of a partner that dies before it has the answer', () => {
+  const TILL = new URL('../../examples/no-card-on-disk/pay.mjs', import.meta.url).pathname.replace('/dist/', '/');
+  const INTENTIONS = 5;
+  const KILLS_OF_EACH = 4;
+
+  test('killed at twenty random moments: each intention is charged once, and no card is in its record', async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'payfold-till-'));
+    const { cardNumber, expirationDate, cvv } = card();
+    const run = (number: number) => {
+      const env = { PAYFOLD_URL: service.urls[0], PAYFOLD_API_KEY: partner.apiKey, PORTAL: portal, RECORD: join(folder, 'payments.ndjson') };
+      const program = spawn(process.execPath, [TILL, `intention-${number}`, String(1_000 + number)], { env, stdio: ['pipe', 'ignore', 'inherit'] });
+      program.stdin.on('error', () => undefined).end(JSON.stringify({ cardNumber, expirationDate, cvv }));
+      return { program, exited: new Promise<number | null>((resolve) => program.on('exit', resolve)) };
+    };
+    try {
+      const begun = performance.now();
+      expect(await run(0).exited).toBe(0);
+      const longest = (performance.now() - begun) * 1.5;
+      const moments: number[] = [];
+      const charges = await moved(() =>
+        Promise.all(
+          Array.from({ length: INTENTIONS }, async (_, index) => {
+            for (let kill = 0; kill < KILLS_OF_EACH; kill++) {
+              const { program, exited } = run(index + 1);
+              const moment = Math.random() * longest;
+              moments.push(Math.round(moment));
+              await Promise.race([sleep(moment), exited]);
+              program.kill('SIGKILL');
+              await exited;
+            }
+            let code = await run(index + 1).exited;
+            for (let again = 0; code === 2 && again < 10; again++) code = await run(index + 1).exited;
+            expect([index, code]).toEqual([index, 0]);
+          }),
+        ),
+      );
+      const paid = (await client.list({ limit: 100 })).data.payments.flatMap(({ status, lineItems }) => (status === 'succeeded' ? lineItems.map(({ referenceId }) => referenceId) : [])); // prettier-ignore
+      const amounts = charges.filter(({ op }) => op === 'charge').map(({ amountCents }) => amountCents! - 1_300);
+      const numbers = Array.from({ length: INTENTIONS }, (_, index) => index + 1);
+      expect([moments, amounts.sort()]).toEqual([moments, numbers]);
+      expect(paid.filter((reference) => reference.startsWith('intention-')).sort()).toEqual([0, ...numbers].map((number) => `intention-${number}`));
+      const record = await readFile(join(folder, 'payments.ndjson'), 'utf8');
+      for (const secret of [cardNumber, cardNumber.replaceAll(' ', ''), expirationDate, 'cvv']) expect(record).not.toContain(secret);
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+  }, 120_000);
 });

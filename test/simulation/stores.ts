@@ -36,6 +36,7 @@ import {
   gatewayRef,
   type IdempotencyStore,
   KEEP_HOURS,
+  type CreateKey,
   type KeyName,
   keyNameOf,
   type KeyRows,
@@ -301,8 +302,15 @@ export class KeyTable {
     return true;
   }
 
-  takeOverStale(limit: number): KeyRow[] {
+  ofCreate(name: KeyName): CreateKey | null {
+    const row = this.find(name);
+    if (!row || row.operation !== 'create' || row.state === 'released' || (row.state === 'completed' && row.expiresAt <= this.now())) return null;
+    return { state: row.state, paymentId: row.paymentId, leaseLeft: row.state === 'in_progress' ? (row.leaseUntil! - this.now()) / 1000 : null };
+  }
+
+  takeOverStale(limit: number, only?: KeyName): KeyRow[] {
     const stale = [...this.rows.values()]
+      .filter((row) => !only || rowName(row) === rowName(only))
       .filter(({ state, operation, leaseUntil }) => state === 'in_progress' && operation === 'create' && leaseUntil! < this.now())
       .sort((a, b) => a.leaseUntil! - b.leaseUntil!)
       .slice(0, limit);
@@ -392,8 +400,9 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       ),
     holds: (at, fence, attemptId) => statement('holds', () => table.holds(at, fence, attemptId)),
     renewAttempt: (at, fence, attemptId) => statement('renewAttempt', () => table.renewAttempt(at, fence, attemptId)),
-    takeOverStale: async (limit) => {
-      const rows = await statement('takeOverStale', () => table.takeOverStale(limit), true);
+    ofCreate: (name) => statement('ofCreate', () => table.ofCreate(name), true),
+    takeOverStale: async (limit, only) => {
+      const rows = await statement('takeOverStale', () => table.takeOverStale(limit, only), true);
       return rows.map((row) => ({ ...owned(row, true), accountId: row.accountId, keyHash: row.keyHash }));
     },
     purge: async (limit, resolved, stop) => {

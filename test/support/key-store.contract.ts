@@ -452,6 +452,26 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(swept.flat().some(({ paymentId }) => paymentId === PAYMENT)).toBe(false);
         expect(await stateOf(refund)).toBe('in_progress');
       });
+
+      test('the row of a create can be looked up without the body, and taken over alone', async () => {
+        const [one, other, refund] = [newKey(), newKey(), newKey()];
+        const name = store.name(ACCOUNT, one);
+        expect(await store.ofCreate(name)).toBeNull();
+        const { paymentId } = await own(one);
+        await own(other);
+        await own(refund, { operation: REFUND });
+        expect(await store.ofCreate(name)).toMatchObject({ state: 'in_progress', paymentId });
+        expect((await store.ofCreate(name))!.leaseLeft).toBeGreaterThan(0);
+        expect(await store.ofCreate(store.name(ACCOUNT, refund))).toBeNull();
+        await leaseEnds(one);
+        await leaseEnds(other);
+        expect((await store.ofCreate(name))!.leaseLeft).toBeLessThanOrEqual(0);
+        const taken = await store.takeOverStale(100, name);
+        expect(taken.map((row) => row.paymentId)).toEqual([paymentId]);
+        expect(await store.finish(name, taken[0]!.fence, { to: 'completed', answer: ANSWER })).toBe(true);
+        expect(await store.ofCreate(name)).toEqual({ state: 'completed', paymentId, leaseLeft: null });
+        expect((await store.ofCreate(store.name(ACCOUNT, other)))!.leaseLeft).toBeLessThanOrEqual(0);
+      });
     });
 
     describe('a look', () => {

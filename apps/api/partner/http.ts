@@ -14,7 +14,7 @@ import type { FastifyReply } from 'fastify';
 import { authenticate, type AuthenticationDeps, type Caller } from '#accounts';
 import { AUTHENTICATION } from '#accounts/module';
 import { canonicalJson } from '#kernel';
-import { idempotencyUnavailable, type Received, type RequestText } from '#payments';
+import { idempotencyUnavailable, keyUnreadable, type Received, type RequestText } from '#payments';
 import { Convoy, DatabaseUnavailable, type Slot, type Slots } from '#platform';
 import {
   type Fault,
@@ -53,6 +53,7 @@ export class AuthGuard implements CanActivate {
       // If the directory cannot be read, the idempotency keys probably cannot be read either. For a request with a key, a plain 500 would mean that
       // work may have begun (C16, C19).
       if (error instanceof DatabaseUnavailable && headerLines(request.raw.rawHeaders, 'idempotency-key').length > 0) throw idempotencyUnavailable();
+      if (error instanceof DatabaseUnavailable && Object.hasOwn(request.query as object, 'idempotencyKey')) throw keyUnreadable();
       throw error;
     }
     const reply = context.switchToHttp().getResponse<FastifyReply>();

@@ -4,12 +4,25 @@ import { CommandBus, QueryBus } from '@nestjs/cqrs';
 import { ApiOperation, ApiParam, ApiQuery, ApiTags } from '@nestjs/swagger';
 import type { FastifyReply } from 'fastify';
 import type { Caller } from '#accounts';
-import { ChargePayment, FindPayment, ListPayments, ReversePayment } from '#payments/module';
+import { ChargePayment, FindByKey, FindPayment, ListPayments, ReversePayment } from '#payments/module';
 import { type Answer, successAnswer } from '#platform';
 import { sendAnswer, validated } from '#platform/http';
 import { answerOf } from '../../answers.js';
 import { Answers, CallerOf, Partner, type PartnerRequest, receivedOf, RequestOf } from './http.js';
-import { chargeRequestOf, CreatePaymentRequest, ListQuery, listRequestOf, NO_FEE, refuseAmount, RefundRequest, VoidRequest } from './requests.js';
+import {
+  askedKeyOf,
+  chargeRequestOf,
+  CreatePaymentRequest,
+  ListQuery,
+  listRequestOf,
+  NO_FEE,
+  refuseAmount,
+  RefundRequest,
+  VoidRequest,
+} from './requests.js';
+
+const KEY_IS_ABSENT =
+  'No create with this key is known. That promises nothing: the request may still arrive, or its key was forgotten after 24 hours. Charge again with the same key only.';
 
 @Partner()
 @ApiTags('Payments')
@@ -44,12 +57,18 @@ export class PaymentsController {
   @Get()
   @ApiOperation({
     summary: "List the account's payments, newest first",
-    description: 'While `nextCursor` is not null, send it as `cursor` with the same filters.',
+    description:
+      'While `nextCursor` is not null, send it as `cursor` with the same filters. With `idempotencyKey`: the payment of that key, if there is one.',
     operationId: 'listPayments',
   })
   @ApiQuery({ type: ListQuery })
-  @Answers({ result: 'PaymentPageEnvelope', headers: ['Ledger-Position', 'Ledger-Lag'], errors: [429] })
+  @Answers({ result: 'PaymentPageEnvelope', headers: ['Ledger-Position', 'Ledger-Lag'], errors: [409, 429] })
   async list(@CallerOf() caller: Caller, @Query() query: Record<string, unknown>, @Res() reply: FastifyReply): Promise<void> {
+    const key = askedKeyOf(query);
+    if (key !== null) {
+      const found = await this.queries.execute(new FindByKey(caller.accountId, key));
+      return sendAnswer(reply, successAnswer(found, found.keyState === 'absent' ? KEY_IS_ABSENT : undefined));
+    }
     const { page, ledger } = await this.queries.execute(new ListPayments(listRequestOf(caller.accountId, query)));
     void reply.header('ledger-position', ledger.position ?? '').header('ledger-lag', String(ledger.lag));
     sendAnswer(reply, successAnswer(page));

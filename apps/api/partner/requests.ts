@@ -21,7 +21,9 @@ import {
   EnumField,
   type Fault,
   Field,
+  keyFault,
   laterTextFault,
+  MAX_KEY_LENGTH,
   NestedField,
   TextField,
   validated,
@@ -260,7 +262,27 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
     check: (value) => (wholeNumber(value) <= MAX_PAGE ? null : `must be 1 to ${MAX_PAGE}`),
   })
   limit: string | undefined;
+  @Field({
+    optional: true,
+    schema: {
+      type: 'string',
+      minLength: 1,
+      maxLength: MAX_KEY_LENGTH,
+      description: 'The payment that the create with this `Idempotency-Key` made, and `keyState`. No other parameter may stand beside it.',
+    },
+    check: (value) => keyFault(value as string),
+  })
+  idempotencyKey: string | undefined;
 }
+
+/** The key that a list asks about (C44). null: it asks for a page. */
+export const askedKeyOf = (query: Readonly<Record<string, unknown>>): string | null => {
+  if (!Object.hasOwn(query, 'idempotencyKey')) return null;
+  const { idempotencyKey, ...others } = validatedQuery(ListQuery, query);
+  if (Object.values(others).some((value) => value !== undefined))
+    throw validationError([{ field: 'idempotencyKey', message: 'takes no other parameter beside it' }]);
+  return idempotencyKey ?? null;
+};
 
 /** Parses a whole number from 1. Returns Infinity for any other text. */
 const wholeNumber = (value: unknown): number => (typeof value === 'string' && /^[1-9]\d*$/.test(value) ? Number(value) : Number.POSITIVE_INFINITY);

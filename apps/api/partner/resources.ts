@@ -10,6 +10,7 @@ import type { TokenGrant } from '#accounts';
 import {
   DECLINE_CODES,
   type FeeQuote as FeeQuoteView,
+  KEY_STATES,
   type LineItemView,
   type Payer,
   PAYMENT_STATUSES,
@@ -39,6 +40,10 @@ export const WORDS = {
   SettlementStatus: words(
     '`settled`: a void is no longer possible, refund instead. `rejected`: the money never came. `unsettled` promises no void.',
     SETTLEMENT_STATUSES,
+  ),
+  KeyState: words(
+    'What is known of the key. `completed`: its payment has an outcome. `reserved`: it never charges again; read its payment, if there is one. `absent` promises nothing.',
+    KEY_STATES,
   ),
   Currency: words('ISO 4217.', ['USD']),
   CaptureMode: words('Payments are immediate sales.', ['sale', 'auth']),
@@ -141,6 +146,7 @@ export class Payment implements PaymentView {
 export class PaymentPage implements PaymentPageView {
   @ApiProperty({ type: Payment, isArray: true }) payments!: Payment[];
   @ApiProperty({ ...orNull(text), description: 'Pass it as `cursor`, with the same filters; null on the last page.' }) nextCursor!: string | null;
+  @ApiPropertyOptional(word('KeyState', 'Only in the answer to `idempotencyKey`.')) keyState?: string;
 }
 
 export class RefundResult implements RefundView {

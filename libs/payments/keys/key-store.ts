@@ -61,6 +61,13 @@ export interface KeyName {
   readonly keyHash: Buffer;
 }
 
+export interface CreateKey {
+  readonly state: 'in_progress' | 'completed' | 'reserved';
+  readonly paymentId: string;
+  /** Seconds until the lease ends. null: no request runs. */
+  readonly leaseLeft: number | null;
+}
+
 /** Asks whether a key still belongs to the attempt of its owner. */
 export type HoldsKey = () => Promise<boolean>;
 
@@ -88,8 +95,10 @@ export interface IdempotencyStore {
   name(accountId: string, key: string): KeyName;
   /** The key as an intent records it. */
   recorded(request: ClaimRequest): RecordedKey;
-  /** Takes over keys of creates whose lease has ended, for the sweeper (T7). */
-  takeOverStale(limit: number): Promise<(KeyName & Owned)[]>;
+  /** The row of a create's key. null: there is none, it has expired, or the key is of a refund or void. Throws if the store does not answer. */
+  ofCreate(name: KeyName): Promise<CreateKey | null>;
+  /** Takes over keys of creates whose lease has ended (T7). `only`: no other key. */
+  takeOverStale(limit: number, only?: KeyName): Promise<(KeyName & Owned)[]>;
   /**
    * Deletes expired rows, `limit` at a time. Deletes a row without an answer only if `resolved` says so (C16, T12): such a key may be bound to an
    * attempt that is still open. After `stop` aborts, begins no further batch.

@@ -226,7 +226,7 @@ export const atStableTime = <T>({ sandboxTime }: { readonly sandboxTime?: Pick<S
 
 const mismatch = () => new ServiceError('IDEMPOTENCY_MISMATCH', 'This Idempotency-Key was used with a different request.');
 
-const inProgress = (retryAfterSeconds: number) =>
+export const inProgress = (retryAfterSeconds: number) =>
   new ServiceError('IDEMPOTENCY_IN_PROGRESS', 'The first request with this Idempotency-Key is still being processed.', {}, { retryAfterSeconds });
 
 /** The end of a key after its request (C15–C17). */

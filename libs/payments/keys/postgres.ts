@@ -167,8 +167,13 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
       const { rowCount } = await pool.query({ name: 'idempotency-holds', text: HOLDS, values: [accountId, keyHash, fence, attemptId] });
       return rowCount === 1;
     },
-    takeOverStale: async (limit) => {
-      const { rows } = await pool.query<BoundRow>(TAKE_OVER_STALE, [LEASE_SECONDS, limit]);
+    ofCreate: async (of) => {
+      const row = await find(of);
+      if (!row || row.begins_anew || row.operation !== 'create' || row.state === 'released') return null;
+      return { state: row.state, paymentId: row.payment_id, leaseLeft: row.state === 'in_progress' ? (row.lease_left ?? 0) : null };
+    },
+    takeOverStale: async (limit, only) => {
+      const { rows } = await pool.query<BoundRow>(TAKE_OVER_STALE, [LEASE_SECONDS, limit, only?.accountId ?? null, only?.keyHash ?? null]);
       return rows.map((row) => ({
         kind: 'owned',
         tookOver: true,
@@ -408,6 +413,7 @@ const TAKE_OVER_STALE = `
   update idempotency_key k set fence = default, lease_until = clock_timestamp() + make_interval(secs => $1)
   from (select api_account_id, key_hash from idempotency_key
         where state = 'in_progress' and operation = 'create' and lease_until < now()
+          and ($3::uuid is null or (api_account_id = $3 and key_hash = $4::bytea))
         order by lease_until limit $2 for update skip locked) stale
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
   returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;

@@ -3,7 +3,7 @@ import { Deadline, timestamp } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
 import { resultOf } from '../payment.js';
-import { KEEP_HOURS } from './key-store.js';
+import { KEEP_HOURS, type KeyName } from './key-store.js';
 import { toStore } from './once-by-key.js';
 
 const SWEEP_BATCH = 100;
@@ -12,9 +12,10 @@ const HOUR_MS = 3_600_000;
 
 /**
  * Finishes the keys of creates whose request vanished, from their streams (T7). If a stream holds no outcome, fences it and makes the key reserved.
+ * `only`: no other key.
  */
-export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentServices): Promise<void> => {
-  for (const row of await idempotency.takeOverStale(SWEEP_BATCH)) {
+export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentServices, only?: KeyName): Promise<void> => {
+  for (const row of await idempotency.takeOverStale(SWEEP_BATCH, only)) {
     const origin = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ports.ids.uuid() };
     // If a key cannot be finished now, a later round takes it over again. This round continues with the other keys.
     try {

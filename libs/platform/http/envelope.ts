@@ -9,7 +9,7 @@ export interface Answer {
   readonly replayed?: boolean;
 }
 
-export const successAnswer = (data: unknown): Answer => ({ status: 200, body: JSON.stringify({ success: true, data }) });
+export const successAnswer = (data: unknown, message?: string): Answer => ({ status: 200, body: JSON.stringify({ success: true, data, message }) });
 
 export const errorAnswer = (error: ServiceError | AuthenticationError): Answer => {
   if (error instanceof AuthenticationError) return { status: error.status, body: JSON.stringify({ success: false, message: error.message }) };

@@ -16,10 +16,14 @@ export const idempotencyKeyOf = (rawHeaders: readonly string[]): string | null =
   if (lines.length === 0) return null;
   if (lines.length > 1) throw invalid('Idempotency-Key was sent more than once.');
   const key = lines[0]!;
-  if (key.length < 1 || key.length > MAX_KEY_LENGTH || !VISIBLE_ASCII.test(key))
-    throw invalid(`Idempotency-Key must be 1 to ${MAX_KEY_LENGTH} visible ASCII characters.`);
+  const fault = keyFault(key);
+  if (fault) throw invalid(`Idempotency-Key ${fault}.`);
   return key;
 };
+
+/** The fault of a text that is no key (C14). null: there is no fault. */
+export const keyFault = (key: string): string | null =>
+  key.length < 1 || key.length > MAX_KEY_LENGTH || !VISIBLE_ASCII.test(key) ? `must be 1 to ${MAX_KEY_LENGTH} visible ASCII characters` : null;
 
 /** Refuses a body that is neither JSON nor empty (C65). */
 export const refuseOtherContentTypes = (contentType: string | undefined, contentEncoding: string | undefined, bytes: Uint8Array): void => {

@@ -14,6 +14,6 @@ export {
   validationError,
 } from './fields.js';
 export { parseForm, parseFormBody, RepeatedParameter } from './form.js';
-export { headerLines, IDEMPOTENCY_KEY_PATTERN, idempotencyKeyOf, MAX_KEY_LENGTH, refuseOtherContentTypes } from './headers.js';
+export { headerLines, IDEMPOTENCY_KEY_PATTERN, idempotencyKeyOf, keyFault, MAX_KEY_LENGTH, refuseOtherContentTypes } from './headers.js';
 export { type Answered, createHttpAdapter, type ServerOptions } from './server.js';
 export { type JsonObject, parseStrictJson, parseStrictText } from './strict-json.js';
