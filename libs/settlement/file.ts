@@ -4,7 +4,7 @@ import { stat } from 'node:fs/promises';
 import { isDay, ServiceError } from '#kernel';
 import { type Funding, MAX_BATCH_LINES } from './record.js';
 import { type SettlementRecord } from '#payments';
-import { holdsCardNumber } from '#platform';
+import { holdsCardNumber, parseExactly } from '#platform';
 
 const COLUMNS = ['batch_id', 'closed_at', 'transaction_id', 'ref', 'type', 'gross_cents', 'fee_cents', 'net_cents', 'funded_on'] as const;
 type Column = (typeof COLUMNS)[number];
@@ -103,7 +103,7 @@ type Row = Readonly<Record<Column, string | number | null | undefined>>;
 const parseJson = (text: string, number: number): Row => {
   let value: unknown;
   try {
-    value = JSON.parse(text);
+    value = parseExactly(text);
   } catch {
     throw new RefusedFile(number, 'it is not JSON');
   }

@@ -3,6 +3,8 @@
  * and text may be a number; one element of a list may stand without its list. It never guesses: what is no id, amount or time is null.
  */
 
+import { parseExactly } from '#platform';
+
 export type Fields = Readonly<Record<string, unknown>>;
 
 const isFields = (value: unknown): value is Fields => value !== null && typeof value === 'object' && !Array.isArray(value);
@@ -10,7 +12,7 @@ const isFields = (value: unknown): value is Fields => value !== null && typeof v
 /** The object in an answer. null: the answer is no JSON object. */
 export const readAnswer = (text: string): Fields | null => {
   try {
-    const value: unknown = JSON.parse(text.startsWith('\ufeff') ? text.slice(1) : text);
+    const value = parseExactly(text.startsWith('\ufeff') ? text.slice(1) : text);
     return isFields(value) ? value : null;
   } catch {
     return null;

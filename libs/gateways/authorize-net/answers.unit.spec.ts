@@ -77,3 +77,8 @@ test('an answer says Ok and a code, or neither', () => {
     expect(messageCode(answer)).toBe('');
   }
 });
+
+test('a number that would become another one is no amount; one that nobody reads does not matter', () => {
+  const answer = readAnswer('{"amount":10.00000000000000000001,"other":1e-400,"fine":10.50}')!;
+  expect([centsOf(answer.amount), centsOf(answer.fine)]).toEqual([null, 1_050]);
+});

@@ -16,7 +16,7 @@
  * token counts as unreadable.
  */
 import { isCents, MAX_AMOUNT_CENTS, type Cents } from '#kernel';
-import { maskCardNumbers } from '#platform';
+import { maskCardNumbers, parseExactly } from '#platform';
 import {
   type AccountDescription,
   DECLINE_CODES,
@@ -119,7 +119,7 @@ const rawOf = (message: unknown): { raw?: string } =>
 
 const parse = (text: string): Fields | null => {
   try {
-    const value: unknown = JSON.parse(text);
+    const value = parseExactly(text);
     return isFields(value) ? value : null;
   } catch {
     return null;

@@ -7,6 +7,7 @@
  */
 import { createRequire } from 'node:module';
 import type Stripe from 'stripe';
+import { parseExactly } from '#platform';
 import { type Exchange, LIST_ANSWER_BYTES, MONEY_ANSWER_BYTES, type Transport } from '../transport/exchange.js';
 import { type Fields, isFields, textOf } from './fields.js';
 
@@ -102,7 +103,7 @@ const httpClientOf = ({ HttpClient }: typeof Stripe, transport: Transport, calls
         getHeaders: () => ({}),
         getRawResponse: () => ({}),
         toStream: () => null,
-        toJSON: () => Promise.resolve().then(() => JSON.parse(json) as unknown),
+        toJSON: () => Promise.resolve().then(() => parseExactly(json)),
       };
     }
   }

@@ -44,9 +44,9 @@ export const parseStrictText = (text: string, { later }: Pick<Parsing, 'later'> 
     throw invalid('The body is not valid JSON.');
   }
   // The parser keeps only the last value of a repeated key. So a text with more members than its value has a repeated key.
-  const { members, isExact } = scan(text);
+  const { members, inexact } = scan(text);
   if (checkValue(value, 1) !== members) throw invalid('The body has a duplicate key.');
-  if (!isExact) {
+  if (inexact.length > 0) {
     const message = `has a number that would not come back as it is written, such as one of more than ${MAX_DIGITS} digits`;
     if (!later) throw invalid(`The body ${message}.`);
     later.push({ field: 'body', message });
@@ -106,11 +106,12 @@ const isExactNumber = ([text, whole = '', fraction = '', exponent = '0']: readon
 };
 
 /**
- * What the parsed value does not show: the number of object members, since each has one colon outside of strings, and whether each number of a valid
- * JSON text keeps its value.
+ * What the parsed value of a valid JSON text does not show: the number of object members, since each has one colon outside of strings, and the places of
+ * the numbers that do not keep their value.
  */
-const scan = (text: string): { readonly members: number; readonly isExact: boolean } => {
-  let [members, isExact] = [0, true];
+const scan = (text: string): { readonly members: number; readonly inexact: readonly (readonly [from: number, to: number])[] } => {
+  let members = 0;
+  const inexact: [number, number][] = [];
   for (let index = 0; index < text.length; index++) {
     const code = text.charCodeAt(index);
     if (code === COLON) members += 1;
@@ -119,11 +120,25 @@ const scan = (text: string): { readonly members: number; readonly isExact: boole
     } else if (code === MINUS || (code >= ZERO && code <= NINE)) {
       NUMBER.lastIndex = index;
       const found = NUMBER.exec(text)!;
-      isExact &&= isExactNumber(found);
+      if (!isExactNumber(found)) inexact.push([index, index + found[0].length]);
       index += found[0].length - 1;
     }
   }
-  return { members, isExact };
+  return { members, inexact };
+};
+
+/**
+ * JSON of a processor. A number that does not keep its value becomes its text, so a reader that needs a number refuses it, and other readers do not care.
+ * Throws the error of `JSON.parse`.
+ */
+export const parseExactly = (text: string): unknown => {
+  const value: unknown = JSON.parse(text);
+  let [exact, end] = ['', 0];
+  for (const [from, to] of scan(text).inexact) {
+    exact += `${text.slice(end, from)}"${text.slice(from, to)}"`;
+    end = to;
+  }
+  return end === 0 ? value : JSON.parse(exact + text.slice(end));
 };
 
 const invalid = (message: string) => new ServiceError('VALIDATION_ERROR', message);

@@ -1,7 +1,7 @@
 import { describe, expect, test } from '@jest/globals';
 import fc from 'fast-check';
 import { ServiceError } from '#kernel';
-import { MAX_BODY_BYTES, parseStrictJson } from './strict-json.js';
+import { MAX_BODY_BYTES, parseExactly, parseStrictJson } from './strict-json.js';
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const parse = (text: string) => parseStrictJson(bytes(text));
@@ -208,4 +208,14 @@ describe('for any JSON', () => {
       }),
       { numRuns: 1_000 },
     ));
+});
+
+test('JSON of a processor: a number that would become another one stays a text', () => {
+  expect(parseExactly(String.raw`{"a":1000.00000000000000001,"b":[1e-400,2.5],"c":"1e-400 \"1e-400","d":-9007199254740991.4}`)).toEqual({
+    a: '1000.00000000000000001',
+    b: ['1e-400', 2.5],
+    c: '1e-400 "1e-400',
+    d: '-9007199254740991.4',
+  });
+  expect(() => parseExactly('{"a":')).toThrow(SyntaxError);
 });
