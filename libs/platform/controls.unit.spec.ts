@@ -1,7 +1,7 @@
 import { expect, test } from '@jest/globals';
 import { controlsInText, withEscapes } from './controls.js';
 
-/** C0, DEL, C1 and the bidi overrides, but tab, line feed and carriage return. */
+/** U+0000 to U+001F, U+007F to U+009F and the bidi overrides, but tab, line feed and carriage return. */
 const CONTROLS = [...Array(0xa0).keys(), 0x202d, 0x202e].filter((code) => (code < 0x20 || code > 0x7e) && ![9, 10, 13].includes(code));
 
 test('each control character is refused in every text, and shown as an escape', () => {

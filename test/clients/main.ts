@@ -14,6 +14,8 @@ const PACKAGES = [
   'openapi-typescript@7.13.0',
   'openapi-fetch@0.17.0',
   '@hey-api/openapi-ts@0.95.0',
+  'orval@7.21.0',
+  'swagger-typescript-api@13.13.0',
   '@redocly/cli@2.77.0',
   '@stoplight/spectral-cli@6.16.3',
 ];
@@ -85,6 +87,22 @@ const GENERATORS: readonly Generator[] = [
     name: '@hey-api/openapi-ts',
     missing: () => null,
     play: typescript('hey-api', () => run(tool('openapi-ts'), ['-i', 'openapi.json', '-o', 'generated/hey'])),
+  },
+  {
+    name: 'orval',
+    missing: () => null,
+    play: typescript('orval', () => {
+      const output = { target: './generated/orval.ts', client: 'fetch' };
+      writeFileSync(join(folder, 'orval.config.mjs'), `export default ${JSON.stringify({ payfold: { input: './openapi.json', output } })};\n`);
+      run(tool('orval'), ['--config', 'orval.config.mjs']);
+    }),
+  },
+  {
+    name: 'swagger-typescript-api',
+    missing: () => null,
+    play: typescript('swagger-typescript-api', () =>
+      run(tool('swagger-typescript-api'), ['generate', '-p', 'openapi.json', '-o', 'generated', '-n', 'swagger-typescript-api.ts']),
+    ),
   },
   {
     name: 'openapi-generator 4.3.1, Python',
