@@ -379,7 +379,8 @@ describe('never twice', () => {
 
   test('a dispute that takes the same money: nothing is sent; after it was won, the refund is', async () => {
     const { id, exceptionId } = await failed();
-    const day = ['--opened-on', '2026-01-03', '--due-date', '2026-01-20'];
+    const today = new Date().toISOString().slice(0, 10);
+    const day = ['--opened-on', today, '--due-date', today];
     const what = ['--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'no credit'];
     const opened = await payfold('disputes', 'open', '--payment', id, '--amount-cents', '10050', ...what, ...day, '--by', 'Dana');
     expect(opened.code).toBe(0);

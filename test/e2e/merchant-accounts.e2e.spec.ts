@@ -392,7 +392,8 @@ test('in production: no simulator, 503 without an account, then add, set-gateway
   const funded = await booksOf(services);
   expect([funded(/^assets:bank/), funded(/:in_transit$/), funded(/suspense/)]).toEqual([paid.totalChargedCents - 4_000, 0, 0]);
 
-  const day = ['--opened-on', '2026-01-03', '--due-date', '2026-01-20'];
+  const today = new Date().toISOString().slice(0, 10);
+  const day = ['--opened-on', today, '--due-date', today];
   const what = ['--amount-cents', '1000', '--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud'];
   const disputed = await payfold('disputes', 'open', '--payment', paid.id, ...what, ...day, '--by', 'Dana');
   expect([disputed.code, JSON.parse(disputed.stdout)]).toMatchObject([0, { status: 'debited' }]);

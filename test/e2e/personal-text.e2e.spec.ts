@@ -154,7 +154,8 @@ beforeAll(async () => {
   expect((await post(PAYMENTS, { ...body(), amountCents: 1 })).status).toBe(400);
   const disputed = await created(CARD.settlesAtOnce);
   await payfold('payments', 'refund', disputed, '--amount-cents', '100', '--reason', TEXTS.staffReason, '--by', 'Dana');
-  const terms = ['--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--opened-on', '2026-11-02', '--due-date', '2026-11-22'];
+  const today = new Date().toISOString().slice(0, 10);
+  const terms = ['--status', 'debited', '--stage', 'chargeback', '--reason-code', '10.4', '--opened-on', today, '--due-date', today];
   await payfold('disputes', 'open', '--payment', disputed, '--amount-cents', '500', '--reason', TEXTS.disputeReason, ...terms);
   await payfold('cases', 'hold', '--portal', portalId, '--reference', 'CASE-9', '--reason', TEXTS.caseReason);
 

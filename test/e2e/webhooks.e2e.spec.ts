@@ -156,7 +156,9 @@ test('a refund by staff reaches it, signed; one by the partner does not', async 
 test('a dispute: one event when it is opened, one per change', async () => {
   const receiver = receivers[0]!;
   const { id } = await pay();
-  const terms = ['--reason-code', '10.4', '--reason', 'fraud', '--opened-on', '2026-11-01', '--due-date', '2026-11-21'];
+  const openedOn = new Date().toISOString().slice(0, 10);
+  const dueDate = new Date(Date.now() + 20 * 86_400_000).toISOString().slice(0, 10);
+  const terms = ['--reason-code', '10.4', '--reason', 'fraud', '--opened-on', openedOn, '--due-date', dueDate];
   const { disputeId } = await done<{ disputeId: string }>('disputes', 'open', '--payment', id, '--amount-cents', '5000', '--status', 'debited', '--stage', 'chargeback', ...terms, ...BY); // prettier-ignore
   await done('disputes', 'update', disputeId, '--status', 'in_dispute', '--stage', 'representment', ...BY);
   await done('disputes', 'update', disputeId, '--status', 'in_dispute', ...BY);
@@ -175,8 +177,8 @@ test('a dispute: one event when it is opened, one per change', async () => {
     reason: 'fraud',
     disputedAmountCents: 5_000,
     currency: 'USD',
-    openedOn: '2026-11-01',
-    dueDate: '2026-11-21',
+    openedOn,
+    dueDate,
   });
 });
 
