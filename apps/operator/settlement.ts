@@ -32,10 +32,11 @@ interface FundOptions {
   readonly reference?: string;
   readonly file?: string;
   readonly old?: boolean;
+  readonly correct?: boolean;
   readonly by: string;
 }
 
-const fundingOf = ({ merchantAccount, batch, on, feeCents = 0, reference }: Omit<FundOptions, 'file' | 'by' | 'old'>): Funding => {
+const fundingOf = ({ merchantAccount, batch, on, feeCents = 0, reference }: Omit<FundOptions, 'file' | 'by' | 'old' | 'correct'>): Funding => {
   if (merchantAccount === undefined || batch === undefined || on === undefined || reference === undefined)
     throw new UsageError('name --merchant-account, --batch, --on and --reference, or a --file');
   return { merchantAccount, batchId: batch, on, feeCents, reference };
@@ -150,17 +151,18 @@ export const addSettlement = (program: Command, { action }: Terminal): void => {
     .option('--reference <reference>', 'where this is written, such as the number of a statement; for the record', anyText)
     .option('--file <file>', 'a CSV file instead, with merchant_account,batch_id,funded_on,fee_cents,reference')
     .option('--old', 'a date may lie more than 400 days back')
+    .option('--correct', 'the day that staff recorded was wrong; the books take it back')
     .addOption(byOption('name of the person who records it'))
     .action(
-      action(async ({ services, ids }, { file, by, old = false, ...options }: FundOptions) => {
+      action(async ({ services, ids }, { file, by, old = false, correct = false, ...options }: FundOptions) => {
         const { RecordFunding } = await import('#settlement/module');
         const [{ fundingsIn }, { staff }] = await Promise.all([import('#settlement'), import('#payments')]);
         const fundings = file === undefined ? [fundingOf(options)] : await fundingsIn(file);
         if (file !== undefined && Object.values(options).some((value) => value !== undefined))
-          throw new UsageError('--file stands alone, with --by and --old');
+          throw new UsageError('--file stands alone, with --by, --old and --correct');
         const { commands, ownLog } = await services();
         ownLog.refuse();
-        const recorded = await commands.execute(new RecordFunding(fundings, staff(by, ids.uuid()), old));
+        const recorded = await commands.execute(new RecordFunding(fundings, staff(by, ids.uuid()), { old, correct }));
         const before = fundings.length - recorded;
         return {
           json: { recorded, before },

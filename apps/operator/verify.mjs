@@ -206,7 +206,7 @@ export const EVENTS = {
   PaymentInitiated: 4, PaymentCreated: 2, PaymentDeclined: 4, PaymentFailed: 2, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
   ReconciliationStarted: 1, VoidRequested: 3, RefundRequested: 3, PaymentVoided: 2, PaymentRefunded: 2, FeeRefunded: 2, RefundFailed: 1, ReturnedElsewhere: 1, ReversalEnded: 2,
   ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 3, PaymentResolved: 1, ReturnRequested: 1,
-  SettlementLinesRecorded: 2, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 2, BatchFunded: 1,
+  SettlementLinesRecorded: 2, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 2, BatchFunded: 1, BatchFundingWithdrawn: 1,
   SettlementFileImported: 1, ExceptionOpened: 3, ExceptionAssigned: 1, ExceptionExplained: 1, ExceptionSuperseded: 1, ExceptionResolved: 1,
   ExceptionRefundRequested: 1, ExceptionRefundEnded: 1,
   ManualAdjustment: 1, PeriodClosed: 1, TrialBalanceRecorded: 1, PostingRuleChanged: 1,
@@ -354,8 +354,10 @@ export const createBooks = (keeps = () => true) => {
           }
         }
         break;
-      case 'BatchFunded': {
-        const { merchantAccount: mid, netCents: cents, agencyPortalId: portal, fundedOn } = data;
+      case 'BatchFunded':
+      case 'BatchFundingWithdrawn': {
+        const { merchantAccount: mid, netCents, agencyPortalId: portal, fundedOn } = data;
+        const cents = type === 'BatchFunded' ? netCents : 0 - netCents;
         by(portal === undefined ? 'R6' : "R6'", { mid, cents, portal }, { at: `${fundedOn}T00:00:00.000Z` });
         break;
       }

@@ -6,7 +6,7 @@
  */
 import { type Scope, scopeCondition } from '#accounts';
 import { checkpointOf } from '#eventstore';
-import { lineRegisterModel, type LineSums } from '#ledger';
+import { FIRST_FUNDING, lineRegisterModel, type LineSums } from '#ledger';
 import type { Queryable } from '#platform';
 import type { ReportPage, ReportPorts, ReportQuery } from './exports.js';
 import { afterOf, type Column, keyOf, notAPlace, PAGE_ROWS, pagesByKey, parsed, SPELLED } from './pages.js';
@@ -66,10 +66,10 @@ const DEPOSIT_ROW: readonly Column[] = [
   ['payment_reference_id', 'text', 'm.payment_reference_id'],
   ['coding', 'text', 'm.coding'],
   ['leg', 'text', 'm.leg'],
-  ['principal_cents', 'cents', 'm.principal_cents'],
-  ['fee_cents', 'cents', 'm.fee_cents'],
-  ['processor_fee_cents', 'cents', 'm.processor_fee_cents'],
-  ['net_cents', 'cents', 'm.principal_cents + m.fee_cents + m.processor_fee_cents'],
+  ['principal_cents', 'cents', 'd.sign * m.principal_cents'],
+  ['fee_cents', 'cents', 'd.sign * m.fee_cents'],
+  ['processor_fee_cents', 'cents', 'd.sign * m.processor_fee_cents'],
+  ['net_cents', 'cents', 'd.sign * (m.principal_cents + m.fee_cents + m.processor_fee_cents)'],
   ['transaction_id', 'text', 'm.transaction_id'],
   ['confirmation_number', 'text', 'm.confirmation_number'],
 ];
@@ -92,11 +92,15 @@ const hidden = (row: LineRow, index: number): string => row[SHOWN + index]!;
 /** The place under which a row is listed. */
 const placeOfRow = (row: LineRow): Place => [hidden(row, 0), row[CELL.position!]!, hidden(row, 1)];
 
-/** The deposit of a row: the first funding of its batch since the row. `$1`: fundings up to this position count. */
+/**
+ * The deposit of a row: the last funding of its batch, unless it was withdrawn. A row that came after the first funding is in none, or is the funding
+ * itself. `$1`: fundings up to this position count.
+ */
 const DEPOSIT = `left join lateral (
-    select d.deposit_id, d.deposited_on from line_deposit d
-    where d.batch_id = m.batch_id and d.merchant_account = m.merchant_account and d.gateway = m.gateway and d.position >= m.position and d.position <= $1
-    order by d.position limit 1) as d on m.batch_id is not null`;
+    select d.deposit_id, d.deposited_on, d.sign from line_deposit d
+    where d.batch_id = m.batch_id and d.merchant_account = m.merchant_account and d.gateway = m.gateway and d.position <= $1
+      and (m.position <= ${FIRST_FUNDING} or m.position = d.position)
+    order by d.position desc limit 1) as d on m.batch_id is not null and d.sign = 1`;
 
 /**
  * A place in the report. `at`: position of the event that a row is listed under: its own event, or the funding of its batch. `position` and `number`:
@@ -187,7 +191,8 @@ const depositedRows = (db: Queryable, scope: Scope, until: string, after: Place,
     scope,
     'line-items-deposited',
     `select *, $4::text as at from line_movement where batch_id = $5 and merchant_account = $6 and gateway = $7
-     and (position, number) > ($2, $3::int) and position < $4`,
+     and (position, number) > ($2, $3::int) and position < $4
+     and position <= (select min(d.position) from line_deposit d where d.batch_id = $5 and d.merchant_account = $6 and d.gateway = $7)`,
     until,
     after,
     [deposit.position, deposit.batch_id, deposit.merchant_account, deposit.gateway],
@@ -295,7 +300,7 @@ export const depositPages = async function* ({ db }: ReportPorts, scope: Scope, 
       text: `select ${selected(DEPOSIT_ROW)}, d.deposited_on::text, d.position, m.position, m.number::text, (${inside})::text
              from line_deposit d cross join lateral (
                select * from line_movement l
-               where l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
+               where l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < ${FIRST_FUNDING}
                  and ((d.deposited_on, d.position) > ($5::date, $6) or (l.position, l.number) > ($7, $8::int))
                order by l.position, l.number limit ${LINES_PER_PAGE}) as m
              where (d.deposited_on, d.position) >= ($5::date, $6) and d.position <= $1

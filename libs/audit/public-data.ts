@@ -108,6 +108,7 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
 
   // settlement
   BatchFunded: [1, 'agencyPortalId batchId fundedOn gateway merchantAccount netCents'],
+  BatchFundingWithdrawn: [1, 'agencyPortalId batchId fundedOn gateway merchantAccount netCents'],
   ExceptionAssigned: [1, '-by -to'],
   ExceptionExplained: [1, '-by -reason'],
   ExceptionOpened: [

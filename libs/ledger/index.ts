@@ -23,7 +23,7 @@ export {
   readPolicies,
   rulePolicies,
 } from './journal.js';
-export { lineRegisterModel } from './line-register.js';
+export { FIRST_FUNDING, lineRegisterModel } from './line-register.js';
 export { type LineSums, postingsOf as linePostings } from './line-postings.js';
 export { adjustBooks, changePostingRules, type Check, closePeriod, type PeriodPorts, recordedBalances, verifyPeriods } from './periods.js';
 export {

@@ -500,14 +500,15 @@ export const moveSettlement = (event: SettlementEvent, find: FindPayment, actor:
         ...(before === null ? [] : moveLine(event.data, before, find, actor).map(takenBack)),
         ...(after === null ? [] : moveLine(event.data, after, find, actor)),
       ]);
-    case 'BatchFunded': {
+    case 'BatchFunded':
+    case 'BatchFundingWithdrawn': {
       const { gateway, merchantAccount, batchId, fundedOn, netCents, agencyPortalId } = event.data;
       const funded: Movement = {
         ...NOTHING,
         movement: 'funded',
         family: 'in_transit',
         rule: agencyPortalId === undefined ? 'R6' : "R6'",
-        principalCents: 0 - netCents,
+        principalCents: event.type === 'BatchFunded' ? 0 - netCents : netCents,
         portalId: agencyPortalId ?? null,
         gateway,
         merchantAccount,

@@ -9,8 +9,8 @@ import { addEvent, type Added, COLUMNS, nothingAdded, paymentsOf, type Remembere
 
 const REGISTER_STREAMS = ['payment-', 'settlement-', 'exception-', 'adjustment-', 'remittance-'] as const;
 
-// line_deposit: a funded batch, by the position of its BatchFunded. line_deposit_portal: for each deposit, the sums by portal of the rows that were there
-// when it was funded. line_day: between which positions the rows of a day lie.
+// line_deposit: a funded batch, by the position of its BatchFunded. If its day was wrong, a second row with sign -1 takes it back, and a third one has the
+// right day. line_deposit_portal: for each deposit, the sums by portal of the rows that were there when the batch was first funded. line_day: between which positions the rows of a day lie.
 const TABLES = `
   create table line_movement (
     position text collate "C" not null, number int not null, line_number int, movement_id uuid not null, account_id uuid, portal_id uuid, payment_id uuid,
@@ -21,7 +21,7 @@ const TABLES = `
   create table line_payment (payment_id uuid not null primary key, revision bigint not null, state json);
   create table line_deposit (
     position text collate "C" not null primary key, deposit_id uuid not null, gateway text not null, merchant_account text not null, batch_id text not null,
-    deposited_on date not null, recorded_at timestamptz not null);
+    deposited_on date not null, sign int not null, recorded_at timestamptz not null);
   create table line_deposit_portal (
     position text collate "C" not null, portal_id uuid not null, principal_cents bigint not null, fee_cents bigint not null,
     processor_fee_cents bigint not null, primary key (position, portal_id));
@@ -94,7 +94,7 @@ const loadLines: Load = {
 
 export const lineRegisterModel: ReadModel = {
   name: 'line-register',
-  shape: 3,
+  shape: 4,
   streamPrefixes: REGISTER_STREAMS,
   gatherMs: GATHER_MS,
   tables: ['line_movement', 'line_payment', 'line_deposit', 'line_deposit_portal', 'line_day', 'line_period'],
@@ -106,23 +106,29 @@ export const lineRegisterModel: ReadModel = {
 
 const writeRest = async (client: Queryable, added: Added): Promise<void> => {
   await writeDays(client, added.days);
-  for (const { position, depositId, gateway, merchantAccount, batchId, depositedOn, recordedAt } of added.deposits)
+  for (const { position, depositId, gateway, merchantAccount, batchId, depositedOn, sign, recordedAt } of added.deposits)
     await client.query(
-      `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, recorded_at) values ($1, $2, $3, $4, $5, $6, $7)`,
-      [position, depositId, gateway, merchantAccount, batchId, depositedOn, recordedAt],
+      `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, sign, recorded_at)
+       values ($1, $2, $3, $4, $5, $6, $7, $8)`,
+      [position, depositId, gateway, merchantAccount, batchId, depositedOn, sign, recordedAt],
     );
   for (const { position, closedTo } of added.periods)
     await client.query('insert into line_period (position, closed_to) values ($1, $2)', [position, closedTo]);
 };
+
+/** Position of the first funding of the batch of `d`. A batch that is funded again has the same rows in its deposit. */
+export const FIRST_FUNDING = `(
+  select min(f.position) from line_deposit f where f.batch_id = d.batch_id and f.merchant_account = d.merchant_account and f.gateway = d.gateway)`;
 
 /** A row of a batch that comes after its funding is in no deposit. So the sums never change. */
 const writeDepositSums = async (client: Queryable, positions: readonly string[]): Promise<void> => {
   if (positions.length === 0) return;
   await client.query(
     `insert into line_deposit_portal (position, portal_id, principal_cents, fee_cents, processor_fee_cents)
-     select d.position, l.portal_id, sum(l.principal_cents), sum(l.fee_cents), sum(l.processor_fee_cents)
+     select d.position, l.portal_id, sum(d.sign * l.principal_cents), sum(d.sign * l.fee_cents), sum(d.sign * l.processor_fee_cents)
      from line_deposit d
-     join line_movement l on l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway and l.position < d.position
+     join line_movement l on l.batch_id = d.batch_id and l.merchant_account = d.merchant_account and l.gateway = d.gateway
+       and l.position < ${FIRST_FUNDING}
      where d.position = any($1::text[]) and l.portal_id is not null group by d.position, l.portal_id`,
     [positions],
   );

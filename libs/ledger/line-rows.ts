@@ -31,6 +31,8 @@ export interface Deposit {
   readonly merchantAccount: string;
   readonly batchId: string;
   readonly depositedOn: string;
+  /** -1: the deposit of before is taken back. */
+  readonly sign: 1 | -1;
   readonly recordedAt: string;
 }
 
@@ -91,9 +93,10 @@ const movementsOf = (added: Added, recorded: Recorded): readonly Movement[] => {
   }
   if (isSettlementStream(stream)) {
     const event = settlementEvents.read(recorded);
-    if (event.type === 'BatchFunded') {
-      const { gateway, merchantAccount, batchId, fundedOn } = event.data;
-      added.deposits.push({ position, depositId: id, gateway, merchantAccount, batchId, depositedOn: fundedOn, recordedAt: meta.recordedAt });
+    if (event.type === 'BatchFunded' || event.type === 'BatchFundingWithdrawn') {
+      const { gateway, merchantAccount, batchId, fundedOn: depositedOn } = event.data;
+      const sign = event.type === 'BatchFunded' ? 1 : -1;
+      added.deposits.push({ position, depositId: id, gateway, merchantAccount, batchId, depositedOn, sign, recordedAt: meta.recordedAt });
     }
     return moveSettlement(event, find, actor);
   }

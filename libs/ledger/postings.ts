@@ -477,8 +477,10 @@ export const postSettlement = (rules: RulesInForce, event: SettlementEvent): rea
       const { merchantAccount: mid, closedAt, corrections } = event.data;
       return corrections.flatMap((correction) => correctionEntries(rules, mid, closedAt, correction));
     }
-    case 'BatchFunded': {
-      const { merchantAccount: mid, fundedOn, netCents: cents, agencyPortalId: portalId } = event.data;
+    case 'BatchFunded':
+    case 'BatchFundingWithdrawn': {
+      const { merchantAccount: mid, fundedOn, netCents, agencyPortalId: portalId } = event.data;
+      const cents = event.type === 'BatchFunded' ? netCents : 0 - netCents;
       const when = { paymentId: null, effectiveAt: `${fundedOn}T00:00:00.000Z` };
       return portalId === undefined ? entry(rules, 'R6', when, { mid, cents }) : entry(rules, "R6'", when, { portalId, mid, cents });
     }

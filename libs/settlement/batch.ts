@@ -115,7 +115,11 @@ export type SettlementEvent =
       }
     >
   /** The net amount of the batch reached the bank on `fundedOn`. This is the operator's bank or, if `agencyPortalId` is given, that agency's bank. */
-  | Fact<'BatchFunded', BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string }>;
+  | Fact<'BatchFunded', BatchFunding>
+  /** The day of the last `BatchFunded` was wrong. The data are of that event. The batch is funded again, with the same amount, on its right day. */
+  | Fact<'BatchFundingWithdrawn', BatchFunding>;
+
+type BatchFunding = BatchName & { readonly fundedOn: string; readonly netCents: number; readonly agencyPortalId?: string };
 
 /** Id of a batch's stream. The parts are encoded, so each batch has its own stream for any names. */
 export const batchStreamId = ({ gateway, merchantAccount, batchId }: BatchName): string =>
@@ -134,6 +138,8 @@ export interface SettlementBatch {
   /** YYYY-MM-DD. null: no source has announced it. */
   readonly fundedOn: string | null;
   readonly funded: boolean;
+  /** The last funding, also if it was withdrawn. */
+  readonly funding: BatchFunding | null;
   /** True if the processor's interface has listed the whole batch. */
   readonly listed: boolean;
   /** True if a file has corrected the batch. The interface can then no longer add lines. */
@@ -149,6 +155,7 @@ export const emptyBatch: SettlementBatch = {
   closedAt: null,
   fundedOn: null,
   funded: false,
+  funding: null,
   listed: false,
   correctedByFile: false,
   reference: null,
@@ -199,7 +206,10 @@ export const evolveBatch = (batch: SettlementBatch, event: SettlementEvent): Set
     }
     case 'BatchFunded':
       if (!batch.complete || batch.funded) throw new Error('impossible history: a batch funded out of turn');
-      return { ...batch, funded: true };
+      return { ...batch, funded: true, funding: event.data };
+    case 'BatchFundingWithdrawn':
+      if (!batch.funded) throw new Error('impossible history: a funding withdrawn that is not there');
+      return { ...batch, funded: false };
   }
 };
 

@@ -14,6 +14,7 @@ export const settlementEvents = defineEvents<SettlementEvent>({
   SettlementBatchListed: [],
   SettlementLinesCorrected: [withoutReference],
   BatchFunded: [],
+  BatchFundingWithdrawn: [],
 });
 
 export const exceptionEvents = defineEvents<ExceptionEvent>({

@@ -143,18 +143,13 @@ const each = async function* <T>(items: readonly T[]): AsyncIterable<T> {
   yield* items;
 };
 
-/** Refuses dates that cannot be true, and another day of funding once the money is booked. Any other date of a recorded batch may be corrected. */
+/** Refuses dates that cannot be true. Those of a recorded batch may be corrected. */
 const refuseWrongDates = async (ports: SettlementPorts, account: GatewayAccount, batch: FileBatch, old: boolean): Promise<void> => {
   const { batchId, closedAt, fundedOn, row, lines } = batch;
   const { gateway, merchantAccount } = account;
   const recorded = await batchOf(ports.store, { gateway, merchantAccount, batchId });
   const wrong = wrongHead({ closedAt, fundedOn: fundedOn ?? recorded.fundedOn }, ports.payments.clock.now(), old);
   if (wrong !== null) throw new RefusedFile(row, wrong);
-  if (recorded.funded && fundedOn !== null && fundedOn !== recorded.fundedOn)
-    throw new RefusedFile(
-      row,
-      `funded_on ${fundedOn}: the money of batch ${batchId} is booked on ${recorded.fundedOn} already; leave funded_on empty, and correct the day of the money with two adjustments`,
-    );
   for (let first = 0; first < lines.length; first += LOOKED_AT_LINES) {
     const late = await lateLine(ports, account, closedAt, lines.slice(first, first + LOOKED_AT_LINES));
     if (late) throw new RefusedFile(row + first + late.index, late.why);

@@ -402,7 +402,7 @@ const CORRECTIONS_PER_EVENT = 100;
 
 /**
  * Corrects a complete batch by a later source. Lines that differ are judged again. If a file names another time of closing, all lines are removed at the
- * old time and added at the new one. After an interruption, the same file goes on. If a payment's sale is no longer in the batch, the payment's
+ * old time and added at the new one. After an interruption, the same file goes on. If the money is booked on a wrong day, that funding is withdrawn. If a payment's sale is no longer in the batch, the payment's
  * stream records this. Returns the number of corrected lines, plus 1 for a corrected day of funding.
  */
 const correctBatch = async (
@@ -421,7 +421,6 @@ const correctBatch = async (
   for (let conflicts = 0; ; conflicts++) {
     let place = await loadBatch(ports.store, name);
     const { state: batch } = place;
-    const isLastWord = fileId !== null && !batch.funded;
     const lines = linesOf(batch);
     const isMoved = fileId !== null && isOtherClose(batch, { closedAt });
     // The books first take back the entries at the old time.
@@ -429,7 +428,7 @@ const correctBatch = async (
     const head = {
       ...name,
       closedAt: isMoved && !isRemoval ? closedAt : batch.closedAt!,
-      fundedOn: (isLastWord ? fundedOn : null) ?? batch.fundedOn ?? fundedOn,
+      fundedOn: (fileId === null ? null : fundedOn) ?? batch.fundedOn ?? fundedOn,
       fileId,
       reference: null,
     };
@@ -462,20 +461,32 @@ const correctBatch = async (
         for (const { before, after } of corrections)
           if (before && before.accepted && isSettledSale(before) && !(after && isSettledSale(after)))
             await tellPayment(ports, account, head, before.paymentId!, before.leg!, null);
-        const data = { ...head, corrections };
-        place = await appendTo(ports, place, { type: 'SettlementLinesCorrected', data }, undefined, { notAfter: readAt + READ_TOO_LONG_AGO_MS });
-        for (const line of judged) names.add(nameOfLine(line));
         done += some.length;
+        // Another day counts with the last lines. Before them, the net amount of the batch is not yet the right one.
+        const day = isRemoval || done < left.length ? batch.fundedOn : head.fundedOn;
+        place = await appendTo(ports, place, correctionOf(batch, { ...head, fundedOn: day, corrections }), undefined, {
+          notAfter: readAt + READ_TOO_LONG_AGO_MS,
+        });
+        for (const line of judged) names.add(nameOfLine(line));
       } while (done < left.length);
       if (isRemoval) continue;
       return corrected + done + changedDay;
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
       if (conflicts >= MAX_CONFLICTS) throw new NotYet(`batch ${batchId} is being recorded by somebody else`);
-      if (!isRemoval) corrected += done + (done > 0 ? changedDay : 0);
+      if (!isRemoval) corrected += done;
     }
   }
 };
+
+/** The events of a correction. If the money is booked on another day, that funding is withdrawn with them. */
+const correctionOf = (
+  { funded, funding, fundedOn }: SettlementBatch,
+  data: Extract<SettlementEvent, { type: 'SettlementLinesCorrected' }>['data'],
+): readonly WithoutTime<SettlementEvent>[] => [
+  ...(funded && data.fundedOn !== fundedOn ? [{ type: 'BatchFundingWithdrawn', data: funding! } as const] : []),
+  { type: 'SettlementLinesCorrected', data },
+];
 
 /** True if the time differs from the recorded one. Files may give seconds, and the interface milliseconds. */
 const isOtherClose = ({ closedAt }: SettlementBatch, said: { readonly closedAt: string }): boolean =>
@@ -502,10 +513,14 @@ type WithoutTime<Event> = Event extends unknown ? Omit<Event, 'at'> : never;
 const appendTo = (
   { store, payments: { clock, ids } }: SettlementPorts,
   loaded: LoadedBatch,
-  event: WithoutTime<SettlementEvent>,
+  events: WithoutTime<SettlementEvent> | readonly WithoutTime<SettlementEvent>[],
   origin: Origin = { actor: { type: 'system', id: 'settlement' }, correlationId: ids.uuid() },
   options?: AppendOptions,
-): Promise<LoadedBatch> => append({ store, clock, ids }, BATCH_STREAM, loaded, [{ ...event, at: timestamp(clock.now()) }], origin, options);
+): Promise<LoadedBatch> => {
+  const at = timestamp(clock.now());
+  const facts = [events].flat().map((event): SettlementEvent => ({ ...event, at }));
+  return append({ store, clock, ids }, BATCH_STREAM, loaded, facts, origin, options);
+};
 
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Matching: find the payment of a line by the transaction id, else by our reference.
@@ -703,6 +718,13 @@ export interface Funding {
   readonly reference: string;
 }
 
+export interface FundingOptions {
+  /** True: the day may be long ago. */
+  readonly old?: boolean;
+  /** True: the day may correct one that staff recorded. */
+  readonly correct?: boolean;
+}
+
 /** A batch that {@link recordAnnouncedFunding} may record. null: the same was recorded before. */
 interface PlannedFunding {
   readonly name: BatchName;
@@ -712,7 +734,7 @@ interface PlannedFunding {
 const planned = async (
   ports: SettlementPorts,
   { merchantAccount, batchId, on, feeCents, reference }: Funding,
-  old: boolean,
+  { old = false, correct = false }: FundingOptions,
 ): Promise<PlannedFunding | null> => {
   const refuse = (message: string): never => {
     throw new ServiceError('VALIDATION_ERROR', `Batch ${batchId} of ${merchantAccount}: ${message}.`);
@@ -727,10 +749,17 @@ const planned = async (
   const { complete, closedAt, fundedOn, reference: before } = place.state;
   if (!complete) refuse('it is not recorded to its end');
   if (fundedOn === on && before === reference) return null;
-  if (fundedOn !== null) refuse(`its day of funding is ${fundedOn} already; a file of the processor corrects it`);
-  const wrong = wrongDate(on, ports.payments.clock.now(), { notBefore: { date: closedAt!, what: 'the close of the batch' }, old });
+  // Without --correct, an old command that is sent again must not bring the wrong day back.
+  if (fundedOn !== null && (before === null || !correct))
+    refuse(`its day of funding is ${fundedOn} already; ${before === null ? 'a file of the processor' : '--correct'} corrects it`);
+  const notBefore = { date: closedAt!, what: 'the close of the batch' };
+  const wrong = wrongDate(on, ports.payments.clock.now(), { notBefore, aheadDays: FUNDING_AHEAD_DAYS, old });
   if (wrong !== null) refuse(`the day ${wrong}`);
-  const net = sumsOf(linesOf(place.state)).netCents;
+  const lines = linesOf(place.state);
+  const fee = lines.find(({ transactionId }) => transactionId === WITHHELD_FEE)?.feeCents ?? 0;
+  if (fundedOn !== null && feeCents !== fee) refuse(`its fee is recorded as ${fee} cents; name the same, since only the day is corrected`);
+  if (fundedOn !== null) return { name, place };
+  const net = sumsOf(lines).netCents;
   if (feeCents > 0 && feeCents > net) refuse(`the fee must not be more than the batch, which is ${net} cents`);
   return { name, place };
 };
@@ -740,7 +769,12 @@ const planned = async (
  * the first is recorded. What was recorded before with the same day and reference is passed over. Returns the number of recorded batches. Throws
  * VALIDATION_ERROR, INVALID_STATE if somebody else changes a batch at the same time, and the errors of the store.
  */
-export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: readonly Funding[], origin: Origin, old = false): Promise<number> => {
+export const recordAnnouncedFunding = async (
+  ports: SettlementPorts,
+  fundings: readonly Funding[],
+  origin: Origin,
+  options: FundingOptions = {},
+): Promise<number> => {
   await ports.register.caughtUp();
   const plans: (readonly [Funding, PlannedFunding])[] = [];
   const seen = new Set<string>();
@@ -748,17 +782,17 @@ export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: r
     const key = `${funding.merchantAccount} ${funding.batchId}`;
     if (seen.has(key)) throw new ServiceError('VALIDATION_ERROR', `Batch ${funding.batchId} of ${funding.merchantAccount} is named twice.`);
     seen.add(key);
-    const plan = await planned(ports, funding, old);
+    const plan = await planned(ports, funding, options);
     if (plan) plans.push([funding, plan]);
   }
   for (const [{ on, feeCents, reference }, { name, place }] of plans) {
     const { state } = place;
     const number = nextNumber(linesOf(state));
     const fee = { transactionId: WITHHELD_FEE, type: 'fee', accepted: true, grossCents: 0, feeCents, netCents: 0 - feeCents } as const;
-    const corrections = feeCents === 0 ? [] : [{ before: null, after: toRecorded(number, fee, 'MATCHED', null, null) }];
+    const corrections = feeCents === 0 || state.fundedOn !== null ? [] : [{ before: null, after: toRecorded(number, fee, 'MATCHED', null, null) }];
     const data = { ...name, closedAt: state.closedAt!, fundedOn: on, fileId: null, reference, corrections };
     try {
-      await appendTo(ports, place, { type: 'SettlementLinesCorrected', data }, origin);
+      await appendTo(ports, place, correctionOf(state, data), origin);
     } catch (error) {
       if (!(error instanceof Conflict)) throw error;
       throw new ServiceError('INVALID_STATE', `Batch ${name.batchId} is being changed; send the same again.`);
@@ -772,11 +806,14 @@ export const recordAnnouncedFunding = async (ports: SettlementPorts, fundings: r
 /** Records the funding of batches whose announced day has come. Finance compares the amount with the bank account. */
 export const recordFunding = async (ports: SettlementPorts): Promise<void> => {
   const today = timestamp(ports.payments.clock.now()).slice(0, 10);
-  for (const { account, batchId, netCents, fundedOn } of await ports.register.fundable(today)) {
+  for (const { account, batchId, netCents } of await ports.register.fundable(today)) {
     const name = { gateway: account.gateway, merchantAccount: account.merchantAccount, batchId };
     try {
       const place = await loadBatch(ports.store, name);
-      if (!place.state.funded) await appendTo(ports, place, { type: 'BatchFunded', data: { ...name, fundedOn, netCents } });
+      const { funded, funding, fundedOn } = place.state;
+      // The register may lag behind a correction of the day. Only the day of a withdrawn funding was wrong: its amount counts again.
+      if (!funded && fundedOn !== null && fundedOn <= today)
+        await appendTo(ports, place, { type: 'BatchFunded', data: { ...(funding ?? { ...name, netCents }), fundedOn } });
     } catch (error) {
       // A conflict means that another worker has recorded the funding. Log any other fault, and continue with the other batches.
       if (isOfStore(error)) throw error;

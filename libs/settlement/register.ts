@@ -537,12 +537,7 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
       const fundedCents = rows[0]?.funded_cents ?? null;
       if (fundedCents !== null && fundedCents !== rows[0]!.net_cents)
         await writeMismatch(client, of, 'FUNDING_MISMATCH', Number(fundedCents), Number(rows[0]!.net_cents));
-      else if (fundedCents !== null)
-        await client.query(
-          `update settlement_exception set superseded = true
-           where gateway = $1 and merchant_account = $2 and batch_id = $3 and line = -1 and kind = 'FUNDING_MISMATCH'`,
-          key,
-        );
+      else if (fundedCents !== null) await client.query(END_FUNDING_MISMATCH, key);
       return;
     }
     case 'SettlementBatchRecorded': {
@@ -573,20 +568,26 @@ const writeSettlement = async (client: Queryable, recorded: Recorded, event: Set
       return;
     }
     case 'BatchFunded': {
+      const { fundedOn, netCents: fundedCents } = event.data;
       const { rows } = await client.query<{ net_cents: string }>(
         `update settlement_batch set funded = true, funded_at = $4, funded_cents = $5 where gateway = $1 and merchant_account = $2 and batch_id = $3
          returning net_cents`,
-        [...key, meta.recordedAt, event.data.netCents],
+        [...key, meta.recordedAt, fundedCents],
       );
-      if (rows[0] && Number(rows[0].net_cents) !== event.data.netCents)
-        await writeMismatch(
-          client,
-          { stream, key, closedAt: event.data.fundedOn, position, at },
-          'FUNDING_MISMATCH',
-          event.data.netCents,
-          Number(rows[0].net_cents),
-        );
+      if (!rows[0] || Number(rows[0].net_cents) === fundedCents) return;
+      // A batch that is funded again may need a second exception.
+      for (const name of [stream, `${stream}@${recorded.revision}`]) {
+        const of = { stream: name, key, closedAt: fundedOn, position, at };
+        if (await writeMismatch(client, of, 'FUNDING_MISMATCH', fundedCents, Number(rows[0].net_cents))) return;
+      }
+      return;
     }
+    case 'BatchFundingWithdrawn':
+      await client.query(
+        'update settlement_batch set funded = false, funded_at = null, funded_cents = null where gateway = $1 and merchant_account = $2 and batch_id = $3',
+        key,
+      );
+      await client.query(END_FUNDING_MISMATCH, key);
   }
 };
 
@@ -698,20 +699,24 @@ const writeException = async (
   );
 };
 
-/** Writes an exception of a whole batch. Its line is -1. */
+const END_FUNDING_MISMATCH = `update settlement_exception set superseded = true
+  where gateway = $1 and merchant_account = $2 and batch_id = $3 and line = -1 and kind = 'FUNDING_MISMATCH'`;
+
+/** Writes an exception of a whole batch. Its line is -1. Resolves to false if its id is taken. */
 const writeMismatch = async (
   client: Queryable,
   { stream, key, position, at }: LinesOf,
   kind: 'FUNDING_MISMATCH' | 'SOURCE_MISMATCH',
   saidCents: number,
   expectedCents: number,
-): Promise<void> => {
-  await client.query(
+): Promise<boolean> => {
+  const { rowCount } = await client.query(
     `insert into settlement_exception (exception_id, gateway, merchant_account, batch_id, line, kind, type, transaction_id, gross_cents, expected_cents,
        suspense_cents, recorded_at, position)
      values ($1, $2, $3, $4, -1, $5, 'batch', '', $6, $7, 0, $8, $9) on conflict do nothing`,
     [hashedUuid('settlement-exception', stream, kind), ...key, kind, saidCents, expectedCents, at, position],
   );
+  return rowCount === 1;
 };
 
 // ------------------------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ import {
   openExceptions,
 } from './matching.js';
 import { postgresFeedRows } from './feeds.js';
-import { type BatchSummary, type Funding, recordAnnouncedFunding, type SettlementPorts } from './record.js';
+import { type BatchSummary, type Funding, type FundingOptions, recordAnnouncedFunding, type SettlementPorts } from './record.js';
 import { recordDisputes, recordSettlements, type RoundOptions } from './rounds.js';
 import { sendRefund, type SendRequest, type SentRefund } from './send.js';
 import { paymentRegisterModel, postgresRegister } from './register.js';
@@ -109,7 +109,7 @@ export class RecordFunding extends Command<number> {
   constructor(
     readonly fundings: readonly Funding[],
     readonly origin: Origin,
-    readonly old = false,
+    readonly options: FundingOptions = {},
   ) {
     super();
   }
@@ -150,8 +150,8 @@ const HANDLERS = [
   ),
   commandHandler(RecordSettlements, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordSettlements(ports, signal, options)),
   commandHandler(RecordDisputes, SETTLEMENT_PORTS, (ports: SettlementPorts, { signal, options }) => recordDisputes(ports, signal, options)),
-  commandHandler(RecordFunding, SETTLEMENT_PORTS, (ports: SettlementPorts, { fundings, origin, old }) =>
-    recordAnnouncedFunding(ports, fundings, origin, old),
+  commandHandler(RecordFunding, SETTLEMENT_PORTS, (ports: SettlementPorts, { fundings, origin, options }) =>
+    recordAnnouncedFunding(ports, fundings, origin, options),
   ),
   commandHandler(ImportSettlementFile, SETTLEMENT_PORTS, (ports: SettlementPorts, { file, options, signal }) =>
     importSettlementFile(ports, file, options, signal),

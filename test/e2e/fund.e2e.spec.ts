@@ -120,6 +120,25 @@ test('a batch that grows after its funding keeps the fee that staff recorded', a
   expect(alarms()).toBe(0);
 });
 
+test('a day that staff recorded wrongly is corrected, if they say so: the money is booked once', async () => {
+  await batch('net-6');
+  const [wrong, bank] = [new Date(service.clock.now() - 86_400_000).toISOString().slice(0, 10), (await books())['assets:bank:operating']!];
+  const correct = (over: Partial<Funding>) => recordAnnouncedFunding(ports, [funding('net-6', over)], staff('Dana', 'spec'), { correct: true });
+  await fund(funding('net-6', { on: wrong }));
+  expect((await books())['assets:bank:operating']).toBe(bank + 9_750);
+  await expect(fund(funding('net-6', { reference: 'statement 12' }))).rejects.toThrow(
+    `its day of funding is ${wrong} already; --correct corrects it`,
+  );
+  await expect(correct({ feeCents: 0 })).rejects.toThrow('its fee is recorded as 250 cents');
+  expect(await correct({ reference: 'statement 12' })).toBe(1);
+  expect(await stateOf('net-6')).toMatchObject({ fundedOn: today(), funded: true, reference: 'statement 12', correctedByFile: false });
+  expect(linesOf(await stateOf('net-6'))).toHaveLength(2);
+  expect((await books())['assets:bank:operating']).toBe(bank + 9_750);
+  expect(await correct({ reference: 'statement 12' })).toBe(0);
+  // The first command again does not bring the wrong day back.
+  await expect(fund(funding('net-6', { on: wrong }))).rejects.toThrow('--correct corrects it');
+});
+
 describe('is refused, and nothing is recorded', () => {
   beforeAll(() => batch('net-3'));
   const day = (days: number) => new Date(service.clock.now() + days * 86_400_000).toISOString().slice(0, 10);
@@ -127,8 +146,8 @@ describe('is refused, and nothing is recorded', () => {
     ['an unknown batch', (f) => [f('nothing')], /there is no such batch/],
     ['another account', (f) => [f('net-3', { merchantAccount: 'other' })], /there is no such batch/],
     ['a batch that has a day', (f) => [f('net-1', { reference: 'another' })], /its day of funding is .* already/],
-    ['a day in the future', (f) => [f('net-3', { on: day(1) })], /must not be in the future/],
-    ['a day before the batch closed', (f) => [f('net-3', { on: '2020-01-01' })], /it was not funded before/],
+    ['a day too far in the future', (f) => [f('net-3', { on: day(15) })], /the day .* lies more than 14 days in the future/],
+    ['a day before the batch closed', (f) => [f('net-3', { on: day(-2) })], /the day .* lies before the close of the batch/],
     ['no day', (f) => [f('net-3', { on: '2026-02-30' })], /must read YYYY-MM-DD/],
     ['more than the batch', (f) => [f('net-3', { feeCents: 10_001 })], /must not be more than the batch, which is 10000 cents/],
     ['a part of a cent', (f) => [f('net-3', { feeCents: 0.5 })], /whole cents/],

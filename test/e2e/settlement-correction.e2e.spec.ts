@@ -1,9 +1,20 @@
 /** One batch from two sources, and files that correct recorded batches. Afterwards events, books and read models agree. */
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
+import { EVERYTHING } from '#accounts';
 import { type EventStore, Unavailable } from '#eventstore';
-import { batchOf, changeException, importSettlementFile, linesOf, recordSettlements, type Resolution, type SettlementPorts } from '#settlement';
-import { findDrift } from '#audit';
+import { closePeriod, journalModel, lineRegisterModel } from '#ledger';
+import {
+  batchOf,
+  batchStreamId,
+  changeException,
+  importSettlementFile,
+  linesOf,
+  recordSettlements,
+  type Resolution,
+  type SettlementPorts,
+} from '#settlement';
+import { findDrift, REPORTS } from '#audit';
 import { type PaymentGateway, type PaymentView, staff, UnknownCursor } from '#payments';
 import { batchesOf, type ListedLine, listedLines } from '../support/listed-lines.js';
 import { settle } from '../support/books.js';
@@ -57,6 +68,34 @@ const kindsOf = async (batchId: string) =>
     .filter((one) => one.batchId === batchId)
     .map(({ kind, suspenseCents }) => [kind, suspenseCents])
     .sort();
+/**
+ * What a batch and the payment of its sale posted to `in_transit`: rule, day of effect, day in the books, number of entries, cents. Rules R4 to R6.
+ */
+const inTransit = async (batchId: string, paymentId: string): Promise<(readonly [string, string, string, number, number])[]> => {
+  await desk.booked();
+  const { rows } = await service.services.pool.query<{ rule: string; effective: string; booked: string; entries: number; cents: number }>(
+    `select e.rule, to_char(e.effective_at at time zone 'utc', 'YYYY-MM-DD') as effective, to_char(e.booked_at at time zone 'utc', 'YYYY-MM-DD') as booked,
+            count(*)::int as entries, sum(a.cents)::int as cents
+     from journal_entry e join es.events v on v.event_id = e.event_id cross join unnest(e.accounts, e.cents) as a (account, cents)
+     where v.stream_id in ('payment-' || $1, 'settlement-' || $2) and e.rule in ('R4', 'R5', 'R6') and a.account like '%:in_transit'
+     group by 1, 2, 3 order by 1, 2, 3`,
+    [paymentId, batchStreamId(named(batchId))],
+  );
+  return rows.map(({ rule, effective, booked, entries, cents }) => [rule, effective, booked, entries, cents]);
+};
+/** The day and the net cents of each deposit of a batch, in log order, as the report `deposits` shows them. */
+const deposits = async (batchId: string): Promise<(readonly [string, number])[]> => {
+  const { readModels, store, pool: db } = service.services;
+  await readModels.of(lineRegisterModel).runUntil((await store.head())!, { timeoutMs: 20_000 });
+  const sums = new Map<string, readonly [string, number]>();
+  const query = { from: null, to: null, asOf: null, after: null, until: null };
+  const [id, day, batch, net] = ['deposit_id', 'deposited_on', 'batch_id', 'net_cents'].map((name) => REPORTS.deposits.columns.indexOf(name)) as [number, number, number, number]; // prettier-ignore
+  for await (const { rows } of REPORTS.deposits.pages({ db, store } as never, EVERYTHING, query as never))
+    for (const row of rows)
+      if (row[batch] === batchId) sums.set(String(row[id]), [String(row[day]), (sums.get(String(row[id]))?.[1] ?? 0) + Number(row[net])]);
+  const { rows } = await db.query<{ deposit_id: string }>('select deposit_id from line_deposit where batch_id = $1 order by position', [batchId]);
+  return rows.map((row) => sums.get(row.deposit_id)!);
+};
 const alarms = (text: string) => service.logLines().filter(({ level, msg }) => level >= 50 && msg.includes(text)).length;
 
 /** Ports whose store fails at the `nth` append of lines and at every later one. */
@@ -425,20 +464,6 @@ describe('a file is refused before anything of it is recorded', () => {
     await desk.importFile(desk.csv(desk.line('h2', 'its-own', CLOSED)), other);
     expect(await recordedLines('h2')).toHaveLength(250);
   });
-  test('if it funds a batch on another day than it was funded on', async () => {
-    const { tx } = await sale();
-    await desk.importFile(desk.csv(desk.line('h3', tx, CLOSED)));
-    // The first file had no funding day. A later file may add the day. The money is posted once that day has come.
-    const bank = async () => (await desk.booked())('assets:bank');
-    const before = await bank();
-    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: dayOf(14) })))).toMatchObject({ corrected: 1 });
-    expect(await bank()).toBe(before);
-    expect(await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: dayOf(0) })))).toMatchObject({ corrected: 1 });
-    expect((await bank()) - before).toBe(9_770);
-    await expect(desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: dayOf(1) })))).rejects.toThrow(
-      `line 2: funded_on ${dayOf(1)}: the money of batch h3 is booked on ${dayOf(0)} already`,
-    );
-  });
   test('if a date of it cannot be true; with --old, a date may be long ago', async () => {
     const { tx } = await sale();
     const before = await eventCount();
@@ -463,6 +488,43 @@ describe('a file is refused before anything of it is recorded', () => {
     const unknown = desk.csv(desk.line('h6', 'long-ago', { closed: '2019-11-01T05:00:00Z' }));
     await importSettlementFile(ports, unknown, { merchantAccount, old: true, by }, AbortSignal.timeout(20_000));
     expect((await batchOf(ports.store, named('h6'))).closedAt).toBe('2019-11-01T05:00:00.000Z');
+  });
+  test('but a day of funding may come later, and a wrong one is corrected: the money is booked once, on the right day', async () => {
+    const { id, tx } = await sale();
+    const funded = (day: string) => desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: day })), null, ports, true);
+    await funded('');
+    const bank = async () => (await desk.booked())('assets:bank');
+    const before = await bank();
+    const [wrong, right, later] = [dayOf(-1), dayOf(0), dayOf(14)];
+    expect(await funded(later)).toMatchObject({ corrected: 1 });
+    expect(await bank()).toBe(before);
+    expect(await funded(wrong)).toMatchObject({ corrected: 1 });
+    expect(await bank()).toBe(before + 9_770);
+    expect(await deposits('h3')).toEqual([[wrong, 9_770]]);
+    expect(await funded(right)).toMatchObject({ corrected: 1 });
+    expect(await bank()).toBe(before + 9_770);
+    expect((await inTransit('h3', id)).filter(([rule]) => rule === 'R6')).toEqual([
+      ['R6', wrong, wrong, 2, 0],
+      ['R6', right, right, 1, -9_770],
+    ]);
+    expect(await deposits('h3')).toEqual([
+      [wrong, 9_770],
+      [wrong, -9_770],
+      [right, 9_770],
+    ]);
+    // The money is announced for later: until then it is in transit.
+    expect(await funded(later)).toMatchObject({ corrected: 1 });
+    expect(await bank()).toBe(before);
+    expect(await batchOf(ports.store, named('h3'))).toMatchObject({ funded: false, fundedOn: later });
+    await funded(right);
+    expect(await bank()).toBe(before + 9_770);
+    // Without a day, the file leaves the day as it is. With other amounts, only the lines change: the bank got what it got.
+    await funded('');
+    expect(await bank()).toBe(before + 9_770);
+    await desk.importFile(desk.csv(desk.line('h3', tx, { ...CLOSED, funded: wrong, fee: 200 })));
+    expect(await bank()).toBe(before + 9_770);
+    expect(await kindsOf('h3')).toEqual([['FUNDING_MISMATCH', 0]]);
+    expect((await deposits('h3')).reduce((sum, [, cents]) => sum + cents, 0)).toBe(9_770);
   });
   test('but a wrong time of closing is corrected: the books take the old entries back and post the new ones', async () => {
     const one = await sale();
@@ -491,6 +553,25 @@ describe('a file is refused before anything of it is recorded', () => {
     expect((await desk.exceptions()).filter(({ kind, batchId }) => batchId === 'h7' && kind !== 'MISSING_HERE')).toEqual([]);
     // Again changes nothing.
     expect(await desk.importFile(desk.csv(...lines(closes)), merchantAccount, ports, true)).toMatchObject({ corrected: 0 });
+  });
+  test('by entries that take the old ones back on their day, and new ones on the right day', async () => {
+    const { id, tx } = await sale();
+    const [wrong, right] = [dayOf(-1), dayOf(0)];
+    const closing = (closed: string) => desk.importFile(desk.csv(desk.line('h8', tx, { closed, funded: right })));
+    await closing(`${wrong}T00:00:01Z`);
+    expect(await inTransit('h8', id)).toEqual([
+      ['R4', wrong, wrong, 1, 10_000],
+      ['R5', wrong, wrong, 1, -230],
+      ['R6', right, right, 1, -9_770],
+    ]);
+    await closing(`${right}T00:00:01Z`);
+    expect(await inTransit('h8', id)).toEqual([
+      ['R4', wrong, wrong, 2, 0],
+      ['R4', right, right, 1, 10_000],
+      ['R5', wrong, wrong, 2, 0],
+      ['R5', right, right, 1, -230],
+      ['R6', right, right, 1, -9_770],
+    ]);
   });
   test('a date of the interface that cannot be true is an exception of its batch, and the feed goes on', async () => {
     const [one, other, third] = [await sale(), await sale(), await sale()];
@@ -552,6 +633,28 @@ test('a refund that no batch ever brings is missed as a charge is; one that came
   const refunds = (await desk.exceptions()).filter(({ kind, expectedCents }) => kind === 'MISSING_AT_GATEWAY' && expectedCents! < 0);
   expect(refunds.map(({ paymentId, expectedCents }) => [paymentId, expectedCents])).toContainEqual([lost.id, -2_500]);
   expect(refunds.filter(({ paymentId }) => paymentId === strange.id)).toEqual([]);
+});
+
+test('wrong dates of a closed period are corrected in the first open one', async () => {
+  const { id, tx } = await sale();
+  const [wrong, open, right] = [dayOf(0), dayOf(1), dayOf(2)];
+  await desk.importFile(desk.csv(desk.line('closed', tx, { closed: `${wrong}T00:00:01Z`, funded: wrong })));
+  service.clock.advance(2 * 86_400_000);
+  const { store, pool: db, clock, ids, readModels } = service.services;
+  const journalReached = (position: string) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 });
+  await closePeriod({ store, db, clock, ids, journalReached }, `${open}T00:00:00.000Z`, 'Dana');
+  await desk.importFile(desk.csv(desk.line('closed', tx, { closed: `${right}T00:00:01Z`, funded: right })));
+  expect(await inTransit('closed', id)).toEqual([
+    ['R4', wrong, wrong, 1, 10_000],
+    ['R4', wrong, open, 1, -10_000],
+    ['R4', right, right, 1, 10_000],
+    ['R5', wrong, wrong, 1, -230],
+    ['R5', wrong, open, 1, 230],
+    ['R5', right, right, 1, -230],
+    ['R6', wrong, wrong, 1, -9_770],
+    ['R6', wrong, open, 1, 9_770],
+    ['R6', right, right, 1, -9_770],
+  ]);
 });
 
 test('after all of that books and read models equal the events', async () => {

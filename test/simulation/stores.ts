@@ -595,7 +595,8 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
         return;
       }
       case 'BatchFunded':
-        batch!.funded = true;
+      case 'BatchFundingWithdrawn':
+        batch!.funded = event.type === 'BatchFunded';
         return;
     }
   };

@@ -220,6 +220,11 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await desk.exceptions();
     await desk.importFile(desk.csv(one, strange));
     await desk.exceptions();
+    // The batch is funded today. Then a file says that the money comes tomorrow.
+    for (const days of [0, 1]) {
+      const fundedOn = timestamp(service.clock.now() + days * DAY_MS).slice(0, 10);
+      await desk.importFile(desk.csv(`${one}${fundedOn}`, `${strange}${fundedOn}`));
+    }
   } finally {
     desk.close();
   }
