@@ -41,6 +41,7 @@ import {
   listAsOf,
   MAX_WAIT_SECONDS,
   nameHashOf,
+  NOTHING_KNOWN,
   openPlace,
   outOfScope,
   paymentAsOf,
@@ -322,7 +323,7 @@ export class AuditController {
     await refuseForeignPortal(db, scope, filters.portalId);
     await this.standing(reply, paymentFindModel, ...modelsOf(scope));
     const { payments, next } = await this.reading(caller, open, 'payments', (reader) =>
-      findPayments({ store, db }, scope, { ...filters, nameHash, after }, reader),
+      findPayments({ store, db }, scope, { ...NOTHING_KNOWN, ...filters, nameHashes: [nameHash], after }, reader),
     );
     // In an incident of the event store, a payment that is not found may be lost (C76).
     if (payments.length === 0 && ownLog.incident !== null) throw storeIncident();

@@ -1,9 +1,9 @@
 /** `payfold ledger`: balances of the books, and the journal as text for other tools. */
-import { type Command, InvalidArgumentError, Option } from 'commander';
-import { decimal, isDay, ServiceError, timestamp } from '#kernel';
+import { type Command, Option } from 'commander';
+import { decimal, ServiceError, timestamp } from '#kernel';
 import type { JournalFormat } from '#ledger';
 import type { Services } from '../services.js';
-import { byOption, fields, moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
+import { byOption, day, fields, moment, print, table, type Terminal, UsageError, uuid, wholeNumber } from './terminal.js';
 
 /** How long to wait for the journal. At its first run it reads the whole log. */
 const CATCH_UP_MS = 30 * 60_000;
@@ -124,12 +124,6 @@ export const addLedger = (program: Command, { action }: Terminal): void => {
         };
       }),
     );
-};
-
-/** A day, YYYY-MM-DD. */
-const day = (text: string): string => {
-  if (!isDay(text)) throw new InvalidArgumentError('It must be a day like 2026-01-31.');
-  return text;
 };
 
 interface RemitOptions {

@@ -2,16 +2,16 @@
 import { resolve } from 'node:path';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import type { Recorded } from '#eventstore';
-import { decimal, type Json, type Reveal, ServiceError } from '#kernel';
+import { type Cents, decimal, dollars, type Json, type Reveal, ServiceError } from '#kernel';
 import type { FindBy, FindParameter } from '#audit';
-import type { AcknowledgedTask, Leg, ResolveRequest, StaffReverseRequest } from '#payments';
-import type { Chosen, ErasureAnswer, ErasurePlan, MailQuery, ReasonCode } from '#privacy';
-import type { Services } from '../services.js';
+import type { AcknowledgedTask, Leg, PaymentStatus, ResolveRequest, StaffReverseRequest } from '#payments';
+import type { Chosen, ErasureAnswer, ErasurePlan, ReasonCode } from '#privacy';
 import type { Context } from './context.js';
+import { paymentPage } from './payment-page.js';
 import {
   type Answer,
   byOption,
-  dollars,
+  day,
   each,
   fields,
   isPersonThere,
@@ -20,10 +20,13 @@ import {
   rowLimit,
   table,
   type Terminal,
+  timeIn,
   UsageError,
+  UTC,
   uuid,
   wholeNumber,
   withPersonal,
+  zoneOption,
 } from './terminal.js';
 
 interface ShowOptions {
@@ -31,6 +34,7 @@ interface ShowOptions {
   readonly revision?: string;
   readonly events?: boolean;
   readonly withPersonal?: boolean;
+  readonly zone: string;
 }
 
 interface ReverseOptions {
@@ -56,14 +60,23 @@ interface AcknowledgeOptions {
   readonly by: string;
 }
 
-interface FindOptions extends FindBy {
-  readonly account?: string | null;
-  readonly portal?: string | null;
-  readonly from?: string | null;
-  readonly to?: string | null;
-  readonly limit: number;
-  readonly cursor?: string | null;
+/** What a caller may know of a payment. */
+interface FoundBy extends FindBy {
+  readonly amount?: readonly [Cents, Cents];
+  readonly brand?: string;
+  readonly status?: PaymentStatus;
   readonly email?: string;
+  readonly account?: string;
+  readonly portal?: string;
+  readonly on?: string;
+  readonly from?: string;
+  readonly to?: string;
+}
+
+interface FindOptions extends FoundBy {
+  readonly zone: string;
+  readonly limit: number;
+  readonly cursor?: string;
 }
 
 interface EraseOptions {
@@ -87,6 +100,8 @@ interface RefusalOptions {
   readonly limit: number;
 }
 
+/** Deliveries of a payment that are shown, the newest ones. */
+const DELIVERIES_SHOWN = 100;
 const REFUSALS_SHOWN = 100;
 const MAX_REFUSALS = 1_000;
 /** This many digits of a card's hash are shown. They tell the cards of a list apart. */
@@ -99,6 +114,18 @@ const TASKS: Readonly<Record<AcknowledgedTask, true>> = {
   refund_failed: true,
   gateway_dispute_unmatched: true,
   dispute_after_return: true,
+};
+
+/** The names of `PAYMENT_STATUSES`, likewise. */
+const STATUSES: Readonly<Record<PaymentStatus, true>> = {
+  pending: true,
+  authorized: true,
+  succeeded: true,
+  failed: true,
+  voided: true,
+  refunded: true,
+  partially_refunded: true,
+  unknown: true,
 };
 
 /** How long to wait for the read models. A worker normally keeps them at the end of the log. */
@@ -286,59 +313,57 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
 
   payments
     .command('find')
-    .description('find payments by one reference, number or transaction, or by a card and an amount; the newest first')
-    .option('--line-reference <text>', 'reference of a line item')
+    .description('find payments by what a caller knows, in any mix; the newest first')
+    .option('--amount <dollars>', 'principal or total in dollars, 128.63, or a range, 100..150', dollarRange)
+    .option('--on <day>', 'made on a day, YYYY-MM-DD', day)
+    .option('--last4 <digits>', 'last four digits of the card')
+    .option('--brand <brand>', 'brand of the card, such as visa', (text) => text.toLowerCase())
+    .addOption(new Option('--status <status>', 'status of the payment').choices(Object.keys(STATUSES)))
+    .option('--email <address>', 'e-mail address of the payer; - reads it from standard input')
     .option('--reference-id <text>', 'reference of the payment')
+    .option('--line-reference <text>', 'reference of a line item')
     .option('--confirmation-number <number>', 'confirmation number')
     .option('--transaction-id <id>', 'the processor’s id of a charge, void, refund or settlement line')
-    .option('--email <address>', 'e-mail address of the payer; - reads it from standard input')
-    .option('--last4 <digits>', 'last four digits of the card, with --amount-cents')
-    .option('--amount-cents <cents>', 'with --last4: the principal, or the total charged')
+    .addOption(new Option('--amount-cents <cents>', 'principal or total in cents').conflicts('amount'))
     .option('--account <account>', 'of this account only', uuid)
     .option('--portal <portal>', 'of this portal only', uuid)
-    .option('--from <time>', 'made from a time on', moment)
-    .option('--to <time>', 'made before a time', moment)
+    .addOption(new Option('--from <time>', 'made from a time on').argParser(moment).conflicts('on'))
+    .addOption(new Option('--to <time>', 'made before a time').argParser(moment).conflicts('on'))
+    .addOption(zoneOption('the time zone of --on and of the times shown'))
     .option('--limit <rows>', `at most this many, up to ${MAX_FOUND_ROWS}`, rowLimit(MAX_FOUND_ROWS), FOUND_ROWS)
     .option('--cursor <cursor>', 'go on where the answer before ended', uuid)
     .action(
-      action(
-        async ({ services, refuse }, { account = null, portal = null, from = null, to = null, limit, cursor = null, email, ...by }: FindOptions) => {
-          if (email !== undefined) {
-            if (Object.keys(by).length > 0) throw new UsageError('--email stands alone: find by one at a time');
-            const query = { email: await addressIn(email), accountId: account, portalId: portal, from, to, after: cursor, limit };
-            return foundByMail(await services(), query, refuse);
-          }
-          const { EVERYTHING } = await import('#accounts');
-          const { FIND_PARAMETERS, findFaults, findPayments, nameHashOf, paymentFindModel } = await import('#audit');
-          const faults = findFaults(by);
-          if (faults.length > 0) throw new UsageError(faults.map(({ field, message }) => `${optionOf(field)} ${message}`).join('; '));
-          const nameHash = nameHashOf(by);
-          if (nameHash === null) throw new UsageError(`name what to find by: ${FIND_PARAMETERS.map(optionOf).join(', ')}`);
-          const { store, pool: db, readModels } = await services();
-          const position = await readModels.caughtUp(paymentFindModel, CATCH_UP_MS);
-          const filters = { asOf: null, accountId: account, portalId: portal, from, to, status: null };
-          const { payments: found, next } = await findPayments({ store, db }, EVERYTHING, { ...filters, nameHash, after: cursor, limit });
-          // In an incident of the event store, a payment that is not found may be lost (C76).
-          if (found.length === 0) refuse();
-          const rows = table(
-            ['PAYMENT', 'CREATED', 'STATUS', 'CHARGED', 'CARD', 'REFERENCE', 'CONFIRMATION', 'PORTAL'],
-            found.map((one) => [
-              one.id,
-              one.createdAt,
-              one.status,
-              decimal(one.totalChargedCents),
-              `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
-              one.referenceId ?? '',
-              one.confirmationNumber ?? '',
-              one.portalId,
-            ]),
-          );
-          return {
-            json: { payments: found, nextCursor: next, position },
-            text: next === null ? rows : `${rows}\n\nThere may be more: --cursor ${next}`,
-          };
-        },
-      ),
+      action(async ({ services, refuse }, { limit, cursor = null, zone, ...asked }: FindOptions) => {
+        const { EVERYTHING } = await import('#accounts');
+        const { searchPayments, paymentFindModel } = await import('#audit');
+        const query = await findQuery(asked, zone);
+        const email = asked.email === undefined ? null : await addressIn(asked.email);
+        const { store, pool: db, readModels, privacy } = await services();
+        const { paymentListModel } = await import('#payments');
+        const { hashOfMail } = await import('#privacy');
+        const mailMac = email === null ? null : await hashOfMail(privacy, email);
+        if (query.status !== null) await readModels.caughtUp(paymentListModel, CATCH_UP_MS);
+        const position = await readModels.caughtUp(paymentFindModel, CATCH_UP_MS);
+        const { payments: found, next } = await searchPayments({ store, db }, EVERYTHING, { ...query, mailMac, after: cursor, limit });
+        // In an incident of the event store, a payment that is not found may be lost (C76).
+        if (found.length === 0) refuse();
+        const rows = table(
+          ['PAYMENT', 'CREATED', 'STATUS', 'CHARGED', 'CARD', 'REFERENCE', 'CONFIRMATION', 'PORTAL'],
+          found.map((one) => [
+            one.id,
+            zone === UTC ? one.createdAt : timeIn(zone, one.createdAt),
+            one.status,
+            decimal(one.totalChargedCents),
+            `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
+            one.referenceId ?? '',
+            one.confirmationNumber ?? '',
+            one.portalId,
+          ]),
+        );
+        const more =
+          found.length === 0 ? 'None among the newest. To see further, say more (--on, --last4, --email), or go on with' : 'There may be more:';
+        return { json: { payments: found, nextCursor: next, position }, text: next === null ? rows : `${rows}\n\n${more} --cursor ${next}` };
+      }),
     );
 
   payments
@@ -376,20 +401,24 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
 
   payments
     .command('show')
-    .description('a payment, folded from its events')
+    .description('a payment on one page: card, lines, charges, refunds and voids, disputes, webhooks')
     .argument('<payment>', 'payment id', uuid)
     .option('--as-of <time>', 'as it was known at a time: RFC 3339, or a day', moment)
     .option('--revision <number>', 'as it was after its event of that number, from 0')
-    .option('--events', 'its events too')
+    .option('--events', 'its events too, in words')
+    .addOption(zoneOption('the time zone of the times shown'))
     .addOption(withPersonal())
     .action(
-      action(async (context, id: string, { asOf, revision, events: withEvents = false, withPersonal: opens = false }: ShowOptions) => {
-        const { store } = context;
+      action(async (context, id: string, { asOf, revision, events: withEvents = false, withPersonal: opens = false, zone }: ShowOptions) => {
+        const { store, directory, pool } = context;
         if (asOf !== undefined && revision !== undefined) throw new UsageError('--as-of and --revision exclude each other');
         if (revision !== undefined && !/^\d{1,9}$/.test(revision)) throw new UsageError('--revision must be a whole number');
+        const { listDeliveries, webhookMigrations } = await import('#webhooks');
         const {
+          eventInWords,
           isVisible,
           keysOfPayment,
+          reversalsOf,
           payment: decider,
           paymentStream,
           auditedPayment,
@@ -421,35 +450,39 @@ export const addPayments = (program: Command, { action }: Terminal): void => {
           type: event.type,
           version: event.v,
           ...event.meta,
+          words: eventInWords(paymentEvents.read(event)),
           data: dataOf(event),
         }));
-        const text = fields([
-          ['payment', id],
-          ['status', view.status],
-          ['account', view.accountId],
-          ['portal', view.portalId],
-          ['principal', decimal(view.amountCents)],
-          ['service fee', decimal(view.serviceFeeCents)],
-          ['captured', decimal(view.capturedAmountCents)],
-          ['returned', decimal(view.refundedAmountCents)],
-          ['remaining', decimal(view.remainingRefundableAmountCents)],
-          ['settlement', view.settlement ? [view.settlement.status, view.settlement.settledAt ?? ''].join(' ').trim() : ''],
-          ['confirmation', view.confirmationNumber ?? ''],
-          ['created', view.createdAt],
-          ['updated', view.updatedAt],
-          ...view.returns.map(
-            ({ means, leg, amountCents, transactionId, status }) =>
-              ['return', [means, leg, decimal(amountCents), transactionId, status].join(' ')] as const,
-          ),
-        ]);
+        const reversals = payment.phase === 'charged' ? reversalsOf(id, payment, reveal) : [];
+        await context.prepare(webhookMigrations);
+        const isNow = asOf === undefined && revision === undefined;
+        const webhooks = isNow ? await listDeliveries(pool, { paymentId: id, limit: DELIVERIES_SHOWN }) : null;
+        const text = paymentPage({
+          view,
+          payment,
+          reversals,
+          askedBy: new Map(history.flatMap(({ actor, data }) => ('attemptId' in data && actor.type === 'staff' ? [[String(data.attemptId), actor.id] as const] : []))), // prettier-ignore
+          webhooks,
+          accountName: (await directory.account(view.accountId))?.name ?? '',
+          portalName: (await directory.portal(view.portalId))?.name ?? '',
+          zone,
+          showsPersonal: opens,
+        });
         const timeline = table(
-          ['#', 'RECORDED', 'EVENT', 'ACTOR'],
-          history.map((event) => [String(event.revision), event.recordedAt, event.type, `${event.actor.type} ${event.actor.id}`]),
+          ['#', 'RECORDED', 'WHO', 'WHAT'],
+          history.map((event) => [String(event.revision), timeIn(zone, event.recordedAt), `${event.actor.type} ${event.actor.id}`, event.words]),
         );
+        const grown = {
+          ...view,
+          ...(payment.phase === 'failed' && { declineCode: payment.declineCode }),
+          reversals,
+          disputes: payment.phase === 'charged' ? payment.disputes.map(({ personal: _, ...dispute }) => dispute) : [],
+          webhooks,
+        };
         const texts = history.flatMap(({ revision: number, data }) => ('personal' in data ? [[String(number), JSON.stringify(data.personal)]] : []));
         const personal = texts.length > 0 ? table(['#', 'PERSONAL DATA'], texts) : 'personal data  none';
         return {
-          json: withEvents ? { ...view, events: history } : view,
+          json: withEvents ? { ...grown, events: history } : grown,
           text: [text, ...(withEvents ? [timeline] : []), ...(opens ? [personal] : [])].join('\n\n'),
         };
       }),
@@ -479,34 +512,35 @@ const addressIn = async (option: string): Promise<string> => {
 };
 const MAX_ADDRESS_INPUT = 1_000;
 
-const foundByMail = async ({ queries }: Services, query: MailQuery, refuse: () => void): Promise<Answer> => {
-  const [{ FindByMail }, { statusOf }] = await Promise.all([import('#privacy/module'), import('#payments')]);
-  const { payments: found, next } = await queries.execute(new FindByMail(query));
-  if (found.length === 0) refuse();
-  const rows = found.map(({ id, payment }) => ({
-    id,
-    createdAt: payment.createdAt,
-    status: statusOf(payment),
-    accountId: payment.terms.accountId,
-    portalId: payment.terms.portalId,
-    referenceId: payment.terms.referenceId,
-    amountCents: payment.terms.amountCents,
-    serviceFeeCents: payment.terms.serviceFeeCents,
-    paymentMethod: payment.terms.paymentMethod,
-  }));
-  const text = table(
-    ['PAYMENT', 'CREATED', 'STATUS', 'AMOUNT', 'CARD', 'REFERENCE', 'PORTAL'],
-    rows.map((one) => [
-      one.id,
-      one.createdAt,
-      one.status,
-      decimal(one.amountCents),
-      `${one.paymentMethod.brand} ${one.paymentMethod.last4}`,
-      one.referenceId ?? '',
-      one.portalId,
-    ]),
-  );
-  return { json: { payments: rows, nextCursor: next }, text: next === null ? text : `${text}\n\nThere may be more: --cursor ${next}` };
+/** The search that the options ask for. Throws UsageError. */
+const findQuery = async ({ email, amount, amountCents, last4, brand, status, on, account, portal, from, to, ...by }: FoundBy, zone: string) => {
+  const { dayIn, findFaults, nameHashesOf, NOTHING_KNOWN } = await import('#audit');
+  const { hashes: nameHashes, faults } = nameHashesOf(by);
+  // The checks of both are those of the audit API, which finds a card by both together.
+  const ofCard = findFaults({ last4: last4 ?? '0000', amountCents: amountCents ?? '1' });
+  const wrong = [...faults, ...ofCard].map(({ field, message }) => `${optionOf(field)} ${message}`);
+  if (wrong.length > 0) throw new UsageError(wrong.join('; '));
+  if (
+    nameHashes.length === 0 &&
+    [email, amount, amountCents, last4, brand, status, on, account, portal, from, to].every((known) => known === undefined)
+  )
+    throw new UsageError('say what is known of the payment: --amount, --on, --last4, --brand, --status, --email, --portal, a reference or a number');
+  const cents = amountCents === undefined ? (amount ?? null) : ([Number(amountCents), Number(amountCents)] as const);
+  const [begin, end] = on === undefined ? [from ?? null, to ?? null] : dayIn(zone, on);
+  const known = { ...NOTHING_KNOWN, nameHashes, last4: last4 ?? null, brand: brand ?? null, amount: cents, status: status ?? null };
+  return { ...known, asOf: null, accountId: account ?? null, portalId: portal ?? null, from: begin, to: end };
+};
+
+const DOLLARS = /^(\d{1,8})(?:\.(\d{2}))?$/;
+
+/** Dollars, or two amounts with two points between them, as cents. */
+const dollarRange = (text: string): readonly [Cents, Cents] => {
+  const [from, to = from, ...more] = text.replaceAll(/[$,]/g, '').split('..').map((part) => {
+    const [, whole, cents = '00'] = DOLLARS.exec(part) ?? [];
+    return whole === undefined ? Number.NaN : Number(whole + cents);
+  }); // prettier-ignore
+  if (more.length > 0 || !(from! <= to!)) throw new InvalidArgumentError('It must be dollars like 128.63, or a range like 100..150.');
+  return [from!, to!];
 };
 
 const chosenIn = async (payments: readonly string[], { email, retention = false }: EraseOptions): Promise<Chosen> => {

@@ -6,7 +6,7 @@ import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError, Option } from 'commander';
-import { AuthenticationError, type Cents, decimal, isUuid, ServiceError } from '#kernel';
+import { AuthenticationError, isDay, isUuid, ServiceError } from '#kernel';
 import { cardInText, ConfigError, withEscapes } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
@@ -225,6 +225,30 @@ export const moment = (text: string): string => {
   return new Date(epochMs).toISOString();
 };
 
+/** A day, YYYY-MM-DD. */
+export const day = (text: string): string => {
+  if (!isDay(text)) throw new InvalidArgumentError('It must be a day like 2026-01-31.');
+  return text;
+};
+
+export const UTC = 'UTC';
+
+/** The time zone of days and times. A portal has none, so it is UTC unless the person names one. */
+export const zoneOption = (what: string): Option =>
+  new Option('--zone <name>', `${what}, such as America/Chicago`).default(UTC).argParser((name) => {
+    try {
+      // Abbreviations mean different zones in different places.
+      if (name !== UTC && !name.includes('/')) throw new RangeError(name);
+      return new Intl.DateTimeFormat('en-US', { timeZone: name }).resolvedOptions().timeZone;
+    } catch {
+      throw new InvalidArgumentError('It must be the name of a time zone, such as America/Chicago.');
+    }
+  });
+
+/** A time as a clock in the zone shows it, such as `2026-11-29 10:16`. */
+export const timeIn = (zone: string, at: string): string =>
+  new Intl.DateTimeFormat('sv-SE', { timeZone: zone, dateStyle: 'short', timeStyle: 'short' }).format(Date.parse(at));
+
 /** Shows personal data. The reading is noted under the name of the person who is logged in. */
 export const withPersonal = (): Option => new Option('--with-personal', 'personal data too; the reading is noted');
 
@@ -252,9 +276,6 @@ export const byOption = (what = 'name of the person who decides; recorded'): Opt
 };
 
 // Text for people.
-
-/** An amount as people write it, such as `$12.34`. */
-export const dollars = (cents: Cents): string => `${cents < 0 ? '-' : ''}$${decimal(Math.abs(cents))}`;
 
 /** True if a person reads the output and can answer a question. A script that a person starts has its output read by the script. */
 export const isPersonThere = (): boolean => process.stdin.isTTY && process.stdout.isTTY;

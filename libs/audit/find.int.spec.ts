@@ -4,12 +4,14 @@ import { EVERYTHING } from '#accounts';
 import { type EventStore, memoryEventStore, type NewEvent, type Recorded } from '#eventstore';
 import type { Json } from '#kernel';
 import { createPool, type Pool, transaction, uuidV7 } from '#platform';
-import { type PaymentEvent, paymentStream, type PaymentTerms } from '#payments';
+import { type PaymentEvent, paymentListModel, paymentStream, type PaymentTerms } from '#payments';
+import { personalUseModel } from '#privacy';
 import type { ExceptionEvent, RecordedLine, SettlementEvent } from '#settlement';
 import {
   ACCOUNT,
   charged,
   chargeOf,
+  created,
   declined,
   failed,
   feeless,
@@ -23,7 +25,7 @@ import {
   voided,
 } from '../../test/support/given.js';
 import { freshDatabase, makeTables } from '../../test/support/postgres.js';
-import { type FindBy, findFaults, findPayments, type FindQuery, nameHashOf, paymentFindModel } from './find.js';
+import { type FindBy, findFaults, findPayments, type FindQuery, nameHashOf, NOTHING_KNOWN, paymentFindModel, searchPayments } from './find.js';
 
 let database: Awaited<ReturnType<typeof freshDatabase>>;
 let pool: Pool;
@@ -35,14 +37,14 @@ const newId = () => uuidV7((now += 1_000));
 beforeAll(async () => {
   database = await freshDatabase();
   pool = createPool(database.url, { name: 'find', max: 2 });
-  await makeTables(pool, paymentFindModel);
+  for (const model of [paymentFindModel, paymentListModel, personalUseModel(null)]) await makeTables(pool, model);
 });
 afterAll(async () => {
   await pool.end();
   await database.drop();
 });
 beforeEach(async () => {
-  await pool.query('truncate payment_find');
+  await pool.query('truncate payment_find, payment_trait, payment_list, personal_use');
   store = memoryEventStore();
 });
 
@@ -77,9 +79,10 @@ const follow = async (atOnce = 1_000) => {
 };
 const page = (by: FindBy, change: Partial<FindQuery> = {}) => {
   expect(findFaults(by)).toEqual([]);
-  const none = { asOf: null, accountId: null, portalId: null, from: null, to: null, status: null, after: null, limit: 100 };
-  return findPayments({ store, db: pool }, EVERYTHING, { ...none, nameHash: nameHashOf(by)!, ...change });
+  return search({ nameHashes: [nameHashOf(by)!], ...change });
 };
+const NONE = { ...NOTHING_KNOWN, asOf: null, accountId: null, portalId: null, from: null, to: null, status: null, after: null, limit: 100 };
+const search = (known: Partial<FindQuery>) => findPayments({ store, db: pool }, EVERYTHING, { ...NONE, ...known });
 const found = async (by: FindBy, change: Partial<FindQuery> = {}) => (await page(by, change)).payments.map(({ id }) => id);
 
 const REFUND = '018f0000-0000-7000-8000-0000000000f1';
@@ -279,15 +282,103 @@ describe('a page', () => {
   });
 });
 
+describe('by what a caller knows', () => {
+  const day = (number: number) => new Date(Date.parse('2026-02-01T12:00:00Z') + number * 86_400_000).toISOString();
+  /** A payment of each day, with its own amount and one of four cards. Every third one failed. The fifth was paid by a token. */
+  const made = async (): Promise<string[]> => {
+    const ids: string[] = [];
+    now = Date.parse(day(0));
+    for (let number = 0; number < 12; number++) {
+      now = Date.parse(day(number));
+      const last4 = ['4242', '1881', '0005', '4444'][number % 4]!;
+      const brand = number % 2 === 0 ? 'visa' : 'mastercard';
+      const terms = { ...feeless, portalId: number < 6 ? PORTAL : OTHER, paymentMethod: { type: 'card', brand, last4 } as const };
+      const one = number === 5 ? { ...terms, paymentMethod: { type: 'card_token', brand: 'unknown', last4: '' } as const } : terms;
+      const card = { brand: 'discover', last4: '9424' };
+      const charge = created(feeless) as Extract<PaymentEvent, { type: 'PaymentCreated' }>;
+      const outcome = number % 3 === 0 ? { ...failed, at: day(number) } : { ...charge, at: day(number), data: { ...charge.data, legs: charge.data.legs.map((leg) => ({ ...leg, ...(number === 5 && { card }) })) } }; // prettier-ignore
+      const amountCents = 1_000 * (number + 1);
+      const lineItems = [{ ...feeless.lineItems[0]!, amountCents }];
+      const legs = feeless.legs.map((leg) => ({ ...leg, principalCents: amountCents }));
+      ids.push(await pay(initiated({ ...one, amountCents, lineItems, legs }, day(number)), outcome));
+    }
+    await follow();
+    const events = await recorded();
+    await transaction(pool, (client) => paymentListModel.apply(client, events));
+    return ids;
+  };
+  const OTHER = '018f0000-0000-7000-8000-0000000000b9';
+
+  test('each mix answers the payments that fit, newest first, as a look at every payment does', async () => {
+    const ids = await made();
+    const numbers = async (known: Partial<FindQuery>) => (await search(known)).payments.map(({ id }) => ids.indexOf(id));
+    expect(await numbers({ last4: '4242' })).toEqual([8, 4, 0]);
+    expect(await numbers({ amount: [3_000, 3_000] })).toEqual([2]);
+    expect(await numbers({ amount: [3_000, 5_000] })).toEqual([4, 3, 2]);
+    expect(await numbers({ amount: [3_000, 9_000], brand: 'visa' })).toEqual([8, 6, 4, 2]);
+    expect(await numbers({ from: day(3), to: day(5) })).toEqual([4, 3]);
+    expect(await numbers({ portalId: OTHER, brand: 'mastercard' })).toEqual([11, 9, 7]);
+    expect(await numbers({ status: 'failed', from: day(4) })).toEqual([9, 6]);
+    expect(await numbers({ status: 'failed', amount: [4_000, 4_000] })).toEqual([3]);
+    expect(await numbers({ status: 'failed', last4: '4242' })).toEqual([0]);
+    expect(await numbers({ last4: '4242', amount: [5_000, 5_000], from: day(4), to: day(5), portalId: PORTAL, brand: 'visa' })).toEqual([4]);
+    expect(await numbers({ nameHashes: [nameHashOf({ referenceId: 'CASE-1' })!], last4: '1881', to: day(9) })).toEqual([1]);
+    expect(await numbers({ nameHashes: [nameHashOf({ referenceId: 'CASE-1' })!, nameHashOf({ lineReference: 'nobody' })!] })).toEqual([]);
+    // The gateway named the card of a token.
+    expect(await numbers({ last4: '9424', brand: 'discover' })).toEqual([5]);
+    expect(await numbers({ last4: '4242', amount: [5_001, 5_001] })).toEqual([]);
+  });
+
+  test('pages together hold each payment once, and a search reads on while a page is empty', async () => {
+    const ids = await made();
+    for (const known of [{ last4: '4242' }, { amount: [1, 99_999] }, { status: 'failed' }, { portalId: PORTAL }] as const) {
+      const all = (await search(known)).payments.map(({ id }) => id);
+      const seen: string[] = [];
+      for (let after: string | null = null, pages = 0; pages < 20; pages++) {
+        const { payments, next } = await search({ ...known, limit: 2, after });
+        seen.push(...payments.map(({ id }) => id));
+        if ((after = next) === null) break;
+      }
+      expect([known, seen]).toEqual([known, all]);
+    }
+    await pool.query(
+      `insert into payment_trait select gen_random_uuid(), '2026-03-01', account_id, portal_id, 'visa', '4242', 5, 5 from payment_trait t, generate_series(1, 500) where t.payment_id = $1`,
+      [ids[0]],
+    );
+    // 500 newer rows whose payments do not exist fill the first page.
+    expect((await search({ last4: '4242', limit: 1 })).payments).toEqual([]);
+    const { payments } = await searchPayments({ store, db: pool }, EVERYTHING, { ...NONE, last4: '4242', limit: 1 });
+    expect(payments.map(({ id }) => id)).toEqual([ids[8]]);
+    await expect(search({ last4: '4242', after: newId() })).rejects.toThrow('cursor is not valid');
+  });
+
+  test('an e-mail address is found by its hash, alone and beside a name', async () => {
+    const [first, second] = await made();
+    const mac = Buffer.from('hash of an address');
+    const use = (id: string | undefined) =>
+      pool.query(`insert into personal_use values (gen_random_uuid(), $1, $2, $3, '2026-02-01')`, [`payment-${id}`, ACCOUNT, mac]);
+    await use(first);
+    await use(second);
+    const found = async (known: Partial<FindQuery>) => (await search(known)).payments.map(({ id }) => id);
+    expect(await found({ mailMac: mac })).toEqual([second, first]);
+    expect(await found({ mailMac: mac, limit: 1, after: second! })).toEqual([first]);
+    expect(await found({ mailMac: mac, status: 'failed' })).toEqual([first]);
+    expect(await found({ mailMac: mac, nameHashes: [nameHashOf({ referenceId: 'CASE-1' })!] })).toEqual([second, first]);
+    expect(await found({ mailMac: Buffer.from('of another') })).toEqual([]);
+  });
+});
+
 test('rows do not depend on the pieces in which events arrive, and to apply them again changes nothing', async () => {
   const id = await pay(...charged(), ...voided('void'));
   await append(BATCH_STREAM, [{ type: 'SettlementLinesRecorded', at: AT, data: { ...batch, lines: [line({ paymentId: id }), line({ number: 1, paymentId: id })] } }]); // prettier-ignore
   await append('exception-1', sendRefund(REFUND, id, 'rf_sent'));
   const rows = async () => (await pool.query('select * from payment_find order by name_hash')).rows as unknown[];
+  const traits = async () => (await pool.query('select * from payment_trait')).rows as unknown[];
   await follow(1);
   const one = await rows();
   await follow();
   expect(await rows()).toEqual(one);
+  expect(await traits()).toHaveLength(1);
   await pool.query('truncate payment_find');
   await follow();
   expect(await rows()).toEqual(one);

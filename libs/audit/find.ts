@@ -1,14 +1,19 @@
 /**
- * Finds payments by a name: a reference, a confirmation number, a transaction id, or a card's last four digits with an amount.
+ * Finds payments by what is known of them: names (a reference, a confirmation number, a transaction id), the payer's e-mail address, the card, an
+ * amount, a status, a portal and days, in any mix.
  *
  * The read model `payment-find` has a row for each name of a payment. A row holds the hash of the name, not the name. So all rows have the same small
  * size. No two names have the same hash of 122 bits. So a page never shows a payment of another name. A row stays for ever: if a corrected file takes
- * a transaction away from a payment, its id still finds that payment.
+ * a transaction away from a payment, its id still finds that payment. A second table has a row of traits for each payment: its card and its amounts.
+ *
+ * A page walks one index, that of the condition that fits the fewest payments. It looks at a limited number of rows, and the other conditions drop some.
  */
-import type { Scope } from '#accounts';
+import { isInScope, type Scope } from '#accounts';
 import type { EventStore, ReadModel, Recorded } from '#eventstore';
+import { type Cents, ServiceError } from '#kernel';
+import { cardOf, listPlaces, type PaymentEvent, paymentEvents, paymentIdOf, paymentScopeCondition, statusOf, type VisiblePayment } from '#payments';
 import { hashedUuid, type Queryable } from '#platform';
-import { type PaymentEvent, paymentEvents, paymentIdOf, paymentScopeCondition, type VisiblePayment, statusOf } from '#payments';
+import { ofMail, paymentsOfMail } from '#privacy';
 import { exceptionEvents, isSettledLine, isSettlementStream, type RecordedLine, settlementEvents } from '#settlement';
 import { closedReader, foldPage, type ListThenQuery, LOOK_AT, type PaymentThen, type Reader } from './replay.js';
 
@@ -49,6 +54,18 @@ export const findFaults = (by: FindBy): readonly { readonly field: FindParameter
   return faults;
 };
 
+/** The names among the parameters. A payment has several of them, so a search may name several. */
+export const NAMES = ['lineReference', 'referenceId', 'confirmationNumber', 'transactionId'] as const satisfies readonly FindParameter[];
+
+/** The hashes of all names of a search, and the faults of these. */
+export const nameHashesOf = (by: FindBy): { readonly hashes: readonly string[]; readonly faults: ReturnType<typeof findFaults> } => {
+  const given = NAMES.filter((name) => by[name] !== undefined);
+  return {
+    hashes: given.flatMap((name) => nameHashOf({ [name]: by[name] }) ?? []),
+    faults: given.flatMap((name) => findFaults({ [name]: by[name] })),
+  };
+};
+
 /** The hash of the name in a request without faults. null: the request has no name. */
 export const nameHashOf = ({ lineReference, referenceId, confirmationNumber, transactionId, last4, amountCents }: FindBy): string | null => {
   if (lineReference !== undefined) return HASH.lineReference(lineReference);
@@ -71,21 +88,63 @@ const HASH = {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Writing.
 
-const TABLES = 'create table payment_find (name_hash uuid not null, payment_id uuid not null)';
+const TABLES = `
+  create table payment_find (name_hash uuid not null, payment_id uuid not null);
+  create table payment_trait (
+    payment_id uuid not null, created_at timestamptz not null, account_id uuid not null, portal_id uuid not null, brand text not null, last4 text not null,
+    amount_cents bigint not null, total_cents bigint not null)`;
 // An id of a payment begins with its time. So the rows of one name lie in the order of their payments.
-const INDEXES = 'alter table payment_find add constraint payment_find_pkey primary key (name_hash, payment_id)';
+const INDEXES = `
+  alter table payment_find add constraint payment_find_pkey primary key (name_hash, payment_id);
+  alter table payment_trait add constraint payment_trait_pkey primary key (payment_id);
+  create index payment_trait_created on payment_trait (created_at desc, payment_id desc);
+  create index payment_trait_portal on payment_trait (portal_id, created_at desc, payment_id desc);
+  create index payment_trait_last4 on payment_trait (last4, created_at desc, payment_id desc);
+  create index payment_trait_amount on payment_trait (amount_cents, created_at desc, payment_id desc);
+  create index payment_trait_total on payment_trait (total_cents, created_at desc, payment_id desc)`;
 /** The read model may lag by this much. A caller of `runUntil` does not wait for it. */
 const GATHER_MS = 1_000;
 
 export const paymentFindModel: ReadModel = {
   name: 'payment-find',
-  shape: 1,
+  shape: 2,
   streamPrefixes: ['payment-', 'settlement-', 'exception-'],
   gatherMs: GATHER_MS,
-  tables: ['payment_find'],
+  tables: ['payment_find', 'payment_trait'],
   createTables: TABLES,
   createIndexes: INDEXES,
-  apply: (client, events) => applyNames(client, events),
+  apply: async (client, events) => {
+    await applyNames(client, events);
+    await applyTraits(client, events);
+  },
+};
+
+const applyTraits = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
+  const read = events.filter(({ stream }) => stream.startsWith('payment-')).map((recorded) => ({ id: paymentIdOf(recorded.stream), event: paymentEvents.read(recorded) })); // prettier-ignore
+  const made = read.flatMap(({ id, event }) => (event.type === 'PaymentInitiated' ? [{ id, at: event.at, ...event.data }] : []));
+  if (made.length > 0)
+    await client.query({
+      name: 'find-traits',
+      text: `
+        insert into payment_trait (payment_id, created_at, account_id, portal_id, brand, last4, amount_cents, total_cents)
+        select * from unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::bigint[], $8::bigint[])
+        on conflict do nothing`,
+      values: [
+        made.map(({ id }) => id),
+        made.map(({ at }) => at),
+        made.map(({ accountId }) => accountId),
+        made.map(({ portalId }) => portalId),
+        made.map(({ paymentMethod }) => paymentMethod.brand),
+        made.map(({ paymentMethod }) => paymentMethod.last4),
+        made.map(({ amountCents }) => amountCents),
+        made.map(({ amountCents, serviceFeeCents }) => amountCents + serviceFeeCents),
+      ],
+    });
+  // For a token, the gateway names the card with the charge.
+  for (const { id, event } of read) {
+    const card = event.type === 'PaymentCreated' ? event.data.legs.find((leg) => leg.card)?.card : undefined;
+    if (card) await client.query('update payment_trait set brand = $2, last4 = $3 where payment_id = $1', [id, card.brand, card.last4]);
+  }
 };
 
 const applyNames = async (client: Queryable, events: readonly Recorded[]): Promise<void> => {
@@ -170,40 +229,161 @@ const foreignLines = (recorded: Recorded): readonly RecordedLine[] => {
 // ------------------------------------------------------------------------------------------------------------------------------------
 // Reading.
 
-export interface FindQuery extends Omit<ListThenQuery, 'after'> {
-  readonly nameHash: string;
-  /** Id of the last payment of the page before. */
+/** What is known of the payments. null: nothing. All that is known must fit. */
+export interface Known {
+  readonly nameHashes: readonly string[];
+  /** The keyed hash of the payer's e-mail address. */
+  readonly mailMac: Buffer | null;
+  readonly last4: string | null;
+  readonly brand: string | null;
+  /** Cents of the principal or of the total, from the first to the second. */
+  readonly amount: readonly [from: Cents, to: Cents] | null;
+}
+
+export const NOTHING_KNOWN: Known = { nameHashes: [], mailMac: null, last4: null, brand: null, amount: null };
+
+export interface FindQuery extends Omit<ListThenQuery, 'after'>, Known {
+  /** Id of the last payment that the page before looked at. */
   readonly after: string | null;
 }
 
+export interface FoundPage {
+  readonly payments: readonly PaymentThen['payment'][];
+  readonly next: string | null;
+}
+
+interface FindPorts {
+  readonly store: EventStore;
+  readonly db: Queryable;
+}
+
 const BEYOND_ALL_IDS = 'ffffffff-ffff-ffff-ffff-ffffffffffff';
+/** Rows of traits that a page looks at. They lie together in the index, and most of them in few blocks. */
+const LOOK_AT_TRAITS = 500;
+
+/** A payment that a page looks at. `fits`: false if its rows say that it is none of the page. Only its events say that it is one. */
+interface Looked {
+  readonly id: string;
+  readonly fits: boolean;
+}
 
 /**
- * A page of the payments in scope with a name, the newest first. The other filters are those of the list. A page looks at `limit` payments, or at
- * {@link LOOK_AT} if that is more and a filter is given. So it can have fewer payments than `limit`, or none, and still have a `next`.
+ * A page of the payments in scope that fit, the newest first. It looks at `limit` payments, or at {@link LOOK_AT} if that is more and several things
+ * must fit. So it can have fewer payments than `limit`, or none, and still have a `next`. Throws VALIDATION_ERROR if `after` is no payment.
  */
-export const findPayments = async (
-  { store, db }: { readonly store: EventStore; readonly db: Queryable },
-  scope: Scope,
-  { nameHash, asOf, accountId, portalId, from, to, status, after, limit }: FindQuery,
-  reader: Reader = closedReader,
-): Promise<{ readonly payments: PaymentThen['payment'][]; readonly next: string | null }> => {
+export const findPayments = async ({ store, db }: FindPorts, scope: Scope, query: FindQuery, reader: Reader = closedReader): Promise<FoundPage> => {
+  const { nameHashes, mailMac, last4, brand, amount, asOf, accountId, portalId, from, to, status, limit } = query;
+  const isAmount = (cents: Cents) => amount === null || (amount[0] <= cents && cents <= amount[1]);
   const fits = (payment: VisiblePayment): boolean =>
+    isInScope(scope, payment.terms) &&
     (accountId === null || payment.terms.accountId === accountId) &&
     (portalId === null || payment.terms.portalId === portalId) &&
     (from === null || payment.createdAt >= from) &&
     (to === null || payment.createdAt < to) &&
+    (last4 === null || cardOf(payment).last4 === last4) &&
+    (brand === null || cardOf(payment).brand === brand) &&
+    (isAmount(payment.terms.amountCents) || isAmount(payment.terms.amountCents + payment.terms.serviceFeeCents)) &&
     (status === null || statusOf(payment) === status);
-  const isFiltered = [asOf, accountId, portalId, from, to, status].some((filter) => filter !== null);
+  const isFiltered = nameHashes.length > 1 || [asOf, accountId, portalId, from, to, last4, brand, amount, status].some((known) => known !== null);
   const size = isFiltered ? Math.max(limit, LOOK_AT) : limit;
-  const values: unknown[] = [nameHash, after ?? BEYOND_ALL_IDS, size + 1];
+  // Most payments have succeeded. A walk by time finds them sooner than a merge of all accounts.
+  const isRare = status !== null && status !== 'succeeded' && asOf === null;
+  const exact = amount !== null && amount[0] === amount[1];
+  const found = await (nameHashes.length > 0 || mailMac !== null
+    ? lookByName(db, scope, query, size)
+    : last4 === null && !exact && isRare
+      ? lookInList(db, scope, query, size)
+      : lookByTrait(db, scope, query, Math.max(size, LOOK_AT_TRAITS)));
+  const rows = found.rows.slice(0, found.size);
+  const ids = rows.filter((row) => row.fits).map(({ id }) => id);
+  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, fits, reader);
+  if (looked < ids.length) return { payments, next: ids[looked - 1]! };
+  return { payments, next: found.rows.length > found.size ? rows.at(-1)!.id : null };
+};
+
+/** One row more than `size` says that a further page follows. */
+interface Found {
+  readonly rows: readonly Looked[];
+  readonly size: number;
+}
+
+const lookByName = async (db: Queryable, scope: Scope, { nameHashes, mailMac, after }: FindQuery, size: number): Promise<Found> => {
+  const values: unknown[] = [];
+  const bind = (value: unknown) => `$${values.push(value)}`;
+  const [first, ...others] = nameHashes;
   // `next` must not name a payment out of scope. So the scope is a condition of the statement, and not of the fold.
-  const inScope = paymentScopeCondition(scope, 'found.payment_id', (value) => `$${values.push(value)}`);
-  const { rows } = await db.query<{ payment_id: string }>(
-    `select payment_id from payment_find found where name_hash = $1 and payment_id < $2 and ${inScope} order by payment_id desc limit $3`,
+  const inScope = paymentScopeCondition(scope, 'found.payment_id', bind);
+  const named =
+    first === undefined
+      ? `(select payment_id from unnest(${bind(await paymentsOfMail(db, mailMac!, after, size + 1))}::uuid[]) as payment_id)`
+      : '(select name_hash, payment_id from payment_find)';
+  const where = first === undefined ? '' : `name_hash = ${bind(first)} and payment_id < ${bind(after ?? BEYOND_ALL_IDS)} and`;
+  const also = [
+    ...others.map((hash) => `exists (select from payment_find o where o.name_hash = ${bind(hash)} and o.payment_id = looked.payment_id)`),
+    ...(first === undefined || mailMac === null ? [] : [ofMail('looked.payment_id', bind(mailMac))]),
+  ];
+  const { rows } = await db.query<Looked>(
+    `select payment_id as id, ${also.join(' and ') || 'true'} as fits
+     from (select payment_id from ${named} found where ${where} ${inScope} order by payment_id desc limit ${bind(size + 1)}) looked order by payment_id desc`,
     values,
   );
-  const ids = rows.slice(0, size).map((row) => row.payment_id);
-  const { payments, looked } = await foldPage(store, ids, { asOf, limit }, fits, reader);
-  return { payments, next: looked < rows.length ? ids[looked - 1]! : null };
+  return { rows, size };
+};
+
+/** When the last payment of the page before was made. */
+const placeOf = async (db: Queryable, after: string): Promise<{ readonly id: string; readonly createdAt: string }> => {
+  const { rows } = await db.query<{ created_at: Date }>('select created_at from payment_trait where payment_id = $1', [after]);
+  if (!rows[0]) throw new ServiceError('VALIDATION_ERROR', 'cursor is not valid for this search.');
+  return { id: after, createdAt: rows[0].created_at.toISOString() };
+};
+
+/** The list has a range for each status. */
+const lookInList = async (db: Queryable, scope: Scope, query: FindQuery, size: number): Promise<Found> => {
+  const { accountId, portalId, status, from, to, after } = query;
+  const times = { from: from === null ? null : Date.parse(from), to: to === null ? null : Date.parse(to) };
+  const places = await listPlaces(db, scope, accountId, { portalId, status, ...times }, after === null ? null : await placeOf(db, after), size + 1);
+  return { rows: places.map(({ id }) => ({ id, fits: true })), size };
+};
+
+const lookByTrait = async (db: Queryable, scope: Scope, query: FindQuery, size: number): Promise<Found> => {
+  const { last4, brand, amount, accountId, portalId, from, to, after } = query;
+  const values: unknown[] = [];
+  const bind = (value: unknown) => `$${values.push(value)}`;
+  const place = after === null ? null : await placeOf(db, after);
+  const between = [
+    paymentScopeCondition(scope, 'found.payment_id', bind),
+    ...(from === null ? [] : [`created_at >= ${bind(from)}::timestamptz`]),
+    ...(to === null ? [] : [`created_at < ${bind(to)}::timestamptz`]),
+    ...(place === null ? [] : [`(created_at, payment_id) < (${bind(place.createdAt)}::timestamptz, ${bind(place.id)}::uuid)`]),
+  ];
+  const newest = `order by created_at desc, payment_id desc limit ${bind(size + 1)}`;
+  const walk = (condition: string) => `(select * from payment_trait found where ${[condition, ...between].join(' and ')} ${newest})`;
+  const walks =
+    last4 !== null
+      ? walk(`last4 = ${bind(last4)}`)
+      : amount !== null && amount[0] === amount[1]
+        ? `(${walk(`amount_cents = ${bind(amount[0])}`)} union ${walk(`total_cents = ${bind(amount[0])}`)} ${newest})`
+        : walk(portalId === null ? 'true' : `portal_id = ${bind(portalId)}`);
+  const also = [
+    ...(brand === null ? [] : [`brand = ${bind(brand)}`]),
+    ...(accountId === null ? [] : [`account_id = ${bind(accountId)}`]),
+    ...(portalId === null ? [] : [`portal_id = ${bind(portalId)}`]),
+    ...(amount === null ? [] : [`(${['amount_cents', 'total_cents'].map((cents) => `${cents} between ${bind(amount[0])} and ${bind(amount[1])}`).join(' or ')})`]), // prettier-ignore
+  ];
+  const { rows } = await db.query<Looked>(
+    `select payment_id as id, ${also.join(' and ') || 'true'} as fits from ${walks} looked order by created_at desc, payment_id desc`,
+    values,
+  );
+  return { rows, size };
+};
+
+/** Pages that {@link searchPayments} reads in vain, at most. */
+const SEARCH_PAGES = 20;
+
+/** As {@link findPayments}, for people: reads on while a page is empty, up to {@link SEARCH_PAGES} pages. */
+export const searchPayments = async (ports: FindPorts, scope: Scope, query: FindQuery, reader: Reader = closedReader): Promise<FoundPage> => {
+  let page = await findPayments(ports, scope, query, reader);
+  for (let pages = 1; pages < SEARCH_PAGES && page.payments.length === 0 && page.next !== null; pages++)
+    page = await findPayments(ports, scope, { ...query, after: page.next }, reader);
+  return page;
 };

@@ -30,9 +30,22 @@ export { openPlace, sealPlace } from './cursor.js';
 export { exceptionsFor } from './exceptions.js';
 export { isReport, outOfScope, refuseReport, type ReportName, reportOf, REPORTS } from './exports.js';
 export { changedPayments, eventPage, feedTypes, FeedWaits, isPlaceIn, MAX_WAIT_SECONDS } from './feed.js';
-export { FIND_PARAMETERS, type FindBy, findFaults, type FindParameter, findPayments, nameHashOf, paymentFindModel } from './find.js';
+export {
+  FIND_PARAMETERS,
+  type FindBy,
+  findFaults,
+  type FindParameter,
+  findPayments,
+  type FindQuery,
+  nameHashesOf,
+  nameHashOf,
+  NOTHING_KNOWN,
+  paymentFindModel,
+  searchPayments,
+} from './find.js';
 export { ForgedHead, headFiles, headKeys, openHead, readHeadFile, signHead, signManifest } from './head.js';
 export { eventHash, rootOf } from './merkle.js';
+export { dayIn } from './month.js';
 export { beginPass, passChecks, type PassPorts, runPass, type PassState } from './pass.js';
 export { type ExportManifest, exportReport, projectionDigest, reportText, writePack } from './pack.js';
 export { proveConsistency, provePayment } from './prove.js';

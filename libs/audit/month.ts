@@ -71,3 +71,9 @@ export const monthOf = (period: string, zone: string): Month | null => {
     nextFirstDay: text(next).slice(0, 10),
   };
 };
+
+/** A day, YYYY-MM-DD, in a zone: from the first instant on, and before the second one (RFC 3339, UTC). */
+export const dayIn = (zone: string, day: string): readonly [from: string, to: string] => {
+  const [shown, first] = [clockIn(zone), Date.parse(day)];
+  return [new Date(beginOf(shown, first)).toISOString(), new Date(beginOf(shown, first + DAY_MS)).toISOString()];
+};

@@ -5,7 +5,7 @@ export { AuthenticationError, type ErrorCode, internalError, nothingBegun, Servi
 export { FairShare, type FairShareLimits, type Lane, LANES, type SlotRequest } from './fair-share.js';
 export { type Ids, isUuid } from './ids.js';
 export { canonicalJson, type Json } from './json.js';
-export { type Cents, decimal, isCents, MAX_AMOUNT_CENTS, proRata, sumCents } from './money.js';
+export { type Cents, decimal, dollars, isCents, MAX_AMOUNT_CENTS, proRata, sumCents } from './money.js';
 export { type Box, CLOSED, inClear, isBox, isSamePersonal, keysIn, type Personal, type Reveal } from './personal.js';
 export { lookAlike } from './reference.js';
 export { parseUrl } from './url.js';

@@ -44,3 +44,6 @@ export const decimal = (cents: Cents): string => {
   const digits = String(Math.abs(cents)).padStart(3, '0');
   return `${cents < 0 ? '-' : ''}${digits.slice(0, -2)}.${digits.slice(-2)}`;
 };
+
+/** Writes `1234` as `$12.34`, as people do. */
+export const dollars = (cents: Cents): string => `${cents < 0 ? '-' : ''}$${decimal(Math.abs(cents))}`;

@@ -124,6 +124,7 @@ export {
 export {
   type ApprovedCharge,
   type Awaiting,
+  cardOf,
   cents,
   type Charge,
   type Charged,
@@ -179,6 +180,7 @@ export {
   type UndoneCharge,
   undoneCharges,
 } from './payment.js';
+export { eventInWords, type ReversalInWords, reversalsOf } from './in-words.js';
 export {
   type AuditedPayment,
   auditedPayment,

@@ -1,7 +1,7 @@
-/** Commands of staff: erase personal data of payments, and find payments by an e-mail address. */
-import { type EventStore, execute, type Position, type ReadModel, readStreams } from '#eventstore';
-import { type Clock, fold, type Ids, ServiceError, timestamp } from '#kernel';
-import { isVisible, payment as decider, paymentEvents, paymentIdOf, paymentStream, staff, type VisiblePayment } from '#payments';
+/** Commands of staff: erase personal data of payments. */
+import { type EventStore, execute, type Position, type ReadModel } from '#eventstore';
+import { type Clock, type Ids, ServiceError, timestamp } from '#kernel';
+import { paymentIdOf, staff } from '#payments';
 import { type KeyRing, MAX_EMAIL_LENGTH, type Pool } from '#platform';
 import { ERASURE_STREAM, type ErasureCause, type ReasonCode, REASON_CODES, subjectGroups } from './erasure.js';
 import { destroyed } from './erasures.js';
@@ -114,7 +114,7 @@ export const completeOnOf = ({ clock, backupDays }: Pick<PrivacyPorts, 'clock' |
   timestamp(clock.now() + backupDays * DAY_MS);
 
 /** Brings the index up to the head of the log. A use that it does not know would stay readable. */
-const useIsLevel = async ({ readModels, models }: PrivacyPorts): Promise<void> => {
+const useIsLevel = async ({ readModels, models }: Pick<PrivacyPorts, 'readModels' | 'models'>): Promise<void> => {
   try {
     await readModels.caughtUp(models.use, CAUGHT_UP_MS);
   } catch (error) {
@@ -149,49 +149,9 @@ async function* mailPages({ db, keys }: PrivacyPorts, email: string): AsyncGener
   }
 }
 
-export interface MailQuery {
-  readonly email: string;
-  readonly accountId: string | null;
-  readonly portalId: string | null;
-  /** RFC 3339: made from this time on, and before the other one. */
-  readonly from: string | null;
-  readonly to: string | null;
-  /** Id of the last payment of the page before. */
-  readonly after: string | null;
-  readonly limit: number;
-}
-
-export interface FoundByMail {
-  readonly id: string;
-  readonly payment: VisiblePayment;
-}
-
-/** Payments whose payer had this e-mail address, the newest first. Erased ones are not found. Throws VALIDATION_ERROR. */
-export const findByMail = async (
-  ports: PrivacyPorts,
-  { email, accountId, portalId, from, to, after, limit }: MailQuery,
-): Promise<{ readonly payments: readonly FoundByMail[]; readonly next: string | null }> => {
+/** The hash by which payments of an e-mail address are found. The index holds all that happened before. Throws VALIDATION_ERROR. */
+export const hashOfMail = async (ports: Pick<PrivacyPorts, 'keys' | 'readModels' | 'models'>, email: string): Promise<Buffer> => {
   refuseWrongEmail(email);
   await useIsLevel(ports);
-  const mac = mailMac(ports.keys, email);
-  const payments: FoundByMail[] = [];
-  for (let before = after; ;) {
-    const page: readonly string[] = await paymentsOfMail(ports.db, mac, before, PAGE_PAYMENTS);
-    const streams = await readStreams(ports.store, page.map(paymentStream));
-    for (const [index, id] of page.entries()) {
-      const payment = fold(decider, streams[index]!.map(paymentEvents.read));
-      if (!isVisible(payment)) continue;
-      const { terms, createdAt } = payment;
-      const fits =
-        (accountId === null || terms.accountId === accountId) &&
-        (portalId === null || terms.portalId === portalId) &&
-        (from === null || createdAt >= from) &&
-        (to === null || createdAt < to);
-      if (!fits) continue;
-      if (payments.length === limit) return { payments, next: payments.at(-1)!.id };
-      payments.push({ id, payment });
-    }
-    if (page.length < PAGE_PAYMENTS) return { payments, next: null };
-    before = page.at(-1)!;
-  }
+  return mailMac(ports.keys, email);
 };

@@ -146,6 +146,10 @@ export const paymentsOfMail = async (db: Queryable, mac: Buffer, before: string 
   return rows.map(({ stream }) => paymentIdOf(stream));
 };
 
+/** SQL: true if the payment has this e-mail address. `paymentId` is a column. */
+export const ofMail = (paymentId: string, mac: string): string =>
+  `exists (select from personal_use u where u.mail_mac = ${mac} and u.stream = '${PAYMENTS}' || ${paymentId})`;
+
 /** In the order of the index, this text comes after every stream of a payment. */
 const BEYOND_PAYMENTS = 'payment.';
 

@@ -7,7 +7,7 @@ import { type EventStore, ReadModels } from '#eventstore';
 import { EVENT_STORE, POOL } from '#eventstore/module';
 import type { Pool } from '#platform';
 import { commandHandler, ProcessContext, queryHandler } from '#platform/module';
-import { erase, type EraseRequest, type ErasureAnswer, type ErasurePlan, findByMail, type MailQuery, type PrivacyPorts } from './erase.js';
+import { erase, type EraseRequest, type ErasureAnswer, type ErasurePlan, type PrivacyPorts } from './erase.js';
 import { erasureModel } from './erasures.js';
 import { personalUseModel } from './personal-use.js';
 import { type Replayed, replayErasures, type ReplayRequest } from './replay.js';
@@ -29,13 +29,6 @@ export class ReplayErasures extends Command<Replayed> {
   }
 }
 
-/** Finds payments by the e-mail address of their payer. */
-export class FindByMail extends Query<Awaited<ReturnType<typeof findByMail>>> {
-  constructor(readonly query: MailQuery) {
-    super();
-  }
-}
-
 /** Counts the payments that would be erased tonight under a retention. */
 export class CountOverdue extends Query<number> {
   constructor(
@@ -49,7 +42,6 @@ export class CountOverdue extends Query<number> {
 const HANDLERS = [
   commandHandler(ErasePersonalData, PRIVACY_PORTS, (ports: PrivacyPorts, { request }) => erase(ports, request)),
   commandHandler(ReplayErasures, PRIVACY_PORTS, (ports: PrivacyPorts, { request }) => replayErasures(ports, request)),
-  queryHandler(FindByMail, PRIVACY_PORTS, (ports: PrivacyPorts, { query }) => findByMail(ports, query)),
   queryHandler(CountOverdue, PRIVACY_PORTS, (ports: PrivacyPorts, { accountId, years }) => countOverdue(ports, accountId, years)),
 ];
 

@@ -6,9 +6,10 @@ import { afterAll, beforeAll, expect, test } from '@jest/globals';
 import pg from 'pg';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { EVERYTHING } from '#accounts';
-import { auditKeyModel, issueAuditKey, type ReportName, REPORTS, signLog } from '#audit';
+import { auditKeyModel, findPayments, type FindQuery, issueAuditKey, nameHashOf, NOTHING_KNOWN, type ReportName, REPORTS, signLog } from '#audit';
 import { dropUnusedShapes, type NewEvent, searchPathOf } from '#eventstore';
 import { PAYMENT_STATUSES, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, staffTasks, sweepKeys } from '#payments';
+import { mailMac } from '#privacy';
 import { createRefundRecovery, recordDisputes, recordSettlements } from '#settlement';
 import { listDeliveries, purgeAttempts, purgeDelivered } from '#webhooks';
 import { type Audit, createAudit } from '../../apps/audit/audit.js';
@@ -81,7 +82,7 @@ beforeAll(async () => {
   await client.connect();
   const until = new Date(Math.floor(clock.now() / DAY_MS) * DAY_MS).toISOString();
   // Unlogged tables halve the time to make the copies.
-  for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'payment_find', 'line_movement'])
+  for (const table of ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'payment_find', 'payment_trait', 'line_movement'])
     await client.query(`alter table ${table} set unlogged`);
   await multiply(client, { payments: PAYMENTS_MADE, days: DAYS, until });
   tick('multiplied');
@@ -283,6 +284,45 @@ test.each([
     },
     !/^payments($|\?)/.test(path),
   ),
+);
+
+type Known =
+  'last4' | 'rareLast4' | 'noLast4' | 'amount' | 'noAmount' | 'range' | 'noRange' | 'brand' | 'noBrand' | 'portal' | 'day' | 'mail' | 'name';
+const MIXES: readonly (readonly Known[])[] = [
+  ['last4'], ['rareLast4'], ['noLast4'], ['amount'], ['noAmount'], ['range'], ['noRange'], ['brand'], ['noBrand'], ['portal'], ['day'], ['mail'],
+  ['last4', 'day'], ['last4', 'noAmount'], ['last4', 'noBrand'], ['rareLast4', 'portal'], ['amount', 'day', 'portal'], ['amount', 'noBrand'],
+  ['noRange', 'day'], ['range', 'portal'], ['noBrand', 'portal', 'day'], ['mail', 'day'], ['name', 'last4'], ['name', 'mail', 'noAmount', 'portal', 'day'],
+]; // prettier-ignore
+test.each(MIXES.map((mix) => [mix.join(' and '), mix] as const))('a search by %s, with and without each status', (_, mix) =>
+  readsLittle(async () => {
+    const { store, pool: db, keys } = service.services;
+    const [one] = day.payments;
+    const { last4 } = one!.paymentMethod;
+    const VALUES: Readonly<Record<Known, Partial<FindQuery>>> = {
+      last4: { last4 },
+      rareLast4: { last4: '9972' },
+      noLast4: { last4: '9999' },
+      amount: { amount: [one!.amountCents, one!.amountCents] },
+      noAmount: { amount: [1, 1] },
+      range: { amount: [5_000, 15_000] },
+      noRange: { amount: [90_000_000, 99_999_999] },
+      brand: { brand: one!.paymentMethod.brand },
+      noBrand: { brand: 'jcb' },
+      portal: { portalId: day.separate },
+      day: { from, to },
+      mail: { mailMac: mailMac(keys, 'nobody@mail.example') },
+      name: { nameHashes: [nameHashOf({ lineReference: one!.lineItems[0]!.referenceId })!] },
+    };
+    const none = { ...NOTHING_KNOWN, asOf: null, accountId: null, portalId: null, from: null, to: null, after: null, limit: 100 };
+    const known = Object.assign({}, ...mix.map((name) => VALUES[name])) as Partial<FindQuery>;
+    let rows = 0;
+    for (const status of [null, ...PAYMENT_STATUSES]) {
+      const { payments, next } = await findPayments({ store, db }, EVERYTHING, { ...none, ...known, status });
+      rows += payments.length + 1;
+      if (next !== null) rows += (await findPayments({ store, db }, EVERYTHING, { ...none, ...known, status, after: next })).payments.length;
+    }
+    return rows;
+  }, false),
 );
 
 type Filter = Readonly<Record<string, string>>;

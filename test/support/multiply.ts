@@ -44,7 +44,7 @@ export const multiply = async (client: Pick<pg.Client, 'query'>, { payments, day
 };
 
 /** Tables with a row or more for each copy. Their indexes are made after the rows, which is faster. */
-const MANY_ROWS = ['payment_list', 'gateway_transaction', 'journal_entry', 'journal_payment', 'line_movement'];
+const MANY_ROWS = ['payment_list', 'payment_trait', 'gateway_transaction', 'journal_entry', 'journal_payment', 'line_movement'];
 const INDEXES = `
   select i.indexrelid::regclass::text as name, pg_get_indexdef(i.indexrelid) as sql from pg_index i
   where i.indrelid = any (select t::regclass from unnest($1::text[]) as t)
@@ -72,6 +72,10 @@ const STATEMENTS = [
   `insert into payment_list (payment_id, account_id, portal_id, created_at, status, revision, state)
      select m.payment_id, m.account_id, m.portal_id, m.created_at, m.status, l.revision, l.state
      from made m join payment_list l on l.payment_id = m.template_id order by m.n`,
+  `insert into payment_trait (payment_id, created_at, account_id, portal_id, brand, last4, amount_cents, total_cents)
+     select m.payment_id, m.created_at, m.account_id, m.portal_id, t.brand, case when m.n % 2 = 0 then t.last4 else lpad((m.n % 9973)::text, 4, '0') end,
+       case when m.n % 3 = 0 then t.amount_cents else m.n end, case when m.n % 3 = 0 then t.total_cents else m.n + 300 end
+     from made m join payment_trait t on t.payment_id = m.template_id order by m.n`,
   // Half of the copies have the names of their template. So a name has very many payments.
   `insert into payment_find (name_hash, payment_id)
      select f.name_hash, m.payment_id from made m join payment_find f on f.payment_id = m.template_id where m.n % 2 = 0`,
