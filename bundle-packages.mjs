@@ -1,5 +1,5 @@
 /**
- * Bundles Nest, rxjs and class-validator, with their dependencies, into `node_modules` of the build. The built code finds them there first. A process then reads
+ * Bundles Nest, rxjs, class-validator and jose, with their dependencies, into `node_modules` of the build. The built code finds them there first. A process then reads
  * fewer than 20 files of them instead of 800, and loads its code in half the time. `build.mjs` runs this.
  */
 import { createHash } from 'node:crypto';
@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
-const PACKAGES = [...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`), ...['class-validator', 'rxjs']];
+const PACKAGES = [...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`), ...['class-validator', 'jose', 'rxjs']];
 /** Kept out of the bundles: the bundles and the built code must share one copy. */
 const SEPARATE = 'reflect-metadata';
 /** `node_modules` in the folder of the build. */

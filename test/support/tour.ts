@@ -58,10 +58,8 @@ export const playTour = async (
   { dataDir, env, setup, stderrMayHold }: { dataDir: DataDir; env: Environment; setup: string; stderrMayHold?: RegExp },
 ): Promise<void> => {
   const commands = blocks.filter(({ language, flag }) => language === 'sh' && flag !== 'setup').map(({ text }) => text);
-  // A small `npx` that runs the launcher of this checkout. The real npx would take longer.
-  await writeFile(join(dataDir.path, 'npx'), `#!/bin/sh\nshift\nexec ${process.execPath} ${ROOT}/apps/operator/payfold.mjs "$@"\n`, { mode: 0o755 });
-  // The tour expects these folders, as in a checkout of this repository.
-  for (const folder of ['apps', 'examples']) await symlink(join(ROOT, folder), join(dataDir.path, folder));
+  // The tour expects these, as in a checkout of this repository.
+  for (const folder of ['apps', 'examples', 'payfold']) await symlink(join(ROOT, folder), join(dataDir.path, folder));
   await symlink(dataDir.data, join(dataDir.path, '.payfold'));
   const script = `set +m\nPATH=${dataDir.path}:$PATH\n${setup}\n${commands.join(`\necho ${MARKER}\n`)}`;
   const { stdout, stderr } = await bash(script, dataDir, { DATA_DIR: dataDir.data, ...env });
