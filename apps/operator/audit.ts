@@ -4,13 +4,14 @@ import { fileURLToPath } from 'node:url';
 import { Argument, type Command, Option } from 'commander';
 import type { AuditRole, Difference, DriftReport, Findings, KeyTerms, PassState, ReportName } from '#audit';
 import type { Position, ReadModel } from '#eventstore';
-import { decimal, ServiceError, timestamp } from '#kernel';
+import { decimal, dollars, ServiceError, timestamp } from '#kernel';
 import type { Check } from '#ledger';
 import { readOwnFile, RELEASE, writeOwnFile } from '#platform';
 import type { Services } from '../services.js';
 import {
   each,
   fields,
+  inDollars,
   inForceOrShown,
   moment,
   loginName,
@@ -256,7 +257,7 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
     .description('write one report to stdout')
     .addArgument(new Argument('[report]', 'which').choices(REPORT_NAMES))
     .addOption(new Option('--columns <report>', 'print what every column of a report means, and no rows').choices(REPORT_NAMES))
-    .addOption(new Option('--format <format>', 'what to write').choices(['csv', 'ndjson']).default('csv'))
+    .addOption(new Option('--format <format>', 'what to write; table: for people, with dollars').choices(['csv', 'ndjson', 'table']).default('csv'))
     .option('--from <time>', 'from a time on', moment)
     .option('--to <time>', 'before a time', moment)
     .option('--as-of <time>', 'as it was known at a time (reports over the journal)', moment)
@@ -285,10 +286,19 @@ export const addAudit = (program: Command, { action }: Terminal): void => {
         const projected = digest ? projectionDigest(await driftOf(all, null)) : null;
         const position = await allCaughtUp(all);
         const ports = { store: all.store, db: all.pool, ...(opens && { personal: all.personal }) };
-        const { pieces, manifest, rows } = exportReport(ports, EVERYTHING, name!, format, { from, to, asOf, after }, position, projected);
+        const { pieces, manifest, rows } = exportReport(
+          ports,
+          EVERYTHING,
+          name!,
+          format === 'table' ? 'ndjson' : format,
+          { from, to, asOf, after },
+          position,
+          projected,
+        );
         const opening = opens ? await all.openings.begin({ actor: `staff ${loginName()}`, report: `audit export ${name}` }) : null;
         try {
-          for await (const piece of pieces) await print(piece);
+          if (format === 'table') await print(`${await asTable(pieces)}\n`);
+          else for await (const piece of pieces) await print(piece);
         } finally {
           await opening?.shown(rows());
         }
@@ -431,7 +441,7 @@ const REPORT_NAMES: readonly ReportName[] = ['payments', 'transactions', 'revers
 
 interface ExportOptions {
   readonly columns?: ReportName;
-  readonly format: 'csv' | 'ndjson';
+  readonly format: 'csv' | 'ndjson' | 'table';
   readonly from?: string | null;
   readonly to?: string | null;
   readonly asOf?: string | null;
@@ -520,7 +530,32 @@ const readPlace = (file: string): Place | null => {
   throw new UsageError(`${file} was not written by \`audit verify --place\` of this release; remove it to begin anew`);
 };
 const inWords = ({ paymentId, position, message }: Difference): string =>
-  `${paymentId === null ? '' : `payment ${paymentId}: `}${message}${position === null ? '' : ` (position ${position})`}`;
+  `${paymentId === null ? '' : `payment ${paymentId}: `}${inDollars(message)}${position === null ? '' : ` (position ${position})`}`;
+
+/** More rows are no table for people, and all of them are measured before the first is printed. */
+const MAX_TABLE_ROWS = 5_000;
+
+/** The lines of a report as a table. Columns in cents are shown in dollars. */
+const asTable = async (pieces: AsyncIterable<string>): Promise<string> => {
+  const rows: Readonly<Record<string, unknown>>[] = [];
+  let rest = '';
+  for await (const piece of pieces) {
+    const lines = (rest + piece).split('\n');
+    rest = lines.pop()!;
+    rows.push(...lines.map((line) => JSON.parse(line) as Record<string, unknown>));
+    if (rows.length > MAX_TABLE_ROWS) throw new UsageError(`a table has at most ${MAX_TABLE_ROWS} rows; name a shorter time, or --format csv`);
+  }
+  const columns = Object.keys(rows[0] ?? {});
+  const shown = (column: string, value: unknown): string => {
+    if (typeof value === 'string') return value;
+    if (value === null) return '';
+    return typeof value === 'number' && column.endsWith('_cents') ? dollars(value) : JSON.stringify(value);
+  };
+  return table(
+    columns.map((column) => column.replace(/_cents$/, '').toUpperCase()),
+    rows.map((row) => columns.map((column) => shown(column, row[column]))),
+  );
+};
 
 const readHead = (file: string): string => {
   try {
@@ -555,7 +590,7 @@ export const reported = (state: { position: string | null; size: number; root: s
     json: { ok, ...state, checks },
     text: `${table(
       ['CHECK', 'RESULT', 'DETAIL'],
-      checks.map(({ name, ok: good, detail }) => [name, good ? 'ok' : 'FAILED', detail]),
+      checks.map(({ name, ok: good, detail }) => [name, good ? 'ok' : 'FAILED', inDollars(detail)]),
     )}\n\n${state.size} events, root ${state.root}`,
     exitCode: ok ? (0 as const) : (1 as const),
   };

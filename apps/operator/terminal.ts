@@ -6,7 +6,7 @@ import { userInfo } from 'node:os';
 import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError, Option } from 'commander';
-import { AuthenticationError, isDay, isUuid, ServiceError } from '#kernel';
+import { AuthenticationError, dollars, isDay, isUuid, ServiceError } from '#kernel';
 import { cardInText, ConfigError, withEscapes } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
@@ -118,7 +118,7 @@ export const refuse = async (error: unknown, asJson: boolean): Promise<void> => 
   process.exitCode = usage ? 2 : 1;
   const { code, message, details } = described(error);
   if (asJson) await writeJson({ success: false, message, details: { code, ...details } });
-  await write(process.stderr, `error: ${withoutControls(message)}\n`);
+  await write(process.stderr, `error: ${withoutControls(inDollars(message))}\n`);
 };
 
 const described = (error: unknown): { code: string; message: string; details?: Readonly<Record<string, unknown>> } => {
@@ -292,6 +292,9 @@ const withoutControls = (text: string): string => withEscapes(text, CONTROLS);
 
 /** A text within a line. Line feeds and tabs are written as escapes too, so that no value looks like another line or cell. */
 const inLine = (text: string): string => withEscapes(withoutControls(text), /[\t\n]/g);
+
+/** A sentence with its amounts as people write them. */
+export const inDollars = (text: string): string => text.replaceAll(/(-?\d+) cents\b/g, (_, cents: string) => dollars(Number(cents)));
 
 /** Text columns under headings, padded to the widest cell. */
 export const table = (headings: readonly string[], values: readonly (readonly string[])[]): string => {

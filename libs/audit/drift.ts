@@ -330,7 +330,7 @@ const wrongAmounts = (payment: Exclude<Payment, { phase: 'none' | 'abandoned' }>
   ];
   return figures
     .filter(([, replay, journal]) => replay !== journal)
-    .map(([what, replay, journal]) => `${what}: ${replay} cents by its events, ${journal} by the journal`);
+    .map(([what, replay, journal]) => `${what}: ${replay} cents by its events, ${journal} cents by the journal`);
 };
 
 /** Text that names the first field in which two values differ, with both values. */

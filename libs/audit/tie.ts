@@ -215,7 +215,7 @@ const wrongIn = async (db: Queryable, after: string, until: string): Promise<Wro
   const position = await firstWrong(db, after, until);
   return found.slice(0, NAMED_DIFFERENCES).map(({ name, journal, lines }) => {
     const [account, rule, day] = name.split('\t');
-    return { position, message: `${account}, ${rule}, booked on ${day}: the journal has ${journal} cents, the lines have ${lines}` };
+    return { position, message: `${account}, ${rule}, booked on ${day}: the journal has ${journal} cents, the lines have ${lines} cents` };
   });
 };
 

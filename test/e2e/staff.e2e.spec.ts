@@ -397,11 +397,57 @@ describe('beside the running service', () => {
     const shown = await promisify(execFile)(process.execPath, [LAUNCHER, 'payments', 'find', '--reference-id', reference, '--limit', '1'], { env });
     expect(shown.stdout).toMatch(new RegExp(`^PAYMENT .*\\n${made[0]!} .*\\n\\nThere may be more: --cursor ${made[0]!}\\n$`));
   }, 120_000);
+  test('five callers are answered by find and show, in dollars', async () => {
+    const reference = newKey();
+    const paid = async (cents: number, number?: string) => {
+      const body = { ...paymentOf(welcome.portalId, { lines: [cents], ...(number && { number }) }), referenceId: reference };
+      return (await call('POST', PAYMENTS, body)).body as { data: PaymentView; details?: { id?: string } };
+    };
+    const found = async (...args: string[]) =>
+      ((await done('payments', 'find', ...args)) as { payments: PaymentView[] }).payments.map(({ id }) => id);
+    const page = async (id: string, ...more: string[]) => (await atTerminal('', 'payments', 'show', id, ...more)).stdout;
+    const today = new Date().toISOString().slice(0, 10);
+
+    // Charged twice: the same amount on the same day and card.
+    const twice = [(await paid(71_317)).data.id, (await paid(71_317)).data.id];
+    expect((await found('--amount', '713.17', '--on', today, '--last4', '4242')).sort()).toEqual(twice.sort());
+    expect(await found('--amount', '713.17', '--brand', 'mastercard')).toEqual([]);
+    expect((await found('--amount', '700..720', '--portal', welcome.portalId, '--status', 'succeeded', '--reference-id', reference)).length).toBe(2);
+    expect((await found('--email', 'nobody@mail.example', '--amount', '700..720')).length).toBe(0);
+
+    // Where is my refund, and the wrong amount.
+    await done('payments', 'refund', twice[0]!, '--amount-cents', '2500', '--reason', 'billed twice', ...BY);
+    const refunded = await page(twice[0]!, '--events');
+    expect(refunded).toMatch(/^card +visa 4242$/m);
+    expect(refunded).toMatch(/^returned +\$25\.00; \$\d+\.\d\d remain$/m);
+    expect(refunded).toMatch(
+      /REFUNDS AND VOIDS\nASKED .*\n.*refund +Dana Scott +completed +\$25\.00 +principal \$25\.00 by void \w+ +hidden: --with-personal shows it/,
+    );
+    expect(refunded).toMatch(/staff asked for a refund: \$25\.00 of the principal charge by void/);
+    expect(refunded).toMatch(/^times +in UTC; --zone names another$/m);
+    expect(await page(twice[0]!, '--with-personal', '--zone', 'America/Chicago')).toMatch(/times +in America\/Chicago[^]*billed twice/);
+
+    // A refused card.
+    const declined = (await paid(71_318, CARD.declined)).details!.id!;
+    expect(await found('--status', 'failed', '--amount', '713.18')).toEqual([declined]);
+    expect(await page(declined)).toMatch(/^why +declined: [a-z ]+\n[^]*^charged +nothing$/m);
+
+    // A lost dispute.
+    const lost = (await paid(71_319, CARD.settlesAtOnce)).data.id;
+    await done('disputes', 'open', '--payment', lost, '--amount-cents', '5000', '--status', 'lost', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'x', '--opened-on', '2026-11-01', '--due-date', '2026-11-20'); // prettier-ignore
+    expect(await page(lost)).toMatch(/DISPUTES\nOPENED .*\n2026-11-01 +lost +chargeback +\$50\.00 +10\.4 +2026-11-20/);
+    const shown = await done('payments', 'show', lost);
+    expect(shown).toMatchObject({ disputes: [{ status: 'lost', disputedAmountCents: 5_000 }], reversals: [], webhooks: [] });
+    expect(JSON.stringify(shown)).not.toContain('personal"');
+  }, 240_000);
   test.each([
-    [[], 'name what to find by: --line-reference, --reference-id, --confirmation-number, --transaction-id, --last4, --amount-cents'],
-    [['--last4', '4242'], '--amount-cents is required: a card is found by both, last4 and amountCents'],
-    [['--last4', '4242424242424242', '--amount-cents', '1'], '--last4 must be the last four digits of the card'],
-    [['--reference-id', 'A', '--transaction-id', 'B'], '--transaction-id is one too many: find by one at a time'],
+    [[], 'say what is known of the payment: --amount, --on, --last4'],
+    [['--last4', '4242424242424242'], '--last4 must be the last four digits of the card'],
+    [['--amount', '4242424242424242'], 'It must be dollars like 128.63, or a range like 100..150.'],
+    [['--amount', '150..100'], 'It must be dollars like 128.63, or a range like 100..150.'],
+    [['--on', '2026-02-30'], 'It must be a day like 2026-01-31.'],
+    [['--on', '2026-02-03', '--from', '2026-02-03'], "'--on"],
+    [['--amount', '1', '--zone', 'CST'], 'It must be the name of a time zone'],
     [['--confirmation-number', '1'], '--confirmation-number must look like ABCD-EFGH-JK'],
     [['--reference-id', 'A', '--limit', '1001'], 'It must be 1 to 1000.'],
   ])('find %j is wrong usage, and no value is repeated', async (args, message) => {
@@ -475,7 +521,6 @@ describe('beside the running service', () => {
   });
   test.each([
     ['no reason', ['payments', 'refund', '018f0000-0000-7000-8000-00000000dead', ...BY]],
-    ['no name', ['payments', 'refund', '018f0000-0000-7000-8000-00000000dead', '--reason', 'x']],
     ['an amount with a point', ['payments', 'refund', '018f0000-0000-7000-8000-00000000dead', '--reason', 'x', ...BY, '--amount-cents', '10.50']],
     ['nothing to update', ['disputes', 'update', '018f0000-0000-7000-8000-00000000dead']],
     ['a portal that is none', ['settlement', 'close', '--portal', '018f0000-0000-7000-8000-00000000dead']],
