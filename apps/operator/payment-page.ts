@@ -74,7 +74,7 @@ export const paymentPage = (page: PaymentPage): string => {
         askedBy.get(one.attemptId) ?? one.initiatedBy,
         words(one.outcome),
         dollars(one.amountCents),
-        one.legs.map(({ leg, means, amountCents, transactionId }) => `${leg} ${dollars(amountCents)} by ${means} ${transactionId}`).join(', '),
+        one.legs.map(({ leg, means, amountCents, transactionId, status }) => `${leg} ${dollars(amountCents)} by ${means} ${transactionId}${status === 'succeeded' ? '' : ` ${status}`}`).join(', '), // prettier-ignore
         personal(one.reason),
       ]),
     ),

@@ -76,7 +76,7 @@ interface FoundBy extends FindBy {
 interface FindOptions extends FoundBy {
   readonly zone: string;
   readonly limit: number;
-  readonly cursor?: string;
+  readonly cursor?: string | null;
 }
 
 interface EraseOptions {

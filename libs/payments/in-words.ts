@@ -1,7 +1,7 @@
 /** What happened to a payment, for people: its refunds and voids, and a sentence for each event. */
 import { dollars, type Reveal, sumCents, unreachable } from '#kernel';
 import { cents, type Charged, type Initiator, type LegReturned, type Means, type PaymentEvent, type ReversalEnd, type ReversalRequest } from './payment.js'; // prettier-ignore
-import { reasonOf } from './payment.view.js';
+import { reasonOf, returnStatus, type ReturnView } from './payment.view.js';
 
 /** A refund or void with what came of it. */
 export interface ReversalInWords {
@@ -15,7 +15,7 @@ export interface ReversalInWords {
   readonly requestedAt: string;
   readonly endedAt: string | null;
   readonly amountCents: number;
-  readonly legs: readonly { readonly leg: string; readonly means: Means; readonly amountCents: number; readonly transactionId: string }[];
+  readonly legs: readonly { readonly leg: string; readonly means: Means; readonly amountCents: number; readonly transactionId: string; readonly status: ReturnView['status'] }[]; // prettier-ignore
 }
 
 /** All refunds and voids of a payment, the oldest first. */
@@ -29,7 +29,10 @@ export const reversalsOf = (id: string, payment: Charged, reveal: Reveal): reado
     requestedAt: attempt.requestedAt,
     endedAt: attempt.ended?.at ?? null,
     amountCents: sumCents(attempt.returned, cents),
-    legs: attempt.returned.map(({ leg, means, transactionId, ...part }) => ({ leg, means, amountCents: cents(part), transactionId })),
+    legs: attempt.returned.map((one) => {
+      const { leg, means, transactionId } = one;
+      return { leg, means, amountCents: cents(one), transactionId, status: returnStatus(one) };
+    }),
   }));
 
 const words = (name: string): string => name.replaceAll('_', ' ');
@@ -81,6 +84,10 @@ export const eventInWords = ({ type, data }: PaymentEvent): string => {
     case 'PaymentRefunded':
     case 'FeeRefunded':
       return went('was refunded', data);
+    case 'RefundFailed':
+      return `the refund of ${chargeOf(data.leg)} failed later: the money has not arrived, transaction ${data.transactionId}`;
+    case 'ReturnedElsewhere':
+      return `a return of ${chargeOf(data.leg)} at the processor’s own page is ${data.status}${data.transactionId === null ? '' : `, transaction ${data.transactionId}`}`;
     case 'ReversalEnded':
       return `the ${data.operation} ${ENDS[data.outcome]}: ${dollars(data.amountCents)} went back`;
     case 'ReversalAcknowledged':
