@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { writeFileSync } from 'node:fs';
 import { EVERYTHING } from '#accounts';
-import { type EventStore, Unavailable } from '#eventstore';
+import { type EventStore, type Position, Unavailable } from '#eventstore';
 import { closePeriod, journalModel, lineRegisterModel } from '#ledger';
 import {
   batchOf,
@@ -641,7 +641,7 @@ test('wrong dates of a closed period are corrected in the first open one', async
   await desk.importFile(desk.csv(desk.line('closed', tx, { closed: `${wrong}T00:00:01Z`, funded: wrong })));
   service.clock.advance(2 * 86_400_000);
   const { store, pool: db, clock, ids, readModels } = service.services;
-  const journalReached = (position: string) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 });
+  const journalReached = (position: Position) => readModels.of(journalModel).runUntil(position, { timeoutMs: 20_000 });
   await closePeriod({ store, db, clock, ids, journalReached }, `${open}T00:00:00.000Z`, 'Dana');
   await desk.importFile(desk.csv(desk.line('closed', tx, { closed: `${right}T00:00:01Z`, funded: right })));
   expect(await inTransit('closed', id)).toEqual([
