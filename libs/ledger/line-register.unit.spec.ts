@@ -932,16 +932,17 @@ describe('decisions of staff', () => {
     ]);
     expect(added.deposits).toEqual([]);
   });
-  test('only a funded batch is a deposit, on its day of funding', () => {
+  test('only a funded batch is a deposit, on its day of funding; a withdrawn funding takes it back', () => {
     const added = nothingAdded(null);
     const data = { ...BATCH, fundedOn: '2026-03-04', netCents: 900 };
-    ['SettlementBatchRecorded', 'BatchFunded'].forEach(
+    ['SettlementBatchRecorded', 'BatchFunded', 'BatchFundingWithdrawn'].forEach(
       (type, index) =>
       addEvent(added, { stream: SETTLED, type, data, v: 1, id: PAYMENT, revision: BigInt(index), position: String(index), meta: { recordedAt: AT, actor: { type: 'system' } } } as unknown as Recorded), // prettier-ignore
     );
     const { gateway, merchantAccount, batchId } = BATCH;
     expect(added.deposits).toEqual([
-      { position: '1', depositId: PAYMENT, gateway, merchantAccount, batchId, depositedOn: '2026-03-04', recordedAt: AT },
+      { position: '1', depositId: PAYMENT, gateway, merchantAccount, batchId, depositedOn: '2026-03-04', sign: 1, recordedAt: AT },
+      { position: '2', depositId: PAYMENT, gateway, merchantAccount, batchId, depositedOn: '2026-03-04', sign: -1, recordedAt: AT },
     ]);
   });
 });
