@@ -8,7 +8,10 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
-const PACKAGES = [...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`), ...['class-validator', 'jose', 'rxjs']];
+const PACKAGES = [
+  ...['common', 'core', 'cqrs', 'platform-fastify', 'swagger'].map((name) => `@nestjs/${name}`),
+  ...['class-validator', 'jose', 'rxjs'],
+];
 /** Kept out of the bundles: the bundles and the built code must share one copy. */
 const SEPARATE = 'reflect-metadata';
 /** `node_modules` in the folder of the build. */

@@ -35,7 +35,7 @@ const ARROWS: Readonly<Record<string, readonly string[]>> = {
   settlement: [...BELOW_PAYMENTS, 'payments'],
   ledger: [...BELOW_PAYMENTS, 'payments', 'settlement'],
   audit: [...BELOW_PAYMENTS, 'payments', 'settlement', 'ledger', 'checkout', 'webhooks', 'privacy'],
-  gateways: ['kernel', 'platform', 'accounts', 'payments'],
+  gateways: ['kernel', 'platform', 'eventstore', 'accounts', 'payments'],
   checkout: [...BELOW_PAYMENTS, 'payments'],
   webhooks: [...BELOW_PAYMENTS, 'payments'],
   privacy: [...BELOW_PAYMENTS, 'payments', 'checkout', 'webhooks'],
