@@ -1,6 +1,6 @@
 /**
- * Control characters in texts: U+0000 to U+001F, U+007F to U+009F, and the two marks that override the direction of text. New texts must not hold them. Old texts, and texts
- * of processors, are shown with escapes. Isolates and embeddings pass, since texts of right-to-left scripts need them.
+ * Control characters in texts: U+0000 to U+001F, U+007F to U+009F, and the two marks that override the direction of text. New texts must not hold
+ * them. Old texts, and texts of processors, are shown with escapes. Isolates and embeddings pass, since texts of right-to-left scripts need them.
  */
 const CONTROLS = /[\p{Cc}\u202d\u202e]/u;
 /** The same without tab, line feed and carriage return. */
