@@ -146,7 +146,7 @@ const wrongIn = (history: History, seen = new Set<string>(), written = (event: P
   let payment: Payment = decider.initial;
   let books: Books = null;
   let lines: PaymentLines | null = null;
-  let wrong: string | null = null;
+  let wrong = null as string | null;
   let number = 0;
   const sums = new Map<string, number>();
   const verifier = createBooks();

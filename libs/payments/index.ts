@@ -165,6 +165,7 @@ export {
   attemptOf,
   unreturned,
   elsewhereOf,
+  type ElsewhereReturn,
   type AdoptReturn,
   type RequestRefund,
   type RequestVoid,

@@ -1259,7 +1259,8 @@ const adoptReturn = (payment: Payment, command: AdoptReturn): PaymentEvent[] => 
   const { at, returnId, means, returns, personal, references } = command;
   if (attemptOf(payment, returnId)) return [];
   const found = payment.phase === 'charged' ? elsewhereOf(payment).find((one) => one.returnId === returnId) : undefined;
-  if (payment.phase !== 'charged' || found?.status !== 'found')
+  // The gateway shows the return, so an adoption that meets a dismissal half way wins: it has settled the line already.
+  if (payment.phase !== 'charged' || !found || found.status === 'adopted')
     throw new ServiceError('INVALID_STATE', 'The payment has no such return that staff must decide about.');
   if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.');
   const moves = returns.map(({ leg: name, amountCents, transactionId }): LegMove => {
@@ -1267,10 +1268,10 @@ const adoptReturn = (payment: Payment, command: AdoptReturn): PaymentEvent[] => 
     const left = unreturned(leg);
     if (means === 'refund' && returnOf(payment, { leg: name, transactionId }))
       throw new ServiceError('INVALID_STATE', `Refund ${transactionId} is recorded already; nothing was decided.`);
-    if (amountCents > cents(left) || (means === 'void' && (leg.settledBatchId !== null || leg.refunded)))
+    if (leg.settlementRejected || amountCents > cents(left) || (means === 'void' && (leg.settledBatchId !== null || leg.refunded)))
       throw new ServiceError(
         'INVALID_STATE',
-        `A ${means} of ${amountCents} cents does not fit the ${name} leg: ${cents(left)} cents remain${leg.settledBatchId === null ? '' : ', and it has settled'}.`,
+        `A ${means} of ${amountCents} cents does not fit the ${name} leg: ${cents(left)} cents remain, and the settlement is ${leg.settlementRejected ? 'rejected' : leg.settledBatchId === null ? 'open' : 'made'}.`,
       );
     const principalCents = Math.min(amountCents, left.principalCents);
     return { leg: name, principalCents, feeCents: amountCents - principalCents, means, references: references(name) };
@@ -1284,7 +1285,7 @@ const adoptReturn = (payment: Payment, command: AdoptReturn): PaymentEvent[] => 
   for (const { leg, transactionId } of returns)
     events.push(...recordLegReturned(now(), { type: 'RecordLegReturned', at, attemptId: returnId, leg, means, transactionId }));
   events.push(...endReversal(now(), { type: 'EndReversal', at, attemptId: returnId }));
-  const decided = elsewhereOf(payment).filter((one) => one.status === 'found' && returns.some(({ leg }) => leg === one.leg));
+  const decided = elsewhereOf(payment).filter((one) => (one === found || one.status === 'found') && returns.some(({ leg }) => leg === one.leg));
   const transactionOf = (leg: Leg) => returns.find((one) => one.leg === leg)!.transactionId;
   for (const one of decided)
     events.push({ type: 'ReturnedElsewhere', at, data: { ...one, transactionId: transactionOf(one.leg), status: 'adopted' } });

@@ -443,8 +443,10 @@ const run = async (
 /**
  * The outcome of a call, or `unknown` if the call may still return the money. `again`: an earlier request may have made the same call. Then a call that
  * was not sent now may have been sent, and a refusal may mean that the money is gone already. Recovery, too, may send a call that was not sent (C72).
+ * A charge that was voided before the first call was voided elsewhere.
  */
 const certain = (outcome: Outcome<ReversalTxn>, again: boolean, { finalizeReversal }: GatewayCapabilities): Outcome<ReversalTxn> => {
+  if (!again && outcome.kind === 'approved' && outcome.txn.before) return { kind: 'rejected', why: 'already_reversed' };
   const isRefusedAgain = again && outcome.kind === 'rejected' && mayBeOwn(outcome.why);
   const isUnsent = outcome.kind === 'not_processed' && !outcome.answered && (again || finalizeReversal === 'later');
   return isRefusedAgain || isUnsent ? { kind: 'unknown', cause: 'disconnected' } : outcome;

@@ -299,6 +299,51 @@ test('a gateway that may have promised staff that a leg stays charged: without i
   expect(returned()).toHaveLength(2);
 });
 
+describe('a charge that was voided before the call, and the gateway does not say by whom', () => {
+  const before: typeof change = () => ({
+    void: async ({ chargeTransactionId }) => ({ kind: 'approved', txn: { transactionId: chargeTransactionId, before: true } }),
+  });
+  const payAndChange = async () => {
+    await begin('bank-plain');
+    const { id } = (await pay(CARDS.approved)).view;
+    change = before;
+    return id;
+  };
+  test('the first call: it was voided elsewhere', async () => {
+    for (const [operation, code] of [
+      ['void', 'VOID_FAILED'],
+      ['refund', 'INVALID_STATE'],
+    ] as const) {
+      const id = await payAndChange();
+      expect(await refused(giveBack(id, operation))).toMatchObject({ code });
+      expect((await house.events(id)).slice(-2).map(({ type }) => type)).toEqual(['ReversalEnded', 'ReturnedElsewhere']);
+      expect((await house.view(id)).status).toBe('succeeded');
+      expect(await refused(giveBack(id, 'refund'))).toMatchObject({
+        code: 'INVALID_STATE',
+        message: expect.stringContaining('staff must record it'),
+      });
+    }
+  });
+  test('a repeat of our own call: it was our own void', async () => {
+    const id = await payAndChange();
+    const key: KeyBinding = { attemptId: house.ids.uuid(), recorded: null as never, renew: async () => house.ids.uuid(), holds: null };
+    // The process dies between the call and the record of its outcome.
+    const streams = new Proxy(ports.streams, {
+      get: (real, name) => {
+        const value: unknown = Reflect.get(real, name, real);
+        if (name === 'execute') return async (...args: Parameters<typeof real.execute>) => (args[1][0]!.type === 'RequestVoid' ? real.execute(...args) : Promise.reject(new Error('killed'))); // prettier-ignore
+        return typeof value === 'function' ? (value as () => unknown).bind(real) : value;
+      },
+    });
+    const alive = ports;
+    ports = { ...ports, streams };
+    await giveBack(id, 'void', null, key).catch(() => undefined);
+    ports = alive;
+    expect((await giveBack(id, 'void', null, key)).view).toMatchObject({ status: 'voided' });
+    expect((await house.events(id)).map(({ type }) => type)).not.toContain('ReturnedElsewhere');
+  });
+});
+
 describe('a gateway without voids', () => {
   beforeEach(() => begin('bank-refund-only'));
   test('an unknown charge is undone by a refund, and the stream names both transactions', async () => {

@@ -13,6 +13,7 @@ import {
   cents,
   type Charged,
   elsewhereOf,
+  type ElsewhereReturn,
   gatewayRef,
   keyForPayment,
   type Leg,
@@ -106,7 +107,13 @@ export const decideElsewhere = async (ports: SettlementPorts, exceptionId: strin
     retryingConflicts(async () =>
       payments.streams.execute(await payments.streams.load(paymentId), [command], origin, new Deadline(payments.clock, REQUEST_DEADLINE_MS)),
     );
-  if (resolution === 'no_posting') await execute({ type: 'DismissReturn', at, returnId: exceptionId });
+  if (resolution === 'no_posting') {
+    // An adoption died half way, or staff settled the line by hand. Without the adoption, the books would wait for this money for ever.
+    for (const found of elsewhereOf(payment).filter(({ returnId }) => returnId === exceptionId))
+      if ((await linesOf(ports, payment, found)).some((line) => line.resolution === 'settles'))
+        throw new ServiceError('INVALID_STATE', 'Its line in a batch is settled with this return already: adopt it.');
+    await execute({ type: 'DismissReturn', at, returnId: exceptionId });
+  }
   // A command that died after its append is repeated here.
   else if (!attemptOf(payment, exceptionId)) {
     const shown = await shownReturns(ports, payment, exceptionId, decision.transactionId ?? null);
@@ -114,7 +121,12 @@ export const decideElsewhere = async (ports: SettlementPorts, exceptionId: strin
     const adopt: AdoptReturn = { type: 'AdoptReturn', at, returnId: exceptionId, ...shown, personal: null, references };
     // Refuse before anything changes. The append decides again.
     decider.decide(payment, adopt);
-    if (shown.means === 'refund') for (const one of shown.returns) await settleLines(ports, payment, paymentId, one, origin);
+    if (shown.means === 'refund')
+      for (const one of shown.returns) {
+        // If this command dies, a dismissal must know the transaction.
+        await execute({ type: 'NoteReturn', at, returnId: exceptionId, leg: one.leg, transactionId: one.transactionId });
+        await settleLines(ports, payment, paymentId, one, origin);
+      }
     const key = await keyForPayment(payments, payment);
     await execute({ ...adopt, personal: key.seal({ reason }, reasonContext(paymentId, exceptionId)) });
   }
@@ -145,25 +157,28 @@ interface Shown {
   readonly transactionId: string;
 }
 
-/** Settles the lines of a refund, so that nothing else can book their money. Throws INVALID_STATE if it is booked already. */
-const settleLines = async (
-  ports: SettlementPorts,
+/** The exceptions of the lines of a refund. A line without an exception gets one that {@link closeAdopted} ends. */
+const linesOf = async (
+  { register, store }: SettlementPorts,
   { legs }: Charged,
-  paymentId: string,
-  { leg: name, transactionId }: Shown,
-  origin: Origin,
-): Promise<void> => {
-  const { account } = legs.find(({ leg }) => leg === name)!;
-  for (const { exceptionId, superseded } of await ports.register.exceptionsOf(account, transactionId, LINE_KINDS)) {
-    if (superseded) continue;
-    const ending = async () => (await load(ports.store, EXCEPTION_STREAM, exceptionId)).state;
-    // Without an exception, the line gets one that {@link closeAdopted} ends.
-    if ((await ending()) === null) continue;
-    await settleLineOf(ports, exceptionId, paymentId, origin);
-    const state = await ending();
-    if (state?.status === 'resolved' && state.resolution !== 'settles')
-      throw new ServiceError('INVALID_STATE', `Transaction ${transactionId} was resolved with exception ${exceptionId}; nothing was decided.`);
-  }
+  { leg: name, transactionId }: Pick<ElsewhereReturn, 'leg' | 'transactionId'>,
+) => {
+  const charge = legs.find(({ leg }) => leg === name)!;
+  const isRefund = transactionId !== null && transactionId !== charge.transactionId;
+  const lines = isRefund ? await register.exceptionsOf(charge.account, transactionId, LINE_KINDS) : [];
+  const states = await Promise.all(lines.map(async (line) => ({ ...line, ...(await load(store, EXCEPTION_STREAM, line.exceptionId)).state })));
+  return states.filter(({ opened, superseded }) => opened && !superseded);
+};
+
+/** Settles the lines of a refund, so that nothing else can book their money. Throws INVALID_STATE if it is booked already. */
+const settleLines = async (ports: SettlementPorts, payment: Charged, paymentId: string, refund: Shown, origin: Origin): Promise<void> => {
+  for (const { exceptionId } of await linesOf(ports, payment, refund)) await settleLineOf(ports, exceptionId, paymentId, origin);
+  const other = (await linesOf(ports, payment, refund)).find(({ status, resolution }) => status === 'resolved' && resolution !== 'settles');
+  if (other)
+    throw new ServiceError(
+      'INVALID_STATE',
+      `Transaction ${refund.transactionId} was resolved with exception ${other.exceptionId}; nothing was decided.`,
+    );
 };
 
 /** What the gateway shows of the return. Throws INVALID_STATE if it is not one that was made elsewhere, or if the gateway cannot tell. */
@@ -185,6 +200,8 @@ const shownReturns = async (
     if (shown === null) throw refuse(`Transaction ${transactionId} is unknown to the gateway`);
     return { shown, mayVoid: gateway!.capabilities.voids !== 'none' };
   };
+  if (named !== null && found.transactionId !== null && named !== found.transactionId)
+    throw refuse(`The exception is of transaction ${found.transactionId}`);
   const transactionId = named ?? found.transactionId ?? leg.transactionId;
   const { shown, mayVoid } = await ask(leg.account, transactionId);
   if (transactionId !== leg.transactionId) {

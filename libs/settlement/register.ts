@@ -774,7 +774,7 @@ export interface Register {
     kinds: readonly ExceptionKind[],
   ): Promise<readonly { readonly exceptionId: string; readonly superseded: boolean }[]>;
   /**
-   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here: at most `limit` of each. `charge` null: a refund.
+   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here: any `limit` of each, so that later rounds meet the others. `charge` null: a refund.
    * The processor may say that money went back at its own page.
    */
   unexplained(
@@ -880,11 +880,11 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         `(select transaction_id, payment_id, leg from gateway_transaction t
           where gateway = $1 and merchant_account = $2 and op = 'charge' and moved_at < $3 and settled_batch_id is null and not rejected
             and amount_cents > voided_cents and not exists (select from settlement_exception d where d.payment_id = t.payment_id
-              and d.transaction_id = t.transaction_id and d.type = 'sale' and not d.superseded) order by moved_at limit $4)
+              and d.transaction_id = t.transaction_id and d.type = 'sale' and not d.superseded) order by random() limit $4)
          union all
          (select transaction_id, null, null from settlement_exception
           where gateway = $1 and merchant_account = $2 and kind = 'MISSING_HERE' and type = 'refund' and ref is null and payment_id is null
-            and not superseded and not ended order by recorded_at desc limit $4)`,
+            and not superseded and not ended order by random() limit $4)`,
         [gateway, merchantAccount, chargedBefore, limit],
       );
       return rows.map((row) => ({

@@ -5,9 +5,20 @@
 import { afterAll, beforeAll, describe, expect, test } from '@jest/globals';
 import type { ServiceError } from '#kernel';
 import { changeException, openDispute, recordSettlements, type SettlementPorts, updateDispute } from '#settlement';
-import { type PaymentGateway, type PaymentView, type RefundView, resolvePayment, type ResolveRequest, reverseByStaff, staff } from '#payments';
+import {
+  paymentEvents,
+  type PaymentGateway,
+  type PaymentView,
+  type RefundView,
+  resolvePayment,
+  type ResolveRequest,
+  reverseByStaff,
+  staff,
+} from '#payments';
+import { notificationOf } from '#webhooks';
 import { viewOf } from '../../apps/answers.js';
 import { createMetrics } from '../../apps/metrics.js';
+import { booksOf } from '../support/books.js';
 import { batchesOf, type ListedLine } from '../support/listed-lines.js';
 import { eventually } from '../support/eventually.js';
 import { figuresOf } from '../support/metrics.js';
@@ -788,6 +799,99 @@ describe('resolving what recovery must not (C29, C69)', () => {
     const truth = (await service.simulator.truth()).filter(({ op, fixture, amountCents }) => op === 'charge' && fixture === 'unreadable' && amountCents === 10_300).at(-1)!; // prettier-ignore
     expect([status, truth.voidedCents]).toEqual(status === 'succeeded' ? ['succeeded', 0] : ['voided', 10_300]);
   });
+});
+
+describe('a return that was made at the page of the processor', () => {
+  type Charge = Extract<Awaited<ReturnType<typeof service.services.payments.ports.streams.load>>['payment'], { phase: 'charged' }>;
+  const legsOf = async (id: string) => ((await service.services.payments.ports.streams.load(id)).payment as Charge).legs;
+  /** Somebody returns the money of a leg, under a reference that is not ours. */
+  const elsewhere = async (id: string, operation: 'void' | 'refund', legs: readonly string[] = ['principal', 'fee']) => {
+    for (const { leg, account, transactionId, principalCents, feeCents } of await legsOf(id)) {
+      if (!legs.includes(leg)) continue;
+      const begunAt = new Date(service.clock.now()).toISOString();
+      const call = { ref: `dashboard-${++drawn}`, leg, account, begunAt, chargeTransactionId: transactionId, amountCents: principalCents + feeCents };
+      const gateway = service.services.payments.ports.gateways.find(account)!;
+      const { kind } = await (operation === 'void'
+        ? gateway.void({ ...call, askedBy: 'reversal' }, soon())
+        : gateway.refund({ ...call, last4: '4242' }, soon()));
+      expect(kind).toBe('approved');
+    }
+  };
+  const found = async (id: string) => (await exceptionsOf(id)).filter(({ kind }) => kind === 'RETURNED_ELSEWHERE');
+  const openOnes = async () => {
+    while ((await service.services.openExceptions()) > 0);
+    await service.services.settlement.register.caughtUp();
+  };
+  const adopt = async (exceptionId: string) => {
+    await openOnes();
+    const change = { type: 'Resolve', resolution: 'adopt', reason: 'seen on the page', by: 'Dana', portalId: null, feeCents: 0 } as const;
+    return changeException(service.services.settlement, exceptionId, change, staff('Dana', service.services.ids.uuid()));
+  };
+  const told = async (id: string) =>
+    (await service.services.payments.ports.streams.events(id)).flatMap((event) => notificationOf(id, paymentEvents.read(event), '') ?? []);
+  const money = async () => {
+    const cents = await booksOf(service.services);
+    return [/suspense/, /:unsettled$/, /:payable$/, /^revenue:/].map(cents);
+  };
+  const statesOf = async (id: string) => {
+    await openOnes();
+    const { rows } = await service.services.pool.query<{ status: string }>('select status from settlement_case where payment_id = $1', [id]);
+    return [...new Set(rows.map(({ status }) => status))];
+  };
+  const byRound = async () => {
+    service.clock.advance(25 * 3_600_000);
+    await record();
+  };
+
+  test.each([
+    ['the round', null],
+    ['our refund that is refused', 'INVALID_STATE'],
+    ['our void that is refused', 'VOID_FAILED'],
+  ])(
+    'a void, found by %s: adopted for both legs, shown as voided, told once, and the books are as before the charge',
+    async (_, code) => {
+      const before = await money();
+      const { id } = await pay();
+      await elsewhere(id, 'void');
+      if (code === null) await byRound();
+      else expect((await (code === 'VOID_FAILED' ? client.void(id) : client.refund(id))).code).toBe(code);
+      const exceptions = await found(id);
+      expect(exceptions).toHaveLength(code === null ? 2 : 1);
+      const blocked = {
+        status: 422,
+        code: 'INVALID_STATE',
+        message: expect.stringContaining('money was returned at the processor; staff must record it'),
+      };
+      for (const again of [await client.void(id), await client.refund(id)]) expect(again).toMatchObject(blocked);
+      expect(await read(id)).toMatchObject({ status: 'succeeded', refundedAmountCents: 0 });
+      await Promise.allSettled(exceptions.map(({ exceptionId }) => adopt(exceptionId)));
+      expect(await read(id)).toMatchObject({ status: 'voided', refundedAmountCents: 10_300, remainingRefundableAmountCents: 0 });
+      expect(await told(id)).toMatchObject([{ type: 'payment.voided', data: { amountCents: 10_300, reversalType: 'void', initiatedBy: 'staff' } }]);
+      expect((await history(id)).filter((type) => type === 'PaymentVoided')).toHaveLength(2);
+      expect((await statesOf(id)).filter((status) => status !== 'resolved' && status !== 'superseded')).toEqual([]);
+      expect(await money()).toEqual(before);
+    },
+    120_000,
+  );
+
+  test('a refund of the fee: adopted as FeeRefunded, with its line in the batch', async () => {
+    const { id } = await pay();
+    await settle();
+    const before = await money();
+    await elsewhere(id, 'refund', ['fee']);
+    await settle();
+    await openOnes();
+    await record();
+    const [exception, ...more] = await found(id);
+    expect(more).toEqual([]);
+    await adopt(exception!.exceptionId);
+    expect((await history(id)).slice(-4)).toEqual(['RefundRequested', 'FeeRefunded', 'ReversalEnded', 'ReturnedElsewhere']);
+    expect(await read(id)).toMatchObject({ status: 'partially_refunded', refundedAmountCents: 300, remainingRefundableAmountCents: 10_000 });
+    expect(await told(id)).toMatchObject([{ type: 'payment.refunded', data: { amountCents: 300, initiatedBy: 'staff' } }]);
+    const [suspense, unsettled, payable, revenue] = before as [number, number, number, number];
+    expect(await money()).toEqual([suspense, unsettled, payable, revenue + 300]);
+    expect(await client.refund(id, { feeType: 'include_fee' })).toMatchObject({ status: 200, data: { amountCents: 10_000 } });
+  }, 120_000);
 });
 
 test('metrics show open exceptions by kind, the age of the last batch, and the age of the oldest money without a batch', async () => {

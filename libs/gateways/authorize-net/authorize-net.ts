@@ -350,7 +350,7 @@ export const createAuthorizeNetGateway = (options: AuthorizeNetOptions): Payment
       // A held transaction that was declined is `declined`.
       case 'voided':
       case 'declined':
-        return { kind: 'approved', txn: { transactionId } };
+        return { kind: 'approved', txn: { transactionId, before: true } };
       case 'settling':
       case 'settled':
         return { kind: 'rejected', why: 'already_settled', raw };

@@ -61,6 +61,8 @@ export interface ReversalTxn {
   readonly means?: 'void' | 'refund';
   /** The processor took the refund and has not carried it out yet. It may still fail. */
   readonly pending?: true;
+  /** The charge was voided before this call, by an earlier call of ours or by somebody else: the processor does not say which. */
+  readonly before?: true;
 }
 
 /** `exceeds`: less is left of the charge. `not_refundable`: the gateway does not say why a settled charge cannot be refunded. */
