@@ -14,8 +14,20 @@ export {
 export { type IntakeContent, type IntakeOutcome, takeIn } from './intake.js';
 export { checkoutIntakeMigration, type IntakeRow, type IntakeRows, keyOfContent, MAX_CONTENT_BYTES, postgresIntakeRows } from './intake-rows.js';
 export { assetNamed, assetsFor } from './pages/assets.js';
-export type { Frame } from './pages/layout.js';
-export { AttemptsUsedUp, Cancelled, CannotStart, Expired, PaidBefore, Receipt, Refused, type RefusedRequest, Waiting } from './pages/outcome.js';
+export type { Frame, Proof } from './pages/layout.js';
+export {
+  AttemptsUsedUp,
+  Cancelled,
+  CannotStart,
+  Expired,
+  Leave,
+  Left,
+  PaidBefore,
+  Receipt,
+  Refused,
+  type RefusedRequest,
+  Waiting,
+} from './pages/outcome.js';
 export { type Notice, Pay, type PayField, type PayPage } from './pages/pay.js';
 export { render } from './pages/render.js';
 export { type FieldFault, localeOf } from './pages/text.js';

@@ -132,7 +132,7 @@ describe.each([
       await page.click('.problem a');
       expect(await page.evaluate(() => document.activeElement?.id)).toBe('card_number');
       expect(await page.inputValue('#card_number')).toBe('');
-      expect(await leaveBy(page, '.aside a', 'cancel')).toMatchObject({ result: 'cancelled' });
+      expect(await leaveBy(page, '.aside button', 'cancel')).toMatchObject({ result: 'cancelled' });
     }, options));
   test('an unknown outcome: the page waits by itself, and moves on by itself', () =>
     inWindow(async (page) => {
@@ -263,7 +263,7 @@ describe('money is taken once', () => {
       expect(await page.locator('.receipt').count()).toBe(1);
       const path = await toPayPage(page);
       await fill(page);
-      await leaveBy(page, '.aside a', 'cancel');
+      await leaveBy(page, '.aside button', 'cancel');
       await page.goBack();
       expect(new URL(page.url()).pathname).toBe(path);
       expect(await page.textContent('h1')).toBe('Payment cancelled');
@@ -361,6 +361,11 @@ describe('other sites', () => {
       await page.click('a.button');
       await page.waitForURL(`${sites.evilUrl}/thanks`);
       sites.pages.delete('/pay/done');
+      sites.pages.set('/pay/cancelled', () => ({ status: 302, location: `${sites.evilUrl}/thanks` }));
+      await toPayPage(page);
+      await page.click('.aside button');
+      await page.waitForURL(`${sites.evilUrl}/thanks`);
+      sites.pages.delete('/pay/cancelled');
     }));
 });
 
@@ -393,7 +398,10 @@ describe('everybody can use it', () => {
       await page.reload();
       await look('processing, late');
       const left = await toPayPage(page, fields);
-      await page.click('.aside a');
+      await page.goto(`${sites.payUrl}${left}/cancel`);
+      await look('cancel, asked');
+      await page.focus('main button');
+      await page.keyboard.press('Enter');
       await page.waitForURL(`${sites.shopUrl}/pay/**`);
       await page.goto(sites.payUrl + left);
       await look('cancelled');

@@ -69,7 +69,7 @@ test.each(['button', '#link'])('a payer pays by %s, and the shop verifies it; a 
     expect(await page.textContent('h1')).toBe('Not verified');
     await page.goto(address);
     await page.click('button');
-    await page.click('.aside a');
+    await page.click('.aside button');
     await page.waitForURL(`${address}pay/cancelled**`);
     expect(await page.textContent('pre')).toContain('"result": "cancelled"');
   } finally {

@@ -65,7 +65,7 @@ const paidNow = async (fields: Fields = intakeOf(portal)) => {
   return { one, id };
 };
 const told = async (one: Payer, id: string, way: 'done' | 'cancel', secret = portal.signingSecret) => {
-  const reply = await one.send(`/checkout/${id}/${way}`);
+  const reply = await one.leave(id, way);
   expect(reply.status).toBe(303);
   const said = readReturn(secret, way === 'done' ? 'return' : 'cancel', reply.location);
   expect(said.right).toBe(true);
@@ -753,38 +753,83 @@ describe('the guard of every route', () => {
     for (const path of ['', '/cancel', '/done']) expect((await one.send(`/checkout/${id}${path}`, { method: 'HEAD' })).status).toBe(405);
     expect(await events(id)).toEqual(['CheckoutStarted']);
   });
-  test('a prefetch of any page appends nothing; the browser loads the page when the payer goes there', async () => {
-    const { one, id } = await begun();
-    const late = await begun();
-    await late.one.pay(late.id, { card_number: CARD.unreadable });
-    service.clock.advance(31_000);
-    const known = [await events(id), await events(late.id)];
+  test('no GET of a page appends an event, in any state of a session, and a prefetch gets 503', async () => {
+    const declined = { card_number: CARD.declined };
+    const unknown = { card_number: CARD.unreadable };
+    const states: Record<string, (one: Payer, id: string) => Promise<unknown>> = {
+      lapsed: () => Promise.resolve(),
+      expired: (one, id) => one.leave(id, 'cancel'),
+      'left unknown': async (one, id) => {
+        await one.pay(id, unknown);
+        service.clock.advance(31_000);
+        await told(one, id, 'done');
+      },
+      'unknown for long': async (one, id) => {
+        await one.pay(id, unknown);
+        service.clock.advance(31_000);
+      },
+      unknown: (one, id) => one.pay(id, unknown),
+      paid: (one, id) => one.pay(id),
+      cancelled: (one, id) => told(one, id, 'cancel'),
+      declined: (one, id) => one.pay(id, declined),
+      'attempts used up': async (one, id) => {
+        for (let number = 0; number < 10; number++) await one.pay(id, declined);
+      },
+      open: () => Promise.resolve(),
+    };
+    // The states of a past hour come first.
+    const past = await Promise.all([begun(), begun()]);
+    service.clock.advance(61 * 60_000);
+    const sessions = [];
+    for (const [state, reach] of Object.entries(states)) {
+      const { one, id } = past.shift() ?? (await begun());
+      await reach(one, id);
+      sessions.push({ state, one, id, before: await events(id) });
+    }
     // Derived from the controller, so that no route is forgotten.
     const paths = Object.getOwnPropertyNames(CheckoutController.prototype).flatMap((name): string[] => {
       const route = CheckoutController.prototype[name as keyof CheckoutController] as object;
       return Reflect.getMetadata('method', route) === RequestMethod.GET ? [Reflect.getMetadata('path', route) as string] : [];
     });
     expect(paths).toEqual(expect.arrayContaining([':id', ':id/cancel', ':id/done']));
-    for (const path of paths)
-      for (const [browser, session] of [
-        [one, id],
-        [late.one, late.id],
-      ] as const)
-        // prettier-ignore
-        for (const purpose of ['prefetch', 'prefetch;prerender'])
-          expect((await browser.send(`/checkout/${path.replace(':id', session)}`, { headers: { 'sec-purpose': purpose } })).status).toBe(503);
-    expect([await events(id), await events(late.id)]).toEqual(known);
-    expect((await one.send(`/checkout/${id}`)).status).toBe(200);
+    for (const { state, one, id, before } of sessions) {
+      for (const path of paths)
+        for (const browser of [one, payer()]) {
+          const asked = `/checkout/${path.replace(':id', id)}`;
+          for (const purpose of ['prefetch', 'prefetch;prerender'])
+            expect((await browser.send(asked, { headers: { 'sec-purpose': purpose } })).status).toBe(503);
+          await browser.send(asked);
+        }
+      expect([state, await events(id)]).toEqual([state, before]);
+    }
+  });
+  test('Cancel: a GET shows one button; only the form of this browser and this page leaves', async () => {
+    const { one, id } = await begun();
+    const asked = await one.send(`/checkout/${id}/cancel`);
+    expect([asked.status, asked.text.match(/<button/g)?.length]).toEqual([200, 1]);
+    expect(textOf(asked.text)).toContain('Cancel this payment?');
+    const fields = formOf(asked.text, `action="/checkout/${id}/cancel"`);
+    const post = (browser: Payer, sent: Fields, headers = {}) =>
+      browser.send(`/checkout/${id}/cancel`, { method: 'POST', body: formText(sent), headers });
+    expect((await post(one, fields, { origin: SHOP, 'sec-fetch-site': 'cross-site' })).status).toBe(403);
+    expect((await post(payer(), fields)).status).toBe(403);
+    expect((await post(one, { ...fields, csrf: 'x' })).location).toBe(`/checkout/${id}/cancel`);
+    expect(await events(id)).toEqual(['CheckoutStarted']);
+    const left = await post(one, fields);
+    expect([left.status, left.text.includes(`content="0;url=/checkout/${id}/cancel"`)]).toEqual([200, true]);
+    expect(await events(id)).toEqual(['CheckoutStarted', 'CheckoutCancelled']);
+    expect(readReturn(portal.signingSecret, 'cancel', (await one.send(`/checkout/${id}/cancel`)).location)).toMatchObject({ right: true });
   });
   test('the allow-list is narrowed while the payer is on the page: no redirect to that address, and the receipt stays', async () => {
     const narrowed = await checkoutPortal(service, account);
     const [paid, open, cancelled] = [await paidNow(intakeOf(narrowed)), await begun(intakeOf(narrowed)), await begun(intakeOf(narrowed))];
-    expect((await cancelled.one.send(`/checkout/${cancelled.id}/cancel`)).location).toContain(SHOP);
+    expect((await cancelled.one.leave(cancelled.id, 'cancel')).location).toContain(SHOP);
     await service.administer(service.admin.configureCheckout(narrowed.portalId, { enabled: true, allow: ['https://other.test'] }));
     expect((await paid.one.open(`/checkout/${paid.id}/done`)).path).toBe(`/checkout/${paid.id}/receipt`);
     const receipt = await paid.one.send(`/checkout/${paid.id}/receipt`);
     expect(textOf(receipt.text)).toContain('Payment complete');
     expect(receipt.text).not.toContain(`/checkout/${paid.id}/done`);
+    expect((await open.one.leave(open.id, 'cancel')).location).toBe(`/checkout/${open.id}`);
     for (const { one, id } of [open, cancelled]) {
       const left = await one.open(`/checkout/${id}/cancel`);
       expect([left.status, left.path]).toEqual([200, `/checkout/${id}`]);

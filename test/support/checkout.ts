@@ -186,6 +186,17 @@ export class Payer {
     return this.send(`/checkout/${id}/pay`, { ...asked, method: 'POST', body: formText(fields) });
   }
 
+  /** Presses the button by which the session's page leads back to the partner, and follows the page after it. Returns the redirect to the partner. */
+  async leave(id: string, way: 'done' | 'cancel'): Promise<Reply> {
+    const path = `/checkout/${id}/${way}`;
+    const { text } = await this.open(`/checkout/${id}`);
+    const action = `action="${path}"`;
+    if (!text.includes(action)) return this.send(path);
+    const left = await this.send(path, { method: 'POST', body: formText(formOf(text, action)) });
+    const onward = /<meta http-equiv="refresh" content="0;url=([^"]+)"/.exec(left.text)?.[1];
+    return onward === undefined ? left : this.send(onward);
+  }
+
   /** Opens the page, fills the form in and sends it. */
   async pay(id: string, fields: Readonly<Record<string, string>> = {}): Promise<Reply> {
     const page = await this.send(`/checkout/${id}`);
@@ -196,9 +207,9 @@ export class Payer {
 const unescaped = (text: string) =>
   text.replaceAll('&quot;', '"').replaceAll('&lt;', '<').replaceAll('&gt;', '>').replaceAll('&#39;', "'").replaceAll('&amp;', '&');
 
-/** The fields of the pay form on a page, as a browser would send them. */
-export const formOf = (html: string): Record<string, string> => {
-  const form = /<form[^>]*id="pay"[^]*?<\/form>/.exec(html)?.[0];
+/** The fields of a form on a page, as a browser would send them. `mark`: an attribute of the form. */
+export const formOf = (html: string, mark = 'id="pay"'): Record<string, string> => {
+  const form = html.match(/<form[^>]*>[^]*?<\/form>/g)?.find((text) => text.split('>')[0]!.includes(mark));
   if (form === undefined) throw new Error(`there is no form:\n${textOf(html)}`);
   return Object.fromEntries(
     [...form.matchAll(/<input((?:"[^"]*"|[^>"])*)>/g)].map(([, attributes]) => {

@@ -108,6 +108,8 @@ const visitAll = async (page: Page, { sites, portal, take, hourPasses, halfMinut
   await take('Waiting, after half a minute');
   const left = await begin();
   await page.goto(`${left}/cancel`);
+  await take('Cancel, asked');
+  await page.click('main button');
   await page.goto(left);
   await take('Cancelled');
   await begin();

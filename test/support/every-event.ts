@@ -249,10 +249,10 @@ const checkOut = async (service: Service, partner: TestAccount): Promise<void> =
   const left = await unknown.begin(fields());
   await unknown.pay(left, { card_number: CARD.unreadable });
   service.clock.advance(31_000);
-  await unknown.send(`/checkout/${left}/done`);
+  await unknown.leave(left, 'done');
 
   const cancelled = payer();
-  await cancelled.send(`/checkout/${await cancelled.begin(fields())}/cancel`);
+  await cancelled.leave(await cancelled.begin(fields()), 'cancel');
 
   const expired = payer();
   const link = linkOf(portal, service.clock.now());
@@ -260,7 +260,7 @@ const checkOut = async (service: Service, partner: TestAccount): Promise<void> =
   service.clock.advance(HOUR_MS + 60_000);
   await expired.send(link);
   service.clock.advance(HOUR_MS + 60_000);
-  await expired.send(`${location}/cancel`);
+  await expired.leave(location.split('/').at(-1)!, 'cancel');
 };
 
 const linkOf = ({ portalId, signingSecret }: Portal, nowMs: number): string => {

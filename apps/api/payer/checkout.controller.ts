@@ -15,12 +15,15 @@ import {
   Expired,
   type Frame,
   isAllowedNow,
+  Leave,
+  Left,
   mayLeave,
   type Notice,
   PaidBefore,
   Pay,
   type PayPage,
   paymentOf,
+  type Proof,
   quoteOf,
   Receipt,
   render,
@@ -100,7 +103,7 @@ export class CheckoutController {
       case 'receipt':
         return redirect(reply, `/checkout/${checkoutId}/${view}`);
       case 'attempts_used_up':
-        return sendPage(reply, 200, render(AttemptsUsedUp({ frame, checkoutId })));
+        return sendPage(reply, 200, render(AttemptsUsedUp({ frame, checkoutId, proof: this.proof(visit) })));
       case 'cancelled':
         return this.showCancelled(visit, reply);
       case 'expired':
@@ -198,9 +201,10 @@ export class CheckoutController {
     const visit = await this.followed(before, request);
     if (visit.view !== 'processing') return this.backToTruth(visit, reply);
     const { checkout, checkoutId } = visit.session;
-    const late = mayLeave(checkout, this.services.ports.payments.clock.now()) && wayBackOf(visit, 'returnUrl') !== null;
+    const may = mayLeave(checkout, this.services.ports.payments.clock.now()) && wayBackOf(visit, 'returnUrl') !== null;
+    const late = may ? { reference: checkout.attempt.paymentId, proof: this.proof(visit) } : null;
     void reply.header('checkout-stage', late ? 'late' : 'waiting');
-    sendPage(reply, 200, render(Waiting({ frame: visit.frame, checkoutId, reference: late ? checkout.attempt.paymentId : null })));
+    sendPage(reply, 200, render(Waiting({ frame: visit.frame, checkoutId, late })));
   }
 
   @Get(':id/receipt')
@@ -211,7 +215,7 @@ export class CheckoutController {
     if (visit.view !== 'receipt') return redirect(reply, `/checkout/${id}`);
     this.renewCookie(visit, reply);
     const checkoutId = wayBackOf(visit, 'returnUrl');
-    sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId, payment: await this.paid(visit.session) })));
+    sendPage(reply, 200, render(Receipt({ frame: visit.frame, checkoutId, payment: await this.paymentOf(visit.session) })));
   }
 
   /** The page for a link whose checkout is already paid. */
@@ -225,25 +229,32 @@ export class CheckoutController {
 
   @Get(':id/done')
   async done(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
-    const before = await this.visit(id, request, reply);
-    if (!before) return;
-    if (!isBound(before)) return this.showOutsider(before, request, reply);
-    const visit = await this.followed(before, request);
+    const visit = await this.visit(id, request, reply);
+    if (!visit) return;
+    if (!isBound(visit)) return this.showOutsider(visit, request, reply);
     const { ports, keys } = this.services;
     const { session, portal } = visit;
-    const { content } = session;
-    // The page of the session says what is true: the receipt of a paid one.
-    if (content === null || wayBackOf(visit, 'returnUrl') === null) return redirect(reply, `/checkout/${id}`);
-    const { clock } = ports.payments;
-    const signedAtMs = clock.realNow();
-    if (session.checkout.phase === 'paid')
-      return redirect(reply, returnAddress(keys, portal, id, content, 'paid', await this.paid(session), signedAtMs));
-    if (!mayLeave(session.checkout, clock.now())) return redirect(reply, `/checkout/${id}`);
-    const payment = await paymentOf(ports, session.checkout.attempt);
+    const { content, checkout } = session;
+    const result = checkout.phase === 'paid' ? 'paid' : checkout.phase === 'unknown' && checkout.left ? 'unknown' : null;
+    // The page of the session says what is true: the receipt of a paid one. The waiting page has the form to leave.
+    if (content === null || wayBackOf(visit, 'returnUrl') === null || result === null) return redirect(reply, `/checkout/${id}`);
+    const signedAtMs = ports.payments.clock.realNow();
+    redirect(reply, returnAddress(keys, portal, id, content, result, await this.paymentOf(session), signedAtMs));
+  }
+
+  /** The payer goes back without an outcome. */
+  @Post(':id/done')
+  async leaveUnknown(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const posted = await this.posted(id, request, reply);
+    if (!posted) return;
+    const visit = await this.followed(posted.visit, request);
+    const { session } = visit;
+    const may = mayLeave(session.checkout, this.services.ports.payments.clock.now()) && wayBackOf(visit, 'returnUrl') !== null;
+    if (!may || !this.isOurForm(visit, posted.form)) return this.backToTruth(visit, reply);
     const after = await this.settled(session, () => this.commands.execute(new ChangeCheckout(session, { type: 'Leave' }, by(request, id))));
     // The change is stored before the browser goes to the partner. After the change, this session takes no other card.
-    if (!payment || after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
-    redirect(reply, returnAddress(keys, portal, id, content, 'unknown', payment, signedAtMs));
+    if (after.checkout.phase !== 'unknown' || !after.checkout.left) return redirect(reply, `/checkout/${id}`);
+    this.showLeft(visit, `/checkout/${id}/done`, reply);
   }
 
   @Get(':id/cancel')
@@ -251,20 +262,37 @@ export class CheckoutController {
     const visit = await this.visit(id, request, reply);
     if (!visit) return;
     const { ports, keys } = this.services;
-    const { session, portal, view } = visit;
-    const { content } = session;
-    if (content === null) return redirect(reply, `/checkout/${id}`);
+    const { session, portal, view, frame } = visit;
+    const { content, checkout } = session;
     // Any browser may leave a session that is over. Only the bound browser may leave an open one.
-    if (view !== 'cancelled' && view !== 'expired') {
+    if (!isOver(view)) {
       if (!isBound(visit)) return this.showOutsider(visit, request, reply);
-      if (view === 'processing' || view === 'receipt') return this.backToTruth(visit, reply);
+      if (view === 'pay') return sendPage(reply, 200, render(Leave({ frame, checkoutId: id, proof: this.proof(visit) })));
+      return this.backToTruth(visit, reply);
+    }
+    const told = content && cancellationOf(checkout, content);
+    if (!told || wayBackOf(visit, 'cancelUrl') === null) return redirect(reply, `/checkout/${id}`);
+    redirect(reply, cancelAddress(keys, portal, content.cancelUrl, told, ports.payments.clock.realNow()));
+  }
+
+  @Post(':id/cancel')
+  async leave(@Param('id') id: string, @Req() request: FastifyRequest, @Res() reply: FastifyReply): Promise<void> {
+    const visit = await this.fromOurPage(id, request, reply);
+    if (!visit) return;
+    const { session, view } = visit;
+    if (session.content === null) return redirect(reply, `/checkout/${id}`);
+    if (!isOver(view)) {
+      const posted = this.ofBrowser(visit, request, reply);
+      if (!posted) return;
+      if (view === 'processing' || view === 'receipt') return this.backToTruth(posted.visit, reply);
+      // The page has a new form.
+      if (!this.isOurForm(posted.visit, posted.form)) return redirect(reply, `/checkout/${id}/cancel`);
     }
     const after = await this.settled(session, () =>
       this.commands.execute(new ChangeCheckout(session, { type: view === 'expired' ? 'Expire' : 'Cancel' }, by(request, id))),
     );
-    const told = cancellationOf(after.checkout, content);
-    if (!told || wayBackOf(visit, 'cancelUrl') === null) return redirect(reply, `/checkout/${id}`);
-    redirect(reply, cancelAddress(keys, portal, content.cancelUrl, told, ports.payments.clock.realNow()));
+    if (!cancellationOf(after.checkout, session.content) || wayBackOf(visit, 'cancelUrl') === null) return redirect(reply, `/checkout/${id}`);
+    this.showLeft(visit, `/checkout/${id}/cancel`, reply);
   }
 
   // ----------------------------------------------------------------------------------------------------------------------------------
@@ -307,12 +335,17 @@ export class CheckoutController {
     request: FastifyRequest,
     reply: FastifyReply,
   ): Promise<{ visit: Bound; form: ReadonlyMap<string, string> } | null> {
-    if (!isFromOurPage(request, this.services) || !isForm(request)) {
-      this.pages.refuse(request, reply, 'notFromHere');
-      return null;
-    }
-    const visit = await this.visit(id, request, reply);
-    if (!visit) return null;
+    const visit = await this.fromOurPage(id, request, reply);
+    return visit && this.ofBrowser(visit, request, reply);
+  }
+
+  private async fromOurPage(id: string, request: FastifyRequest, reply: FastifyReply): Promise<Visit | null> {
+    if (isFromOurPage(request, this.services) && isForm(request)) return this.visit(id, request, reply);
+    this.pages.refuse(request, reply, 'notFromHere');
+    return null;
+  }
+
+  private ofBrowser(visit: Visit, request: FastifyRequest, reply: FastifyReply): { visit: Bound; form: ReadonlyMap<string, string> } | null {
     if (!isBound(visit)) {
       this.pages.refuse(request, reply, 'notFromHere', visit.portal);
       return null;
@@ -385,33 +418,41 @@ export class CheckoutController {
     return { ...visit, session, view: viewOf(session, ports.payments.clock.now()) };
   }
 
-  private async paid({ checkout }: Session): Promise<PaymentView> {
-    const payment = checkout.phase === 'paid' ? await paymentOf(this.services.ports, checkout.attempt) : null;
-    if (!payment) throw new Error('a paid checkout without its payment');
+  private async paymentOf({ checkout }: Session): Promise<PaymentView> {
+    const payment = checkout.phase === 'paid' || checkout.phase === 'unknown' ? await paymentOf(this.services.ports, checkout.attempt) : null;
+    if (!payment) throw new Error('a checkout without its payment');
     return payment;
   }
 
   private showForm(visit: Bound, reply: FastifyReply, shown: { status: number; form?: PayForm; notice?: Notice | null }): void {
-    const { session, portal, cookie, frame } = visit;
+    const { session, portal, frame } = visit;
     const { terms, expiresAt } = session.checkout;
     if (session.content === null) return this.showExpired(visit, reply);
     const { lineItems, payer } = session.content;
     const { amountCents, serviceFeeCents } = quoteOf(terms, portal);
-    const attemptId = this.services.ports.payments.ids.uuid();
     const { firstName = '', lastName = '', email = '', zip = '' } = payer;
     const page: PayPage = {
       checkoutId: session.checkoutId,
       lines: lineItems,
       amountCents,
       serviceFeeCents,
-      attemptId,
-      token: this.capabilities.token(session.checkoutId, cookie, attemptId),
+      proof: this.proof(visit),
       expiresAt,
       values: shown.form?.values ?? { first_name: firstName, last_name: lastName, email, postal_code: zip },
       faults: shown.form?.faults ?? {},
       notice: shown.notice ?? null,
     };
     sendPage(reply, shown.status, render(Pay({ frame, page })));
+  }
+
+  private proof({ session: { checkoutId }, cookie }: Bound): Proof {
+    const attemptId = this.services.ports.payments.ids.uuid();
+    return { attemptId, token: this.capabilities.token(checkoutId, cookie, attemptId) };
+  }
+
+  /** Leads on to `href`, a GET of ours that redirects to the partner. Only that GET decides whether the address is still allowed. */
+  private showLeft({ frame }: Visit, href: string, reply: FastifyReply): void {
+    sendPage(reply, 200, render(Left({ frame, href })));
   }
 
   private showExpired(visit: Visit, reply: FastifyReply): void {
@@ -432,12 +473,13 @@ export class CheckoutController {
   }
 
   private async showPaidBefore({ session, frame, cookie }: Visit, reply: FastifyReply, byLink: boolean): Promise<void> {
-    const { confirmationNumber } = await this.paid(session);
+    const { confirmationNumber } = await this.paymentOf(session);
     const { checkoutId } = session;
     sendPage(reply, 200, render(PaidBefore({ frame, checkoutId, confirmationNumber: confirmationNumber ?? '', bound: cookie !== null, byLink })));
   }
 }
 
+const isOver = (view: View): boolean => view === 'cancelled' || view === 'expired';
 const isBound = (visit: Visit): visit is Bound => visit.cookie !== null;
 
 /** The id of the session, if its browser may be sent to this address of the partner now. Otherwise null: the page has no way back. */

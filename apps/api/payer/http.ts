@@ -71,7 +71,7 @@ export const addSecurityHeaders = (fastify: FastifyInstance, publicUrl: string):
     const path = routeOf(request);
     if (!isPayerPath(path)) return done();
     void reply.headers(headers);
-    // A GET on these paths may open or leave a session. A HEAD must not do so, and no payer's browser sends one for a page.
+    // A GET on these paths may open a session, or record the outcome of its attempt. A HEAD must not do so, and no payer's browser sends one for a page.
     if (request.method === 'HEAD' && (path.startsWith('/checkout/') || path === LINK_PATH))
       return void reply.status(405).header('allow', 'GET, POST').send();
     // A prefetch must not do it either. After this refusal, the browser loads the page when the payer goes there.

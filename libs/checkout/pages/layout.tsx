@@ -19,6 +19,8 @@ interface LayoutProps {
   readonly title: string;
   /** For browsers without scripts: seconds after which a waiting page loads again. With scripts, the page's script asks the server instead. */
   readonly againAfterSeconds?: number;
+  /** The path to which the browser goes on at once, with and without scripts. */
+  readonly onwardTo?: string;
   /** The state of a waiting page. The script reloads the page when this text changes. */
   readonly stage?: string;
   /** True if the page has a card form. */
@@ -26,7 +28,7 @@ interface LayoutProps {
   readonly children: ComponentChildren;
 }
 
-export const Layout = ({ frame, title, againAfterSeconds, stage, takesCard = false, children }: LayoutProps) => {
+export const Layout = ({ frame, title, againAfterSeconds, onwardTo, stage, takesCard = false, children }: LayoutProps) => {
   const { locale, agency, sandbox, assets } = frame;
   const text = TEXTS[locale];
   return (
@@ -44,6 +46,7 @@ export const Layout = ({ frame, title, againAfterSeconds, stage, takesCard = fal
             <meta http-equiv="refresh" content={String(againAfterSeconds)} />
           </noscript>
         )}
+        {onwardTo !== undefined && <meta http-equiv="refresh" content={`0;url=${onwardTo}`} />}
       </head>
       <body {...(stage === undefined ? {} : { 'data-stage': stage })}>
         <header class="top">
@@ -76,6 +79,33 @@ export const Layout = ({ frame, title, againAfterSeconds, stage, takesCard = fal
     </html>
   );
 };
+
+/** Proves that a form comes from our page, in the browser that holds the session's cookie. */
+export interface Proof {
+  readonly attemptId: string;
+  readonly token: string;
+}
+
+/** A form without fields to fill in. `proof` null: the action needs none. */
+interface ActionProps {
+  readonly path: string;
+  readonly proof: Proof | null;
+  readonly id?: string;
+  readonly children?: ComponentChildren;
+}
+export const Action = ({ path, proof, id, children }: ActionProps) => (
+  <form id={id} method="post" action={path}>
+    {proof && <ProofFields {...proof} />}
+    {children}
+  </form>
+);
+
+export const ProofFields = ({ attemptId, token }: Proof) => (
+  <>
+    <input type="hidden" name="attempt_id" value={attemptId} />
+    <input type="hidden" name="csrf" value={token} />
+  </>
+);
 
 const Lock = () => (
   <svg class="icon" viewBox="0 0 16 16" width="16" height="16" aria-hidden="true">

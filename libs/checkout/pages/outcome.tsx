@@ -1,7 +1,7 @@
 /** Pages without input: waiting, the receipt, refused requests, and all other ends of a checkout. */
 import type { Cents, ErrorCode } from '#kernel';
 import { brandName, dayAndTime, money } from './format.js';
-import { type Frame, Layout, type Line, Lines, Sign } from './layout.js';
+import { Action, type Frame, Layout, type Line, Lines, type Proof, Sign } from './layout.js';
 import { type Text, TEXTS } from './text.js';
 
 /** Seconds after which a waiting page loads again. */
@@ -13,12 +13,11 @@ interface WaitingProps {
   readonly frame: Frame;
   readonly checkoutId: string;
   /** Set when the payer may go back without an outcome. */
-  readonly reference: string | null;
+  readonly late: { readonly reference: string; readonly proof: Proof } | null;
 }
 
-export const Waiting = ({ frame, checkoutId, reference }: WaitingProps) => {
+export const Waiting = ({ frame, checkoutId, late }: WaitingProps) => {
   const text = TEXTS[frame.locale];
-  const late = reference !== null;
   return (
     <Layout
       frame={frame}
@@ -35,12 +34,14 @@ export const Waiting = ({ frame, checkoutId, reference }: WaitingProps) => {
             <dl class="facts">
               <div>
                 <dt>{text.reference}</dt>
-                <dd class="code">{reference}</dd>
+                <dd class="code">{late.reference}</dd>
               </div>
             </dl>
-            <a class="button" href={`/checkout/${checkoutId}/done`}>
-              {text.done}
-            </a>
+            <Action path={`/checkout/${checkoutId}/done`} proof={late.proof}>
+              <button class="button" type="submit">
+                {text.done}
+              </button>
+            </Action>
           </>
         )}
       </section>
@@ -140,18 +141,20 @@ export const Receipt = ({ frame, checkoutId, payment }: ReceiptProps) => {
   );
 };
 
-/** A heading, some sentences, and at most one link. */
+/** A heading, some sentences, and at most one link or button. */
 interface MessageProps {
   readonly frame: Frame;
-  readonly sign: 'good' | 'stop';
+  readonly sign: 'good' | 'wait' | 'stop';
   readonly title: string;
   readonly paragraphs: readonly string[];
   readonly fact?: { readonly name: string; readonly value: string } | null;
-  readonly way?: { readonly href: string; readonly label: string } | null;
+  /** `proof` absent: a link. */
+  readonly way?: { readonly href: string; readonly label: string; readonly proof?: Proof | null } | null;
+  readonly onwardTo?: string;
 }
 
-const Message = ({ frame, sign, title, paragraphs, fact, way }: MessageProps) => (
-  <Layout frame={frame} title={title}>
+const Message = ({ frame, sign, title, paragraphs, fact, way, onwardTo }: MessageProps) => (
+  <Layout frame={frame} title={title} onwardTo={onwardTo}>
     <section class="panel centre">
       <Sign kind={sign} />
       <h1>{title}</h1>
@@ -166,11 +169,18 @@ const Message = ({ frame, sign, title, paragraphs, fact, way }: MessageProps) =>
           </div>
         </dl>
       )}
-      {way && (
-        <a class="button" href={way.href}>
-          {way.label}
-        </a>
-      )}
+      {way &&
+        (way.proof === undefined ? (
+          <a class="button" href={way.href}>
+            {way.label}
+          </a>
+        ) : (
+          <Action path={way.href} proof={way.proof}>
+            <button class="button" type="submit">
+              {way.label}
+            </button>
+          </Action>
+        ))}
     </section>
   </Layout>
 );
@@ -183,10 +193,34 @@ const wayBack = ({ agency }: Frame, text: Text, checkoutId: string) => ({
 interface EndedProps {
   readonly frame: Frame;
   readonly checkoutId: string;
+  readonly proof: Proof;
 }
 
+/** Asks before the checkout ends. A GET must not end it, since programs open links, too. */
+export const Leave = ({ frame, checkoutId, proof }: EndedProps) => {
+  const text = TEXTS[frame.locale];
+  const label = text.cancelAndReturn(frame.agency ?? '');
+  return (
+    <Message
+      frame={frame}
+      sign="stop"
+      title={text.cancel}
+      paragraphs={[text.nothingTaken]}
+      way={{ ...wayBack(frame, text, checkoutId), label, proof }}
+    />
+  );
+};
+
+/**
+ * Follows the form by which a payer leaves. `form-action` lets no form lead to another site, not by a redirect either. So this page leads on.
+ */
+export const Left = ({ frame, href }: { readonly frame: Frame; readonly href: string }) => {
+  const label = TEXTS[frame.locale].returnTo(frame.agency ?? '');
+  return <Message frame={frame} sign="wait" title={label} paragraphs={[]} way={{ href, label }} onwardTo={href} />;
+};
+
 /** `checkoutId` null: the address of the agency is not known or not allowed any more. */
-export const Cancelled = ({ frame, checkoutId }: Omit<EndedProps, 'checkoutId'> & { readonly checkoutId: string | null }) => {
+export const Cancelled = ({ frame, checkoutId }: { readonly frame: Frame; readonly checkoutId: string | null }) => {
   const text = TEXTS[frame.locale];
   return (
     <Message
@@ -199,7 +233,7 @@ export const Cancelled = ({ frame, checkoutId }: Omit<EndedProps, 'checkoutId'> 
   );
 };
 
-/** `checkoutId` null: as in {@link Cancelled}. */
+/** `checkoutId` null: as in {@link Cancelled}. Any browser may end a checkout that has expired. */
 export const Expired = ({ frame, checkoutId }: { readonly frame: Frame; readonly checkoutId: string | null }) => {
   const text = TEXTS[frame.locale];
   return (
@@ -208,12 +242,12 @@ export const Expired = ({ frame, checkoutId }: { readonly frame: Frame; readonly
       sign="stop"
       title={text.expired}
       paragraphs={[text.nothingTaken, text.expiredMore]}
-      way={checkoutId === null ? null : wayBack(frame, text, checkoutId)}
+      way={checkoutId === null ? null : { ...wayBack(frame, text, checkoutId), proof: null }}
     />
   );
 };
 
-export const AttemptsUsedUp = ({ frame, checkoutId }: EndedProps) => {
+export const AttemptsUsedUp = ({ frame, checkoutId, proof }: EndedProps) => {
   const text = TEXTS[frame.locale];
   return (
     <Message
@@ -221,7 +255,7 @@ export const AttemptsUsedUp = ({ frame, checkoutId }: EndedProps) => {
       sign="stop"
       title={text.attemptsUsedUp}
       paragraphs={[text.nothingTaken, text.attemptsUsedUpMore]}
-      way={wayBack(frame, text, checkoutId)}
+      way={{ ...wayBack(frame, text, checkoutId), proof }}
     />
   );
 };

@@ -2,7 +2,7 @@
 import type { Cents } from '#kernel';
 import type { Refusal } from '../checkout.js';
 import { money, timeOfDay } from './format.js';
-import { type Frame, Layout, type Line, Lines } from './layout.js';
+import { Action, type Frame, Layout, type Line, Lines, type Proof, ProofFields } from './layout.js';
 import { type FieldFault, type Text, TEXTS } from './text.js';
 
 /** Names of the form's fields. Each field sets its own `autocomplete` value. The form sets `off`. */
@@ -18,8 +18,7 @@ export interface PayPage {
   readonly lines: readonly Line[];
   readonly amountCents: Cents;
   readonly serviceFeeCents: Cents;
-  readonly attemptId: string;
-  readonly token: string;
+  readonly proof: Proof;
   readonly expiresAt: string;
   readonly values: Readonly<Partial<Record<(typeof PAYER_FIELDS)[number], string>>>;
   readonly faults: Readonly<Partial<Record<PayField, FieldFault>>>;
@@ -103,8 +102,7 @@ export const Pay = ({ frame, page }: { readonly frame: Frame; readonly page: Pay
         />
       </section>
       <form class="panel" id="pay" method="post" action={`${path}/pay`} autocomplete="off" noValidate data-paying={text.paying}>
-        <input type="hidden" name="attempt_id" value={page.attemptId} />
-        <input type="hidden" name="csrf" value={page.token} />
+        <ProofFields {...page.proof} />
         <input type="hidden" name="quoted_total_cents" value={String(page.amountCents + page.serviceFeeCents)} />
         <fieldset>
           <legend>{text.card}</legend>
@@ -126,12 +124,14 @@ export const Pay = ({ frame, page }: { readonly frame: Frame; readonly page: Pay
           {text.pay(money(locale, page.amountCents + page.serviceFeeCents))}
         </button>
         <p class="aside">
-          <a href={`${path}/cancel`}>{text.cancelAndReturn(agency ?? '')}</a>
+          <button form="leave" type="submit">
+            {text.cancelAndReturn(agency ?? '')}
+          </button>
         </p>
       </form>
+      <Action id="leave" path={`${path}/cancel`} proof={page.proof} />
       <form class="time" id="time" method="post" action={`${path}/extend`}>
-        <input type="hidden" name="attempt_id" value={page.attemptId} />
-        <input type="hidden" name="csrf" value={page.token} />
+        <ProofFields {...page.proof} />
         <p role="status">
           {text.closesAt}{' '}
           <time dateTime={page.expiresAt} data-local="time">
