@@ -621,7 +621,7 @@ const effectOf = async ({ services, directory, pool }: Context, ...[request, key
     ['fee kept', dollars(feeKeptCents)],
     [
       'told',
-      `${account}, by payment.refunded to ${endpoints} webhook ${endpoints === 1 ? 'endpoint' : 'endpoints'}; the payer is told by nobody here`,
+      `${account}, by payment.refunded to ${endpoints} webhook ${endpoints === 1 ? 'endpoint' : 'endpoints'}; Payfold tells the payer nothing`,
     ],
   ])}\n`;
 };

@@ -277,7 +277,7 @@ export const byOption = (what = 'name of the person who decides; recorded'): Opt
 
 // Text for people.
 
-/** True if a person reads the output and can answer a question. A script that a person starts has its output read by the script. */
+/** True if a person reads the output and can answer a question. False for a command in a script. */
 export const isPersonThere = (): boolean => process.stdin.isTTY && process.stdout.isTTY;
 
 /** Characters that have no place in a name of a person: two names that look the same must be the same. */

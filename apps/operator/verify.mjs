@@ -479,7 +479,7 @@ const postPayment = (books, { type, data, metadata, position }, by, mirrored) =>
 };
 
 /**
- * The disputed cents of each leg, if the event does not say them: of the named leg, or first of the principal's, then of the fee's. Each gives at most what earlier disputes left.
+ * The disputed cents of each leg, if the event does not say them. The named leg gives them, else first the principal's, then the fee's. Each gives at most what earlier disputes left.
  * One charge of principal and fee shares its cents pro rata; a remaining cent goes to the larger remainder.
  */
 const sharesOf = ({ legs, disputes }, { leg: named, disputedAmountCents }) => {

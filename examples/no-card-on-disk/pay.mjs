@@ -5,7 +5,7 @@
 // PAYFOLD_URL   where the service is (http://127.0.0.1:3000)
 // RECORD        the record (payments.ndjson): a line for each key and each outcome
 //
-// It exits with 0 if the intention is paid, with 1 if it is not paid and a card may be asked for again, and with 2 if it must be started again.
+// It exits with 0 if the intention is paid. 1: it is not paid, and a card may be asked for again. 2: the program must be started again.
 import { appendFileSync, closeSync, existsSync, fsyncSync, openSync, readFileSync } from 'node:fs';
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';

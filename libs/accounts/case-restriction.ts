@@ -67,8 +67,8 @@ const evolve = (_: Case | null, event: CaseEvent): Case => {
 };
 
 /**
- * The strictest of the restrictions of a case and of its look-alikes that is in force at a moment (C53): blocked before held, then the latest end.
- * null: there is none, or all have ended.
+ * The strictest restriction in force at a moment, of those of a case and of its look-alikes (C53). Blocked is stricter than held, then the latest end
+ * counts. null: there is none, or all have ended.
  */
 export const restrictionInForce = (restrictions: readonly Restriction[], epochMs: number): Restriction | null => {
   const endOf = ({ until }: Restriction) => (until === null ? Number.POSITIVE_INFINITY : Date.parse(until));

@@ -1,6 +1,6 @@
 /**
- * The merchant accounts whose processor refuses its lists, so that nobody could learn what became of a charge whose answer is lost. No new charge
- * begins through them. One process may notice it and another one charge, so the stops are rows.
+ * The merchant accounts whose processor refuses its lists or our credentials. The outcome of a charge whose answer is lost could not be learned. So no
+ * new charge begins through them. The stops are rows, since one process may notice the refusal, and another one charge.
  *
  * The rows may be lost: without its row, an account is stopped again as soon as a process asks for a list.
  */

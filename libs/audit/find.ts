@@ -1,6 +1,6 @@
 /**
- * Finds payments by what is known of them: names (a reference, a confirmation number, a transaction id), the payer's e-mail address, the card, an
- * amount, a status, a portal and days, in any mix.
+ * Finds payments by any mix of conditions. Names: a reference, a confirmation number, a transaction id. The others: the payer's e-mail address, the
+ * card, an amount, a status, a portal, days.
  *
  * The read model `payment-find` has a row for each name of a payment. A row holds the hash of the name, not the name. So all rows have the same small
  * size. No two names have the same hash of 122 bits. So a page never shows a payment of another name. A row stays for ever: if a corrected file takes
@@ -261,7 +261,7 @@ const BEYOND_ALL_IDS = 'ffffffff-ffff-ffff-ffff-ffffffffffff';
 /** Rows of traits that a page looks at. They lie together in the index, and most of them in few blocks. */
 const LOOK_AT_TRAITS = 500;
 
-/** A payment that a page looks at. `fits`: false if its rows say that it is none of the page. Only its events say that it is one. */
+/** A payment that a page looks at. `fits` false: its rows say that it does not fit. true: its events decide. */
 interface Looked {
   readonly id: string;
   readonly fits: boolean;
@@ -377,7 +377,7 @@ const lookByTrait = async (db: Queryable, scope: Scope, query: FindQuery, size: 
   return { rows, size };
 };
 
-/** Pages that {@link searchPayments} reads in vain, at most. */
+/** The most empty pages that {@link searchPayments} reads. */
 const SEARCH_PAGES = 20;
 
 /** As {@link findPayments}, for people: reads on while a page is empty, up to {@link SEARCH_PAGES} pages. */

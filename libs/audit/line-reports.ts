@@ -93,8 +93,8 @@ const hidden = (row: LineRow, index: number): string => row[SHOWN + index]!;
 const placeOfRow = (row: LineRow): Place => [hidden(row, 0), row[CELL.position!]!, hidden(row, 1)];
 
 /**
- * The deposit of a row: the last funding of its batch, unless it was withdrawn. A row that came after the first funding is in none, or is the funding
- * itself. `$1`: fundings up to this position count.
+ * The deposit of a row: the last funding of its batch, unless it was withdrawn. Of the rows after the first funding, only those of a funding itself have
+ * a deposit. `$1`: fundings up to this position count.
  */
 const DEPOSIT = `left join lateral (
     select d.deposit_id, d.deposited_on, d.sign from line_deposit d

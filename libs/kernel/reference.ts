@@ -6,9 +6,9 @@ const DASHES = /[\p{Pd}\p{Dash}\u02D7\u2043\u2796]/gu;
 const BLANKS = /[\p{White_Space}\u2800]+/gu;
 
 /**
- * The form that two references share if a person cannot tell them apart, or writes them in another way: other case, other width, other blanks or
- * dashes, accents composed or not, invisible characters. Compare by it where a reference stops something. Never store or show it. Letters of
- * different scripts, such as Latin A and Greek A, stay different.
+ * The form that two references share if a person cannot tell them apart, or writes them in another way. They may differ in case, width, blanks, dashes,
+ * composed accents and invisible characters. Compare by it where a reference stops something. Never store or show it. Letters of different scripts,
+ * such as Latin A and Greek A, stay different.
  */
 export const lookAlike = (reference: string): string => {
   const plain = reference.replace(INVISIBLE, '').normalize('NFKC').replace(INVISIBLE, '').replace(DASHES, '-').replace(BLANKS, ' ').trim();

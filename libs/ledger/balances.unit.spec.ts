@@ -1,6 +1,6 @@
 /**
- * Random histories of refunds, voids and disputes, through the decider and all folds of the books (docs/contract.md C30): the agency's balance of a
- * payment is never below 0 and never above its principal, after each entry. Journal, line items and the standalone verifier say the same, and what
+ * Random histories of refunds, voids and disputes, through the decider and all folds of the books (docs/contract.md C30). After each entry, the agency's
+ * balance of a payment is never below 0 and never above its principal. Journal, line items and the standalone verifier say the same, and what
  * GET shows adds up.
  *
  * HISTORIES=50000 runs more of them.

@@ -44,8 +44,8 @@ export type Reversed = Extract<RemittanceEvent, { type: 'AgencyRemittanceReverse
 const MAX_REFERENCE_CHARACTERS = 140;
 
 /**
- * Records that the agency was paid. Throws VALIDATION_ERROR, and INVALID_STATE if a reference that looks the same was used before, the period is closed, or the amount
- * is more than the funded part without an advance. Returns the standing before the remittance.
+ * Records that the agency was paid, and returns the standing before the remittance. Throws VALIDATION_ERROR. Throws INVALID_STATE if a reference that
+ * looks the same was used before, or the period is closed. The same if the amount is more than the funded part, without `advance`.
  */
 export const remit = async (ports: RemitPorts, { old = false, ...request }: RemitRequest): Promise<Remitted> => {
   const { clock, ids } = ports;

@@ -400,7 +400,7 @@ export interface ReturnedLeg extends Pending {
   readonly principalCents: Cents;
   readonly feeCents: Cents;
   readonly transactionId: string;
-  /** The refund has failed later. Absent: nobody has said so. */
+  /** True: the refund has failed later. Absent: no processor has said so. */
   readonly failed?: true;
 }
 
@@ -1240,8 +1240,8 @@ const endReversal = (payment: Payment, { at, attemptId, unfinished }: Ask<'EndRe
 };
 
 /**
- * While an attempt is open, the return may be its own, so nothing is noted. A leg has at most one return that staff must decide about; a transaction
- * that is recorded here, or that staff have dismissed, is none.
+ * While an attempt is open, the return may be its own, so nothing is noted. A leg has at most one return that waits for a decision. A transaction that
+ * is recorded here, or that staff have dismissed, does not wait for one.
  */
 const noteReturn = (payment: Payment, { at, returnId, leg: name, transactionId }: Ask<'NoteReturn'>): PaymentEvent[] => {
   if (payment.phase !== 'charged' || openAttempt(payment)) return [];
@@ -1259,10 +1259,10 @@ const adoptReturn = (payment: Payment, command: AdoptReturn): PaymentEvent[] => 
   const { at, returnId, means, returns, personal, references } = command;
   if (attemptOf(payment, returnId)) return [];
   const found = payment.phase === 'charged' ? elsewhereOf(payment).find((one) => one.returnId === returnId) : undefined;
-  // The gateway shows the return, so an adoption that meets a dismissal half way wins: it has settled the line already.
+  // The gateway shows the return, so an adoption wins over a dismissal at the same time. It has settled the line already.
   if (payment.phase !== 'charged' || !found || found.status === 'adopted')
-    throw new ServiceError('INVALID_STATE', 'The payment has no such return that staff must decide about.');
-  if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress.');
+    throw new ServiceError('INVALID_STATE', 'The payment has no such return that waits for a decision.');
+  if (openAttempt(payment)) throw new ServiceError('INVALID_STATE', 'An earlier refund or void of this payment is in progress; try later.');
   const moves = returns.map(({ leg: name, amountCents, transactionId }): LegMove => {
     const leg = payment.legs.find((one) => one.leg === name)!;
     const left = unreturned(leg);

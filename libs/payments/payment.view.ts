@@ -148,7 +148,7 @@ export const auditedPayment = (id: string, payment: VisiblePayment, reveal: Reve
   ),
 });
 
-/** A refund that was pending counts as pending until it is known to have failed. No processor tells that it has arrived. */
+/** A refund that was pending counts as pending until it is known to have failed. No processor says that it has arrived. */
 export const returnStatus = ({ pending, failed }: ReturnedLeg): ReturnView['status'] => (failed ? 'failed' : pending ? 'pending' : 'succeeded');
 
 export interface RefundView {

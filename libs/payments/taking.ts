@@ -84,7 +84,7 @@ export const sharedByTotal = (
   });
 };
 
-/** What a dispute takes after a return of a leg that took a part of the same cents. They become excess. `remaining`: what the return leaves of the leg. */
+/** What a dispute takes after a return that took a part of the same cents of a leg. These cents become excess. `remaining`: what the return leaves of the leg. */
 export const overtaken = (taken: readonly Taken[], remaining: LegCents, standing: readonly Taken[]): readonly Taken[] => {
   const others = standing.filter(({ leg }) => leg === remaining.leg);
   return taken.map((share) => {

@@ -205,7 +205,7 @@ const cardsIn = function* (original: string, withO = false): Generator<readonly 
 };
 
 /**
- * Two readings of a text: a letter O ends a number, and a letter O between digits is a zero. The second one alone would miss a number with an O after it.
+ * Two readings of a text: a letter O ends a number, and a letter O between digits is a zero. The second reading alone would miss a number that an O follows.
  */
 const READINGS = [false, true] as const;
 

@@ -6,7 +6,7 @@ export const MAX_EMAIL_LENGTH = 254;
 /** The patterns need linear time, and the length is checked first. So no text can cause backtracking. */
 const LOCAL = /^[^\s@<>()",;:\\[\]]{1,64}$/;
 const DOMAIN = /^(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z][A-Za-z0-9-]{0,61}[A-Za-z0-9]$/;
-/** `domainToASCII` reads a host as URLs do, so it would also decode percent signs. It gets letters, digits and what is not ASCII. */
+/** `domainToASCII` reads a host as URLs do, so it would also decode percent signs. It gets letters, digits and characters beyond ASCII only. */
 const INTERNATIONAL = /^(?:[A-Za-z0-9.-]|[^\0-\x7f])+$/;
 /** Control characters, and characters that are not displayed. The bidi overrides are among them. */
 const UNSEEN = /[\p{Cc}\p{Default_Ignorable_Code_Point}]/gu;

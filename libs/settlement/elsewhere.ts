@@ -34,7 +34,7 @@ import { EXCEPTION_STREAM } from './events.js';
 import { type ExceptionKind, isEnded, type Resolution } from './exception.js';
 import type { SettlementPorts } from './record.js';
 
-/** A charge is in its batch a day later, or it was voided, or the batch is late. */
+/** A charge that is in no batch after a day was voided, or its batch is late. */
 const IN_A_BATCH_AFTER_MS = 86_400_000;
 /** Look-ups of one round of an account: of charges and of refunds each. The next round goes on. */
 const LOOKED_UP = 50;
@@ -42,7 +42,7 @@ const LOOK_UP_MS = 60_000;
 /** The kinds of a line whose refund is not known here. */
 export const LINE_KINDS: readonly ExceptionKind[] = ['MISSING_HERE', 'STATUS_MISMATCH'];
 
-/** Asks the gateway about charges that are in no batch and refunds that belong to nothing here. Notes those that went back elsewhere. */
+/** Asks the gateway about charges that are in no batch, and about refunds that no payment here has. Notes the money that went back elsewhere. */
 export const findReturns = async ({ payments, register }: SettlementPorts, account: GatewayAccount, gateway: PaymentGateway): Promise<void> => {
   const { clock, streams } = payments;
   const deadline = new Deadline(clock, LOOK_UP_MS);
@@ -62,7 +62,7 @@ export const findReturns = async ({ payments, register }: SettlementPorts, accou
 
 const SYSTEM: Origin = { actor: { type: 'system', id: 'settlement' }, correlationId: 'settlement' };
 
-/** The leg whose money a refund returned, if nothing of ours made that refund. null: there is none. */
+/** The leg whose money a refund returned, if no call of ours made that refund. null: there is none. */
 const chargeOf = async (
   { register }: Pick<SettlementPorts, 'register'>,
   account: GatewayAccount,
@@ -74,7 +74,7 @@ const chargeOf = async (
   return charge && charge.paymentId !== null ? { paymentId: charge.paymentId, leg: charge.leg } : null;
 };
 
-/** Why a transaction is no return that somebody made elsewhere. null: it is one. */
+/** Why a transaction is not a return that was made elsewhere. null: it is one. */
 const whyNoReturn = ({ op, ref, state }: NamedTransaction): string | null => {
   if (op !== 'refund') return `is a ${op}, not a refund`;
   if (ref !== null) return 'carries a reference of ours';
@@ -95,7 +95,7 @@ export const decideElsewhere = async (ports: SettlementPorts, exceptionId: strin
   const { payments, store } = ports;
   const { resolution, reason, by, portalId, feeCents } = decision;
   const { state } = await load(store, EXCEPTION_STREAM, exceptionId);
-  // The exception's own decision refuses what has ended, and other resolutions.
+  // The decider of the exception refuses these.
   if (state?.opened.kind !== 'RETURNED_ELSEWHERE' || isEnded(state.status) || (resolution !== 'adopt' && resolution !== 'no_posting')) return false;
   if (portalId !== null || feeCents !== 0)
     throw new ServiceError('VALIDATION_ERROR', 'The payment names the agency and the fee of this return: give no portal and no fee.');
@@ -196,8 +196,8 @@ const shownReturns = async (
   const ask = async (account: GatewayAccount, transactionId: string) => {
     const gateway = payments.gateways.find(account);
     const shown = await transactionOf(payments, gateway, transactionId, deadline);
-    if (shown === 'cannot_tell') throw refuse(`The gateway cannot tell about transaction ${transactionId} now`);
-    if (shown === null) throw refuse(`Transaction ${transactionId} is unknown to the gateway`);
+    if (shown === 'cannot_tell') throw refuse(`The gateway cannot tell about transaction ${transactionId} now: try again later`);
+    if (shown === null) throw refuse(`Transaction ${transactionId} is unknown to the gateway: look its id up at the processor`);
     return { shown, mayVoid: gateway!.capabilities.voids !== 'none' };
   };
   if (named !== null && found.transactionId !== null && named !== found.transactionId)

@@ -441,7 +441,7 @@ export const changeException = async (ports: SettlementPorts, exceptionId: strin
     if (await decideElsewhere(ports, exceptionId, change, origin)) return;
     const { state } = await load(ports.store, EXCEPTION_STREAM, exceptionId);
     if (change.transactionId && state?.opened.kind !== 'RETURNED_ELSEWHERE')
-      throw new ServiceError('VALIDATION_ERROR', 'A transaction belongs to the adoption of RETURNED_ELSEWHERE only.');
+      throw new ServiceError('VALIDATION_ERROR', 'Name a transaction only to adopt a RETURNED_ELSEWHERE.');
   }
   await changeCase(ports, exceptionId, { ...change, at: timestamp(clock.now()) }, origin);
 };

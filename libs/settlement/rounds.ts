@@ -65,7 +65,7 @@ export const recordSettlements = async (ports: SettlementPorts, signal: AbortSig
 const openWrongDate = async (ports: SettlementPorts, account: GatewayAccount, batchId: string, error: WrongDate): Promise<void> => {
   const { gateway, merchantAccount } = account;
   const { clock, log } = ports.payments;
-  log.error({ merchantAccount, batchId, err: error }, 'a settlement batch has a date that cannot be true');
+  log.error({ merchantAccount, batchId, err: error }, 'a settlement batch has a date that cannot be true; resolve its exception');
   const exceptionId = hashedUuid('settlement-exception', 'wrong-date', gateway, merchantAccount, batchId);
   const [at, origin] = [timestamp(clock.now()), { actor: { type: 'system', id: 'settlement' }, correlationId: exceptionId } as const];
   const nothing = { line: null, transactionId: null, ref: null, paymentId: null, leg: null, grossCents: null, expectedCents: null, suspenseCents: 0 };
@@ -225,7 +225,7 @@ const recordDispute = async (ports: SettlementPorts, account: GatewayAccount, sa
       } catch (error) {
         // Staff get the task below, and record the dispute with the right dates.
         if (!(error instanceof ServiceError) || error.code !== 'VALIDATION_ERROR') throw error;
-        payments.log.error({ merchantAccount, dispute: externalId, err: error }, 'a dispute of the processor cannot be recorded as it is listed');
+        payments.log.error({ merchantAccount, dispute: externalId, err: error }, 'a dispute of the processor cannot be recorded; staff have a task');
       }
     }
   }

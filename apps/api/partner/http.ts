@@ -88,7 +88,7 @@ export interface PartnerRequest extends RequestText {
 
 interface BodyRules {
   readonly emptyIsObject?: boolean;
-  /** Fields whose one value means the same as leaving them out. They do not enter the text of the key (C13). */
+  /** For some fields, a value that means the same as an absent field. It does not enter the text of the key (C13). */
   readonly neutral?: Readonly<Record<string, string>>;
 }
 

@@ -236,7 +236,7 @@ export class CheckoutController {
     const { session, portal } = visit;
     const { content, checkout } = session;
     const result = checkout.phase === 'paid' ? 'paid' : checkout.phase === 'unknown' && checkout.left ? 'unknown' : null;
-    // The page of the session says what is true: the receipt of a paid one. The waiting page has the form to leave.
+    // Otherwise the page of the session shows its state, such as the receipt. The waiting page has the form to leave.
     if (content === null || wayBackOf(visit, 'returnUrl') === null || result === null) return redirect(reply, `/checkout/${id}`);
     const signedAtMs = ports.payments.clock.realNow();
     redirect(reply, returnAddress(keys, portal, id, content, result, await this.paymentOf(session), signedAtMs));

@@ -7,8 +7,10 @@ import type { DeclineCode, NamedTransaction } from '#payments';
 
 /**
  * Refusals of a whole request: nothing was executed, if the answer names no transaction. `account`: a fault of the account, so no other charge can
- * pass. Any other code may come after an execution: E00001 and E00053 are faults of the server, E00049 is a time limit, and E00101 to E00103 and E00141
- * are about a customer profile, which the vendor makes after the transaction. The published lists that we have seen do not explain E00155.
+ * pass.
+ *
+ * Any other code may come after an execution. E00001 and E00053 are faults of the server, and E00049 is a time limit. E00101 to E00103 and E00141 are
+ * about a customer profile, which the vendor makes after the transaction. The published lists that we have seen do not explain E00155.
  */
 export const REFUSALS: Readonly<Record<string, { readonly text: string; readonly of: 'request' | 'account' | 'vendor' }>> = {
   E00002: { text: 'The content-type specified is not supported.', of: 'request' },

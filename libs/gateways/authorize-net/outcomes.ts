@@ -99,7 +99,7 @@ const isPartial = (transaction: TransactionAnswer, amountCents: number): boolean
   return transaction.transactionId !== null && (isLess || transaction.reason === PARTLY_APPROVED);
 };
 
-/** True if the approval is one that must never count: without an id, of test mode with one, of a split tender, or of another amount. */
+/** True if the approval must never count: it has no id, has one in test mode, is of a split tender, or is of another amount. */
 const isFalseApproval = (transaction: TransactionAnswer, amountCents: number): boolean => {
   const prepaid = prepaidOf(transaction);
   const isOther = prepaid !== null && (prepaid.requested !== amountCents || prepaid.approved !== amountCents);

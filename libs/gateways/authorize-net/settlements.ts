@@ -104,7 +104,7 @@ const linesOf = async function* (
 /** The types of lines whose money leaves the merchant. The vendor lists every amount without a sign. */
 const NEGATIVE: readonly SettlementRecord['type'][] = ['refund', 'chargeback'];
 
-/** A line of a kind that we do not know is an adjustment, and so an exception: it is never left out, and never counts as a sale. */
+/** A line of an unknown kind is an adjustment, and so an exception. It is never left out, and never counts as a sale. */
 const lineOf = async (
   one: Fields,
   meaning: (typeof STATUSES)[string][1],

@@ -142,7 +142,7 @@ const DISPUTES: Readonly<Record<string, DisputeStatus>> = {
   appeal_needs_response: 'in_dispute',
   appeal_under_review: 'in_dispute',
 };
-/** These statuses of disputes are final, and no money has moved. If it was told before as a dispute, its money is back. */
+/** These statuses of disputes are final, and no money has moved. If such a dispute was reported before, its money is back. */
 const NO_DISPUTE = ['warning_closed', 'prevented'];
 const FEES = ['stripe_fee', 'stripe_fx_fee', 'tax_fee', 'application_fee'];
 
@@ -376,7 +376,7 @@ export const createFeeds = ({ clock, patiently, pace, merchantAccount, log }: Fe
       const created = wholeOf(thing.created);
       if (idOf(thing.id) !== id || created === null) throw new StripeUnanswered('a dispute', null);
       const item: Item = { id, created, what: judgeDispute(thing), thing };
-      // It was told as a dispute, so its end is told too.
+      // The dispute was reported before, so its end is reported too.
       if (item.what === 'ready' || NO_DISPUTE.includes(textOf(thing.status))) yield { ...disputeOf(item), cursor: progress.cursor };
     }
     const all = items(

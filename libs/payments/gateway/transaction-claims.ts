@@ -1,9 +1,9 @@
 /**
- * Which charge each transaction of a processor belongs to. A processor that answers two charges of one merchant account with the same transaction has
- * made an error, and undoing the second charge could return the money of the first. So the first reference keeps the transaction.
+ * The charge that each transaction of a processor belongs to. A processor may answer two charges of one merchant account with the same transaction, by
+ * an error of its own. To undo the second charge could return the money of the first. So the first reference keeps the transaction.
  *
- * The rows begin with the release that made the table. A row is written before the outcome is recorded, and without waiting for the disk: after a crash
- * of the database only the last rows may be missing.
+ * The rows begin with the release that made the table. A row is written before the outcome is recorded, and without waiting for the disk. So after a
+ * crash of the database, only the last rows may be missing.
  */
 import type { Migration, Pool, Queryable } from '#platform';
 import type { GatewayAccount, Ref } from './gateway.js';

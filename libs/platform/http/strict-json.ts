@@ -106,8 +106,8 @@ const isExactNumber = ([text, whole = '', fraction = '', exponent = '0']: readon
 };
 
 /**
- * What the parsed value of a valid JSON text does not show: the number of object members, since each has one colon outside of strings, and the places of
- * the numbers that do not keep their value.
+ * Finds in a valid JSON text two things that its parsed value does not show. One is the number of object members: each has one colon outside of strings.
+ * The other is the places of the numbers that do not keep their value.
  */
 const scan = (text: string): { readonly members: number; readonly inexact: readonly (readonly [from: number, to: number])[] } => {
   let members = 0;
@@ -128,8 +128,8 @@ const scan = (text: string): { readonly members: number; readonly inexact: reado
 };
 
 /**
- * JSON of a processor. A number that does not keep its value becomes its text, so a reader that needs a number refuses it, and other readers do not care.
- * Throws the error of `JSON.parse`.
+ * Parses JSON of a processor. A number that does not keep its value becomes its text. So a reader that needs a number refuses it, and other readers
+ * accept it. Throws the error of `JSON.parse`.
  */
 export const parseExactly = (text: string): unknown => {
   const value: unknown = JSON.parse(text);

@@ -109,7 +109,7 @@ export const endConnections = (pool: Pool): void => {
 
 /** When a server last refused a write because it only reads, by address. */
 const readOnlySince = new Map<string, number>();
-/** Connections are replaced at most once in this time. Otherwise reads would need a new connection each as long as the server only reads. */
+/** Connections are replaced at most once in this time. Otherwise each read would open a new connection while the server takes no writes. */
 const REPLACE_EVERY_MS = 1_000;
 /** A failover may end this long after the last refused write. Connections that were opened meanwhile are replaced after this time. */
 const FAILOVER_ENDS_MS = 5_000;
