@@ -237,8 +237,11 @@ export class PaymentStreams {
     return { paymentId, payment: done.state, revision: done.revision, readAt: done === loaded ? readAt : begunAt, appendedAt: done.position };
   }
 
-  /** Disputes may take more than remained, when they come and when a return overtakes them. The events are recorded, so this never fails. */
-  private async raiseExcess(paymentId: string, payment: Payment, origin: Origin): Promise<void> {
+  /**
+   * Raises the task of disputes that take more than remained, when they come and when a return overtakes them. The events are recorded, so this never
+   * fails. If a process dies before this call, the next report of the dispute makes it again.
+   */
+  async raiseExcess(paymentId: string, payment: Payment, origin: Origin): Promise<void> {
     const { store, clock, ids, log } = this;
     const evidence = excessEvidence(payment);
     if (!evidence || !log) return;

@@ -45,6 +45,9 @@ export const uuidV7 = (epochMs: number, random: Uint8Array = drawBytes(16)): str
   return formatUuid(bytes);
 };
 
+/** The time in a UUID v7, in milliseconds since the epoch. */
+export const uuidTime = (uuid: string): number => Number.parseInt(uuid.replaceAll('-', '').slice(0, 12), 16);
+
 /**
  * An id that depends only on the parts: their SHA-256 hash in the form of a UUID v5. Joined as JSON, two different lists never give the same text.
  */

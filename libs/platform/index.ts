@@ -7,7 +7,7 @@ export { type AlertThresholds, type Config, ConfigError, isLoopback, type Networ
 // Exported here and not from #platform/http, which would load the HTTP server and its validators into every process.
 export { type Answer, errorAnswer, internalErrorAnswer, openAnswer, successAnswer } from './http/envelope.js';
 export { NUL_OR_LONE_SURROGATE, parseExactly } from './http/strict-json.js';
-export { crockford, hashedUuid, systemIds, uuidV5, uuidV7 } from './ids.js';
+export { crockford, hashedUuid, systemIds, uuidTime, uuidV5, uuidV7 } from './ids.js';
 export { createKeyFile, KeyRing, newKeyRing, openKeys, readKeyRing, readOrCreateKeyRing } from './keys.js';
 export { createLogger, type Logger, maskedLines } from './logging.js';
 export { appendOwnFile, NotOurs, readOwnFile, requireOwnFolder, requireOwnFolderOrNone, writeOwnFile } from './own-file.js';

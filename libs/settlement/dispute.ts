@@ -125,7 +125,8 @@ const execute = (
   retryingConflicts(async () => {
     const loaded = await ports.streams.load(paymentId);
     const command = await commandFor(loaded.payment);
-    const { payment } = await ports.streams.execute(loaded, [command], origin, new Deadline(ports.clock, REQUEST_DEADLINE_MS));
+    const { payment, revision } = await ports.streams.execute(loaded, [command], origin, new Deadline(ports.clock, REQUEST_DEADLINE_MS));
+    if (revision === loaded.revision) await ports.streams.raiseExcess(paymentId, payment, origin);
     const { personal: _, ...facts } = (payment as Charged).disputes.find((dispute) => dispute.disputeId === disputeId)!;
     return facts;
   });

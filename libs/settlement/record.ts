@@ -17,7 +17,7 @@ import {
   Unavailable,
 } from '#eventstore';
 import { type Cents, Deadline, FUNDING_AHEAD_DAYS, isDay, ServiceError, sumCents, timestamp, wrongDate } from '#kernel';
-import { hashedUuid } from '#platform';
+import { hashedUuid, uuidTime } from '#platform';
 import {
   type GatewayAccount,
   isVisible,
@@ -109,7 +109,10 @@ export const wrongHead = ({ closedAt, fundedOn }: BatchDates, now: number, old =
   return funded === null ? null : `funded_on ${funded}`;
 };
 
-/** The first line whose transaction was made after the batch closed. null: there is none. */
+/**
+ * The first line whose charge began after the batch closed. null: there is none. Only the time in the id of the payment is a bound: the register knows
+ * when a charge or return was recorded, which can be days after the batch.
+ */
 export const lateLine = async (
   { register }: Pick<SettlementPorts, 'register'>,
   { gateway, merchantAccount }: GatewayAccount,
@@ -123,8 +126,8 @@ export const lateLine = async (
   );
   for (const [index, { transactionId }] of lines.entries())
     for (const one of found)
-      if (one.transactionId === transactionId && one.merchantAccount === merchantAccount && one.movedAt !== null) {
-        const notBefore = { date: one.movedAt, what: `transaction ${transactionId}` };
+      if (one.transactionId === transactionId && one.merchantAccount === merchantAccount && one.op === 'charge' && one.paymentId !== null) {
+        const notBefore = { date: timestamp(uuidTime(one.paymentId)), what: `transaction ${transactionId}` };
         // Only this bound: the others were checked with the head of the batch.
         const why = wrongDate(closedAt, Date.parse(closedAt), { notBefore });
         if (why !== null) return { index, why: `closed_at ${why}` };

@@ -74,6 +74,9 @@ const INDEXES = `
   create index settlement_exception_ending on settlement_exception (exception_id) where superseded and opened and not ended;
   create index settlement_exception_corrected on settlement_exception (exception_id) where superseded and resolved_cents <> 0;
   create index settlement_exception_settles on settlement_exception (payment_id) where settles;
+  create index settlement_exception_transaction on settlement_exception (transaction_id);
+  create index settlement_exception_unknown on settlement_exception (gateway, merchant_account)
+    where kind = 'MISSING_HERE' and type = 'refund' and ref is null and payment_id is null and not superseded and not ended;
   create index settlement_exception_short on settlement_exception (exception_id)
     where kind = 'AMOUNT_MISMATCH' and type = 'sale' and not superseded and expected_cents > gross_cents`;
 
@@ -732,8 +735,6 @@ export interface RegisteredTransaction {
   readonly attemptId: string;
   readonly merchantAccount: string;
   readonly settledBatchId: string | null;
-  /** RFC 3339: when the money moved. null: it is not known. */
-  readonly movedAt: string | null;
   /** The exception for which staff sent this refund. null: the payment's own transaction. */
   readonly exceptionId: string | null;
 }
@@ -774,8 +775,8 @@ export interface Register {
     kinds: readonly ExceptionKind[],
   ): Promise<readonly { readonly exceptionId: string; readonly superseded: boolean }[]>;
   /**
-   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here: any `limit` of each, so that later rounds meet the others. `charge` null: a refund.
-   * The processor may say that money went back at its own page.
+   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here. Any `limit` of each, so that later rounds meet the
+   * others. `charge` null: a refund. The processor may say that money went back at its own page.
    */
   unexplained(
     account: GatewayAccount,
@@ -797,8 +798,8 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       return rows.map(accountOf);
     },
     transactions: async (gateway, transactionIds, refs) => {
-      const { rows } = await pool.query<Record<string, string> & { moved_at: Date | null }>(
-        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id, moved_at, exception_id from gateway_transaction
+      const { rows } = await pool.query<Record<string, string>>(
+        `select ref, transaction_id, payment_id, leg, op, attempt_id, merchant_account, settled_batch_id, exception_id from gateway_transaction
          where gateway = $1 and (ref = any($3::text[]) or transaction_id = any($2::text[]))`,
         [gateway, transactionIds, refs],
       );
@@ -811,7 +812,6 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
         attemptId: row.attempt_id!,
         merchantAccount: row.merchant_account!,
         settledBatchId: row.settled_batch_id ?? null,
-        movedAt: row.moved_at?.toISOString() ?? null,
         exceptionId: row.exception_id ?? null,
       }));
     },

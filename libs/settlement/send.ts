@@ -37,6 +37,7 @@ import {
   returnOf,
   retryingConflicts,
   type ReversalTxn,
+  standing,
   transactionOf,
   undoneCharges,
 } from '#payments';
@@ -210,7 +211,8 @@ const failedRefund = async (ports: SettlementPorts, opened: OpenedException): Pr
   // An open or lost dispute takes the money from the merchant. The payer would get it twice.
   if (payment?.phase === 'charged') {
     const { principal, fee } = remaining(payment);
-    if (disputedCents(payment) > principal + fee) throw refuse('A dispute of this payment takes the money of this refund');
+    const isTaken = standing(payment.disputes).some(({ leg, excessCents = 0 }) => leg === known?.leg && excessCents > 0);
+    if (isTaken || disputedCents(payment) > principal + fee) throw refuse('A dispute of this payment takes the money of this refund');
   }
   return { chargeTransactionId: made.chargeTransactionId, last4: made.last4, failed: transactionId };
 };

@@ -536,7 +536,6 @@ export const simulatedRegister = (log: EventStore, ownLog: Pick<LogGate, 'verifi
       attemptId,
       merchantAccount: account.merchantAccount,
       settledBatchId: null,
-      movedAt: null,
       exceptionId: null,
     });
     gatewayOf.set(ref, account.gateway);

@@ -1,4 +1,5 @@
 /** What a key of a create has made, for a partner that no longer has the request (C44). */
+import { Unavailable } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { findPayment, type PaymentServices } from '../commands.js';
 import type { PaymentPage } from '../list.js';
@@ -42,6 +43,7 @@ export const lookUpKey = async (services: PaymentServices, accountId: string, ke
   if (row.state === 'in_progress') throw inProgress(Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.leaseLeft ?? 1))));
   const payment = await findPayment(services, accountId, row.paymentId).catch((error: unknown) => {
     if (error instanceof ServiceError && error.code === 'PAYMENT_NOT_FOUND') return null;
+    if (error instanceof Unavailable) throw keyUnreadable();
     throw error;
   });
   // The answer of a completed key names a payment. Without it, the stream is lost.
