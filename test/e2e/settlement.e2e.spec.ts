@@ -434,9 +434,11 @@ describe('batches of a processor that does not behave', () => {
   test('fewer lines than were recorded before: nothing is written, an alarm, and every other account goes on', async () => {
     batches += 1;
     const { merchantAccount } = await charged();
+    // If the day of funding lies before the close, the batch is not recorded.
+    const fundedOn = new Date(service.clock.now()).toISOString().slice(0, 10);
     const all = Array.from({ length: 250 }, (_, index) => ({
       merchantAccount,
-      line: inBatch('short', line({ transactionId: `ch_short_${index}`, grossCents: 1, fundedOn: '2026-01-02' })),
+      line: inBatch('short', line({ transactionId: `ch_short_${index}`, grossCents: 1, fundedOn })),
     }));
     const whole = processorOf(all);
     // These ports end the round after the first 200 lines of the batch.
@@ -563,10 +565,10 @@ describe('disputes', () => {
   test('a disputed amount cannot be refunded, a recovered one can again; the status never changes (C30)', async () => {
     const { id } = await pay({ number: CARD.settlesAtOnce });
     const { disputeId } = await open(id);
-    expect((await client.refund(id, { amountCents: 6_301 })).message).toMatch(/6300 cents remain/);
+    expect((await client.refund(id, { amountCents: 6_301 })).message).toMatch(/: 6000 cents remain$/);
     expect((await client.refund(id, { amountCents: 6_000 })).status).toBe(200);
     await update(disputeId, { status: 'lost', stage: 'arbitration' });
-    expect((await client.refund(id, { amountCents: 1_000 })).message).toMatch(/300 cents remain/);
+    expect((await client.refund(id, { amountCents: 1_000 })).message).toMatch(/: 0 cents remain/);
     await update(disputeId, { status: 'recovered' });
     expect((await client.refund(id, { feeType: 'include_fee' })).data.remainingRefundableAmountCents).toBe(0);
     expect(await disputedEvents(id)).toBe(3);
