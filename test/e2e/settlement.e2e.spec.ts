@@ -868,7 +868,7 @@ describe('a return that was made at the page of the processor', () => {
       expect(await read(id)).toMatchObject({ status: 'succeeded', refundedAmountCents: 0 });
       await Promise.allSettled(exceptions.map(({ exceptionId }) => adopt(exceptionId)));
       expect(await read(id)).toMatchObject({ status: 'voided', refundedAmountCents: 10_300, remainingRefundableAmountCents: 0 });
-      expect(await told(id)).toMatchObject([{ type: 'payment.voided', data: { amountCents: 10_300, reversalType: 'void', initiatedBy: 'staff' } }]);
+      expect(await told(id)).toMatchObject([{ type: 'payment.refunded', data: { amountCents: 10_300, reversalType: 'void', initiatedBy: 'staff' } }]);
       expect((await history(id)).filter((type) => type === 'PaymentVoided')).toHaveLength(2);
       expect((await statesOf(id)).filter((status) => status !== 'resolved' && status !== 'superseded')).toEqual([]);
       expect(await money()).toEqual(before);

@@ -278,7 +278,10 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
     const proxy = options.cuttable ? await proxyOf(database.url) : null;
     if (proxy) stops.push(() => proxy.close());
     const bankDirectory = join(directory, 'simulator');
-    let bank = await startSimulator({ directory: bankDirectory });
+    const clock = new MovableClock();
+    // The bank lives on the day of the service. Otherwise its batches would close before their payments. It forgets by real time.
+    const bankClock: Clock = { ...systemClock, now: clock.now };
+    let bank = await startSimulator({ directory: bankDirectory, clock: bankClock });
     stops.push(() => bank.close());
     const { url: bankUrl } = bank;
 
@@ -292,7 +295,6 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       PUBLIC_URL: options.publicUrl,
     });
     const keys = newKeyRing();
-    const clock = new MovableClock();
     const log: string[] = [];
     const logger = createLogger('debug', 'spec', { write: (line) => log.push(line) });
 
@@ -362,7 +364,7 @@ export const startService = async (options: ServiceOptions = {}): Promise<Servic
       },
       bank: {
         stop: () => bank.close(),
-        start: async () => void (bank = await startSimulator({ directory: bankDirectory, port: Number(new URL(bankUrl).port) })),
+        start: async () => void (bank = await startSimulator({ directory: bankDirectory, clock: bankClock, port: Number(new URL(bankUrl).port) })),
       },
       anonymous,
       administer,
