@@ -1,5 +1,6 @@
 /**
- * The vendor's codes, with its published text and what each means for us. docs/processors.md shows the same table, and a spec compares the two.
+ * The vendor's codes, with its published text and what each means for us. docs/processors.md shows the same table, and
+ * codes.unit.spec.ts compares the two.
  *
  * Sources: the list of response codes (developer.authorize.net/api/reference/responseCodes.html) and AnetApiSchema.xsd.
  */
