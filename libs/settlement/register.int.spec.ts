@@ -2,16 +2,26 @@
  * A batch may list the refund that undid an unknown charge before our log names that refund. Its line has our reference, so the register on Postgres
  * must find its payment. The gateway is the simulation's bank without voids.
  */
-import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from '@jest/globals';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { type EventStore, memoryEventStore, type Position, prepareReadModels, type ReadModel, searchPathOf } from '#eventstore';
 import { Deadline, timestamp } from '#kernel';
-import { charge, createRecovery, type GatewayAccount, type PaymentGateway, type PaymentPorts, type VisiblePayment } from '#payments';
+import {
+  charge,
+  createRecovery,
+  type GatewayAccount,
+  type PaymentGateway,
+  type PaymentPorts,
+  postgresTransactionClaims,
+  type Ref,
+  type VisiblePayment,
+} from '#payments';
 import { collect, createPool, migrate, type Pool, transaction } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
 import { Bank, bankGateway, CARDS, directWire } from '../../test/simulation/bank.js';
 import { batchesOf } from '../../test/support/listed-lines.js';
 import { COMBINED, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { freshDatabase } from '../../test/support/postgres.js';
+import { MerchantGateways } from '../gateways/merchant-gateways.js';
 import { linesOf } from './batch.js';
 import { exceptionModel, openExceptions, paymentRegisterModel, postgresRegister, type SettlementPorts } from './index.js';
 import { batchOf, recordBatch } from './record.js';
@@ -286,4 +296,152 @@ test('250 lines that are added to a complete batch are recorded in three events;
   expect(results).toEqual([...['t-0', ...added].map((id) => [id, 'MISSING_HERE']), ['t-1', 'DUPLICATE_AT_GATEWAY']]);
   const types = (await collect(house.store.readAll(null))).flat().map(({ type }) => type);
   expect(types.filter((type) => type === 'SettlementLinesCorrected')).toHaveLength(3);
+});
+
+describe('charges that a processor answers with the same transaction', () => {
+  const STRIPE = { gateway: 'stripe', environment: 'sandbox', settings: { cutOff: null, endpoint: null } } as const;
+  const SAME = 'pi_same';
+  let claiming: Pool;
+  let portals: Readonly<Record<'city' | 'town', string>>;
+  let alarms: string[];
+  /** Changes the id of the transaction in the answers to the charge and to the questions about it. */
+  let named: (ref: Ref, transactionId: string) => string;
+  let ends: (() => unknown)[];
+  beforeEach(async () => {
+    [alarms, ends, named] = [[], [], () => SAME];
+    claiming = createPool(database.url, { name: 'claims', max: 4 });
+    for (const [index, merchantAccount] of ['city', 'town'].entries()) {
+      const account = { ...STRIPE, merchantAccount, name: 'City' };
+      await house.administration.addMerchantAccount(account, `acct_${index}`, `{"secretKey":"sk_test_${index}"}`, []);
+    }
+    const portalOf = async (principal: string) => {
+      const of = { accountIds: [house.accountId], name: 'P', fee: COMBINED, gateway: { gateway: 'stripe', principal, fee: principal } } as const;
+      return (await house.administration.createPortal(of)).state.portalId;
+    };
+    portals = { city: await portalOf('city'), town: await portalOf('town') };
+    await house.project();
+    ports = { ...house.ports, gateways: await aProcess() };
+    settlement = { ...settlement, payments: ports };
+  });
+  afterEach(async () => {
+    for (const end of ends) await end();
+    await claiming.end();
+  });
+  /** The gateways of another process. The adapters of the vendor are replaced by the bank. */
+  const aProcess = async () => {
+    const gateways = new MerchantGateways({
+      directory: house.ports.directory as ConstructorParameters<typeof MerchantGateways>[0]['directory'],
+      keys: ground.keys,
+      environment: 'sandbox',
+      clock: house.clock,
+      logger: house.ports.log,
+      stops: { all: async () => [], stop: async () => undefined, end: async () => undefined },
+      observed: () => answering(bankGateway(bank, { ...ACCOUNT, gateway: 'bank-refund-only' }, directWire, () => house.clock.now())),
+      disableCharges: async () => undefined,
+      claims: postgresTransactionClaims(claiming),
+      countAlarm: ({ merchantAccount }, more) => void (more && alarms.push(merchantAccount)),
+    });
+    ends.push(() => gateways.close());
+    await gateways.reload();
+    return gateways;
+  };
+  const ACCOUNT = { merchantAccount: 'city', credentialsRef: 'none', environment: 'sandbox' } as const;
+  const answering = (inner: PaymentGateway): PaymentGateway => ({
+    ...inner,
+    charge: async (call, signal) => {
+      const outcome = await inner.charge(call, signal);
+      if (outcome.kind !== 'approved') return outcome;
+      return { ...outcome, txn: { ...outcome.txn, transactionId: named(call.ref, outcome.txn.transactionId) } };
+    },
+    finalize: async (call, signal) => {
+      const found = await inner.finalize(call, signal);
+      if (call.op !== 'charge' || found.kind !== 'executed' || found.result.kind !== 'approved') return found;
+      const { txn } = found.result;
+      return { ...found, result: { kind: 'approved', txn: { ...txn, transactionId: named(call.ref, txn.transactionId) } } as typeof found.result };
+    },
+  });
+  const pay = async (of: 'city' | 'town' = 'city', through = ports) => {
+    const paymentId = house.ids.uuid();
+    const attempt = { paymentId, attemptId: house.ids.uuid(), idempotency: null };
+    const origin = { actor: { type: 'partner', id: house.accountId }, correlationId: house.ids.uuid() } as const;
+    const request = house.request({ card: CARDS.approved, portalId: portals[of] });
+    const answer = await charge(through, request, attempt, origin, new Deadline(house.clock, 28_000)).then(
+      () => 200,
+      (error: { status?: number }) => error.status ?? error,
+    );
+    return { paymentId, answer };
+  };
+  const claims = async () => (await pool.query('select merchant_account, transaction_id, repeated_by from transaction_claim order by 1, 2')).rows;
+  const refOf = async (paymentId: string) => ((await house.state(paymentId)) as VisiblePayment).terms.legs[0]!.references.charge;
+  const exceptions = async () => {
+    await openExceptions(settlement, pool, cases);
+    return (await pool.query('select kind, gateway, merchant_account, transaction_id, ref, payment_id, leg, status from settlement_case')).rows;
+  };
+
+  test.each([
+    ['one after the other', async () => [await pay(), await pay()]],
+    ['at the same time, in two processes', async () => Promise.all([pay(), pay('city', { ...ports, gateways: await aProcess() })])],
+  ])('%s: one stands, the other is unknown, is not undone, and gets an exception and the alarm', async (_, payTwice) => {
+    const paid = await payTwice();
+    expect(paid.map(({ answer }) => answer).sort()).toEqual([200, 504]);
+    const [first, second] = [paid.find(({ answer }) => answer === 200)!, paid.find(({ answer }) => answer === 504)!];
+    const ref = await refOf(second.paymentId);
+    expect(await claims()).toEqual([{ merchant_account: 'city', transaction_id: SAME, repeated_by: [ref] }]);
+    expect(alarms).toEqual(['city']);
+    const expected = { kind: 'DUPLICATE_AT_GATEWAY', gateway: 'stripe', merchant_account: 'city', transaction_id: SAME, ref, payment_id: second.paymentId, leg: 'combined', status: 'opened' }; // prettier-ignore
+    expect(await exceptions()).toEqual([expected]);
+    // Recovery asks for the references of both. The processor may now tell the same, or another transaction.
+    await recover(second.paymentId);
+    named = (_ref, transactionId) => transactionId;
+    for (let round = 0; round < 3; round++) await recover(second.paymentId);
+    expect([(await house.state(second.paymentId)).phase, (await house.state(first.paymentId)).phase]).toEqual(['unknown', 'charged']);
+    expect([...bank.reversals]).toEqual([]);
+    expect(await exceptions()).toEqual([expected]);
+  });
+
+  test('a third charge with the transaction has an exception of its own; the first stands', async () => {
+    const paid = [await pay(), await pay(), await pay()];
+    expect(paid.map(({ answer }) => answer)).toEqual([200, 504, 504]);
+    expect(await claims()).toMatchObject([{ repeated_by: await Promise.all(paid.slice(1).map(({ paymentId }) => refOf(paymentId))) }]);
+    expect((await exceptions()).map((row: { payment_id: string }) => row.payment_id).sort()).toEqual(
+      paid
+        .slice(1)
+        .map(({ paymentId }) => paymentId)
+        .sort(),
+    );
+  });
+
+  test('the same id at another merchant account is another transaction', async () => {
+    expect([(await pay('city')).answer, (await pay('town')).answer]).toEqual([200, 200]);
+    expect([alarms, await exceptions()]).toEqual([[], []]);
+    expect(await claims()).toEqual(['city', 'town'].map((merchant_account) => ({ merchant_account, transaction_id: SAME, repeated_by: null })));
+  });
+
+  test('the claim of the same reference again is no repeat: recovery undoes its charge', async () => {
+    house.appends.failBefore('PaymentCreated', () => new Error('the process died'), 1);
+    named = (_ref, transactionId) => transactionId;
+    const { paymentId, answer } = await pay();
+    expect([answer, await claims()]).toEqual([504, [expect.objectContaining({ repeated_by: null })]]);
+    const account = { gateway: 'stripe', merchantAccount: 'city' };
+    const [{ transaction_id: transactionId }] = (await claims()) as [{ transaction_id: string }];
+    const ref = await refOf(paymentId);
+    const again = Array.from({ length: 8 }, () => postgresTransactionClaims(claiming).claim(account, transactionId, ref));
+    expect(await Promise.all(again)).toEqual(Array.from({ length: 8 }, () => true));
+    await recover(paymentId);
+    expect([(await house.state(paymentId)).phase, bank.reversals.size, alarms, await exceptions()]).toEqual(['voided', 1, [], []]);
+  });
+
+  test('the claim cannot be written after the charge: 504, and recovery undoes the charge when it can be', async () => {
+    named = (_ref, transactionId) => transactionId;
+    const name = new URL(database.url).pathname.slice(1);
+    const readOnly = (is: 'on' | 'off') => pool.query(`begin read write; alter database ${name} set default_transaction_read_only = ${is}; commit`);
+    await readOnly('on');
+    const { paymentId, answer } = await pay();
+    expect([answer, bank.charges.size, await claims()]).toEqual([504, 1, []]);
+    await recover(paymentId);
+    expect([(await house.state(paymentId)).phase, bank.reversals.size]).toEqual(['unknown', 0]);
+    await readOnly('off');
+    await recover(paymentId);
+    expect([(await house.state(paymentId)).phase, bank.reversals.size, alarms]).toEqual(['voided', 1, []]);
+  });
 });

@@ -19,7 +19,10 @@ export const transactionClaimMigration: Migration = {
 };
 
 export interface TransactionClaims {
-  /** True: the transaction belongs to this reference, now or before. False: it belongs to another one, and this one is noted. */
+  /**
+   * True: the transaction belongs to this reference, now or before. False: it belongs to another one, and this one is noted. A reference that was
+   * noted once gets no transaction any more: nobody knows which answer of the processor was true.
+   */
   claim(account: Pick<GatewayAccount, 'gateway' | 'merchantAccount'>, transactionId: string, ref: Ref): Promise<boolean>;
 }
 
@@ -28,13 +31,14 @@ export const postgresTransactionClaims = (pool: Pool): TransactionClaims => ({
     const { rows } = await pool.query<{ ref: string }>(
       `with quick as (select set_config('synchronous_commit', 'off', true))
        insert into transaction_claim as known (gateway, merchant_account, transaction_id, ref) select $1, $2, $3, $4 from quick
+       where not exists (select from transaction_claim t where t.gateway = $1 and t.merchant_account = $2 and $4 = any(t.repeated_by))
        on conflict (gateway, merchant_account, transaction_id) do update set repeated_by = array_append(known.repeated_by, excluded.ref)
          where known.ref <> excluded.ref and not excluded.ref = any(coalesce(known.repeated_by, '{}'))
        returning ref`,
       [gateway, merchantAccount, transactionId, ref],
     );
     if (rows[0]) return rows[0].ref === ref;
-    // The row stood before, and did not change: it is of this reference, or had noted it.
+    // The row stood before, and did not change: it is of this reference, or had noted it. Or there is no row: the reference is noted at another one.
     const { rows: known } = await pool.query<{ ref: string }>(
       'select ref from transaction_claim where gateway = $1 and merchant_account = $2 and transaction_id = $3',
       [gateway, merchantAccount, transactionId],
