@@ -2,6 +2,7 @@
  * Charges and reversals at gateways that can do less than the simulator: limits of a charge, charges that are held for review, charges that only a
  * refund undoes, and questions that the gateway can answer only later (C72). The gateways are the simulation's banks.
  */
+import { readFileSync } from 'node:fs';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { createVendorGateway } from '#gateways';
 import { Deadline } from '#kernel';
@@ -9,7 +10,7 @@ import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../te
 import { COMBINED, FEE, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
 import { holdingKey } from './gateway/call.js';
-import type { GatewayAccount, PaymentGateway } from './gateway/gateway.js';
+import type { ChargeTxn, GatewayAccount, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
 import { emptyCreates } from './incident.js';
 import { type Charged, openOf } from './payment.js';
 import { createRecovery, type RecoveryWork } from './recovery.js';
@@ -226,6 +227,106 @@ describe('a charge that is held for review', () => {
     change = () => ({});
     expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
     expect([(await house.view(paymentId)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+  });
+});
+
+describe('a charge that was approved in part', () => {
+  beforeEach(async () => {
+    await begin('bank-after-batch');
+    change = part;
+  });
+  /** The bank answers as a prepaid card does: the charge stands, and it must not. */
+  const part: typeof change = (inner) => ({
+    charge: async (call, signal) => {
+      const outcome = await inner.charge(call, signal);
+      return outcome.kind === 'approved' ? { kind: 'held', why: 'partial', transactionId: outcome.txn.transactionId, raw: 'part' } : outcome;
+    },
+  });
+  test('is undone at once: 402', async () => {
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.approved, paymentId))).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402 });
+    expect([(await house.view(paymentId)).status, returned()]).toEqual(['failed', [['void', 10_325]]]);
+  });
+  test('whose void gets no answer: 504, then recovery voids it', async () => {
+    change = (inner) => ({ ...part(inner), void: async () => ({ kind: 'unknown', cause: 'timeout' }) });
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.approved, paymentId))).toMatchObject({ code: 'PAYMENT_TIMEOUT', status: 504 });
+    expect([(await house.view(paymentId)).status, returned()]).toEqual(['unknown', []]);
+    change = () => ({});
+    expect(await recover(paymentId)).toMatchObject({ outcome: 'resolved' });
+    expect([(await house.view(paymentId)).status, returned()]).toEqual(['voided', [['void', 10_325]]]);
+  });
+});
+
+test('a token that names no card: 402 invalid_token; velocity counts neither an attempt nor a decline', async () => {
+  await begin('bank-refund-only');
+  await house.administration.setLimits(house.portalId, 'card', { attempts: 1, declines: 1, windowSeconds: 600, blockSeconds: 600 });
+  await house.project();
+  change = () => ({ charge: async () => ({ kind: 'declined', decline: { code: 'invalid_token', raw: 'resource_missing' } }) });
+  for (let tried = 0; tried < 3; tried++) {
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.approved, paymentId))).toMatchObject({
+      code: 'PAYMENT_DECLINED',
+      status: 402,
+      details: { id: paymentId, declineCode: 'invalid_token' },
+    });
+    expect((await house.view(paymentId)).status).toBe('failed');
+  }
+  const { rows } = await ground.pool.query('select kind from velocity_entry where portal_id = $1', [house.portalId]);
+  expect(rows).toEqual([]);
+  change = () => ({});
+  await pay(CARDS.approved);
+});
+
+describe('what an outcome means, as docs/processors.md tells it', () => {
+  const page = readFileSync('docs/processors.md', 'utf8');
+  const rowOf = (outcome: string): string[] =>
+    page
+      .split('\n')
+      .find((line) => line.startsWith(`| ${outcome}`))!
+      .split('|')
+      .slice(2, -1)
+      .map((cell) => cell.trim());
+  const HELD = { kind: 'held', transactionId: 'none' } as const;
+  const answered =
+    (outcome: Outcome<ChargeTxn>): typeof change =>
+    () => ({ charge: async () => outcome });
+  const undone =
+    (outcome: Outcome<ReversalTxn>, held: Outcome<ChargeTxn> = HELD): typeof change =>
+    () => ({ charge: async () => held, void: async () => outcome });
+  const approved = { kind: 'approved', txn: { transactionId: 'v' } } as const;
+  test.each<[row: string, what: string, typeof change, status: number, code: string, shown: string]>([
+    ['nothing was executed', 'the vendor says so', answered({ kind: 'not_processed', answered: true }), 502, 'PAYMENT_GATEWAY_ERROR', 'failed'],
+    [
+      'nothing was executed',
+      'the whole request was refused',
+      answered({ kind: 'not_processed', answered: false }),
+      502,
+      'PAYMENT_GATEWAY_ERROR',
+      'failed',
+    ],
+    ['declined', 'by the card', answered({ kind: 'declined', decline: { code: 'generic_decline' } }), 402, 'PAYMENT_DECLINED', 'failed'],
+    ['declined', 'by the token', answered({ kind: 'declined', decline: { code: 'invalid_token' } }), 402, 'PAYMENT_DECLINED', 'failed'],
+    ['must not stand', 'for review, undone', undone(approved), 402, 'PAYMENT_DECLINED', 'failed'],
+    ['must not stand', 'in part, undone', undone(approved, { ...HELD, why: 'partial' }), 402, 'PAYMENT_DECLINED', 'failed'],
+    ['must not stand', 'the undoing is uncertain', undone({ kind: 'unknown', cause: 'timeout' }), 504, 'PAYMENT_TIMEOUT', 'unknown'],
+    ['must not stand', 'the undoing was not carried out', undone({ kind: 'not_processed', answered: false }), 504, 'PAYMENT_TIMEOUT', 'unknown'],
+    ['must not stand', 'the undoing was refused', undone({ kind: 'rejected', why: 'already_settled' }), 504, 'PAYMENT_TIMEOUT', 'unknown'],
+    ['unknown', 'a contradiction', answered({ kind: 'unknown', cause: 'unreadable' }), 504, 'PAYMENT_TIMEOUT', 'unknown'],
+    ['unknown', 'no answer', answered({ kind: 'unknown', cause: 'timeout' }), 504, 'PAYMENT_TIMEOUT', 'unknown'],
+  ])('%s: %s', async (row, _, given, status, code, shown) => {
+    await begin('bank-after-batch');
+    change = given;
+    const paymentId = house.ids.uuid();
+    expect(await refused(pay(CARDS.approved, paymentId))).toMatchObject({ status, code, details: { id: paymentId } });
+    expect((await house.view(paymentId)).status).toBe(shown);
+    const [answer, get, retry] = rowOf(row);
+    expect([answer, get]).toEqual([expect.stringContaining(String(status)), expect.stringContaining(`\`${shown}\``)]);
+    // A new payment may charge at once, whatever became of this one. Only where nothing can stand, the page says that it may.
+    change = () => ({});
+    await pay(CARDS.approved);
+    expect(retry).toMatch(row === 'unknown' ? /^must read the payment first/ : row === 'must not stand' ? /^as the answer says/ : /^may charge/);
+    expect([...bank.charges.values()]).toHaveLength(1);
   });
 });
 
