@@ -208,6 +208,18 @@ describe('a charge', () => {
     expect(await charge({ token })).toMatchObject({ kind: 'declined', decline: { code: 'invalid_token' } });
   });
 
+  test.each([
+    ['succeeded', null],
+    ['processing', 60_000],
+  ])('an error of the card beside an intent that is %s is a contradiction: unknown, and never a decline', async (_, processingMs) => {
+    const ref = drawRef();
+    if (processingMs !== null) await control.fault('processing', { op: 'confirm', ref, ms: processingMs });
+    await control.fault('card_error_beside', { op: 'confirm', ref });
+    expect(await charge({ ref })).toMatchObject({ kind: 'unknown', cause: 'unreadable' });
+    if (processingMs !== null) await advance(processingMs + 1_000);
+    expect(await finalize('charge', ref)).toMatchObject({ kind: 'executed', result: { kind: 'approved' } });
+  });
+
   test('no byte is sent later than 55 s after the intent', async () => {
     const before = calls();
     const begunAt = new Date(clock.now() - 56_000).toISOString();
@@ -496,6 +508,19 @@ describe('a refund', () => {
     await control.fault('unauthorized', { op: 'refund' });
     expect(await refund(transactionId, 1)).toMatchObject({ kind: 'not_processed', answered: false });
     expect(logged).toHaveLength(1);
+  });
+
+  test.each([
+    ['conflict_bare', { kind: 'unknown', cause: 'timeout' }],
+    ['too_many_bare', { kind: 'not_processed', answered: false }],
+  ] as const)('%s is no refusal: it is tried again, and then nobody is told that it was refused', async (name, expected) => {
+    const transactionId = await charged();
+    await control.fault(name, { op: 'refund', times: 3 });
+    const ref = drawRef();
+    expect(await refund(transactionId, 400, ref)).toMatchObject(expected);
+    expect(await refund(transactionId, 400, ref)).toMatchObject({ kind: 'approved' });
+    await control.fault(name, { op: 'refund', times: 2 });
+    expect(await refund(transactionId, 300)).toMatchObject({ kind: 'approved' });
   });
 
   test('a refusal is final: finalize gives it again', async () => {
@@ -1008,6 +1033,36 @@ describe('disputes', () => {
     expect(await disputes([], found!.cursor)).toEqual([]);
     await control.changeDispute(inquiry.id, { status: 'needs_response' });
     expect(await disputes([], found!.cursor)).toMatchObject([{ externalId: inquiry.id, status: 'debited' }]);
+  });
+
+  test.each(['prevented', 'warning_closed'])('one that was told and becomes %s is told as recovered, once it is asked for', async (status) => {
+    const made = await control.dispute(await charged());
+    const told = (await disputes([], null)).find(({ externalId }) => externalId === made.id)!;
+    expect(told.status).toBe('debited');
+    await control.changeDispute(made.id, { status });
+    expect(await disputes([made.id], told.cursor)).toMatchObject([{ externalId: made.id, status: 'recovered', stage: status }]);
+  });
+
+  test('an open one that Stripe does not know any more is told as gone, and the others go on', async () => {
+    const cursor = (await disputes([], null)).at(-1)?.cursor ?? null;
+    await advance(2_000);
+    const known = await control.dispute(await charged());
+    expect(await disputes(['du_unknown'], cursor)).toMatchObject([
+      { externalId: 'du_unknown', gone: true },
+      { externalId: known.id, status: 'debited' },
+    ]);
+  });
+
+  test('a list without an end is read for a few empty pages, and the next reading goes on', async () => {
+    const cursor = (await disputes([], null)).at(-1)?.cursor ?? null;
+    await advance(2_000);
+    const made = await control.dispute(await charged());
+    const before = calls();
+    await control.fault('pages_empty', { op: '*' });
+    await expect(disputes([], cursor)).rejects.toThrow('Stripe did not answer');
+    expect(callsSince(before, 'disputes')).toBeLessThanOrEqual(5);
+    await control.heal();
+    expect(await disputes([], cursor)).toMatchObject([{ externalId: made.id }]);
   });
 
   test('one in another currency, of another program, is passed over, and later ones are read', async () => {

@@ -31,6 +31,8 @@ export const FAULTS = {
   rate_limit: 'nothing is executed; 429 rate_limit',
   lock_timeout: 'nothing is executed; 429 lock_timeout',
   key_in_use: 'nothing is executed; 409 idempotency_key_in_use',
+  conflict_bare: 'nothing is executed; 409 idempotency_error without a code',
+  too_many_bare: 'nothing is executed; 429 without a code',
   unauthorized: 'nothing is executed; 401',
   forbidden: 'nothing is executed; 403, as for a restricted key without the permission',
   stored_500: 'nothing is executed; 500, stored under the key',
@@ -63,10 +65,12 @@ export const FAULTS = {
   echo_card: 'executed; the answer repeats a card number',
   unknown_status: 'executed; the answer has a status that nobody knows',
   unknown_error: 'nothing is executed; 400 with a code that nobody knows',
+  card_error_beside: 'executed; 402 card_error, beside the intent as it is after the execution',
   keys_unbound: 'a key is not bound to the endpoint of its first use, but to each endpoint by itself',
   keys_forgotten: 'no key is known any more',
   refunds_exceed: 'refunds of more than remains are executed',
   pages_twice: 'each page of a list repeats the last item of the page before',
+  pages_empty: 'each page of a list is empty, and says that there is more',
   clock_wrong: 'the header `date` of answers is wrong by `ms`',
 } as const;
 export type FaultName = keyof typeof FAULTS;
@@ -81,6 +85,8 @@ export const BEFORE: readonly FaultName[] = [
   'rate_limit',
   'lock_timeout',
   'key_in_use',
+  'conflict_bare',
+  'too_many_bare',
   'unauthorized',
   'forbidden',
   'unknown_error',
@@ -113,9 +119,10 @@ export const AFTER: readonly FaultName[] = [
   'echo_key',
   'echo_card',
   'unknown_status',
+  'card_error_beside',
 ];
 /** These faults stand until they are cleared, unless `times` says otherwise. */
-export const STANDING: readonly FaultName[] = ['keys_unbound', 'keys_forgotten', 'refunds_exceed', 'pages_twice', 'clock_wrong'];
+export const STANDING: readonly FaultName[] = ['keys_unbound', 'keys_forgotten', 'refunds_exceed', 'pages_twice', 'pages_empty', 'clock_wrong'];
 
 export interface Fault {
   readonly name: FaultName;

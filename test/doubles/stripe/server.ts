@@ -103,6 +103,8 @@ const ERRORS: Readonly<Partial<Record<FaultName, [number, Fields]>>> = {
   rate_limit: [429, { type: 'invalid_request_error', code: 'rate_limit', message: 'Request rate limit exceeded.' }],
   lock_timeout: [429, { type: 'invalid_request_error', code: 'lock_timeout', message: 'This object cannot be accessed right now.' }],
   key_in_use: [409, { type: 'idempotency_error', code: 'idempotency_key_in_use', message: 'There is another request in progress with this key.' }],
+  conflict_bare: [409, { type: 'idempotency_error', message: 'There is another request in progress with this key.' }],
+  too_many_bare: [429, { type: 'invalid_request_error', message: 'Too many requests.' }],
   unauthorized: [401, { type: 'invalid_request_error', message: 'Invalid API Key provided.' }],
   forbidden: [403, { type: 'invalid_request_error', message: 'The provided key does not have the required permissions for this endpoint.' }],
   unknown_error: [400, { type: 'invalid_request_error', code: 'a_code_that_nobody_knows', message: 'Something else.' }],
@@ -220,6 +222,10 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
         return send(response, status, 'application/json', text.slice(0, -3));
       case 'bom':
         return send(response, status, 'application/json', `\ufeff${text}`);
+      case 'card_error_beside': {
+        const error = { type: 'card_error', code: 'card_declined', decline_code: 'generic_decline', message: 'Your card was declined.' };
+        return sendJson(response, 402, { error: { ...error, payment_intent: body } }, headers);
+      }
       case 'error_200':
         return send(response, 200, 'application/json', JSON.stringify(STORED_500));
       default:
@@ -256,6 +262,7 @@ export const startStripeDouble = async ({ file, port = 0, delayMs = 0 }: StripeD
     const { limit: given, starting_after: startingAfter, created } = request.form;
     const limit = given === undefined ? 10 : Number(given);
     if (!(limit >= 1 && limit <= 100)) return refusal(400, { code: 'parameter_invalid_integer', param: 'limit', message: 'Invalid limit' });
+    if (stands('pages_empty')) return listed(request, [], true);
     const bounds = (created ?? {}) as Fields;
     const { gt = '-1', gte = '0', lt = 'Infinity', lte = 'Infinity' } = bounds as Record<string, string>;
     const newestFirst = all

@@ -507,12 +507,12 @@ export class Vendor {
     const moved = dispute.balance_transactions as unknown[];
     const isWarning = String(dispute.status).startsWith('warning_') || dispute.status === 'prevented';
     if (!isWarning && moved.length === 0) {
-      moved.push(this.book(account, { type: 'adjustment', reporting_category: 'dispute', amount: -amount, fee: 1_500, source: id }).id);
+      moved.push(this.book(account, { type: 'adjustment', reporting_category: 'dispute', amount: -amount, fee: 1_500, source: id }));
       const charge = this.find<Thing>(account, 'charge', String(dispute.charge))!;
       this.put(account, 'charge', { ...charge, disputed: true });
     }
     if (dispute.status === 'won' && moved.length === 1)
-      moved.push(this.book(account, { type: 'adjustment', reporting_category: 'dispute_reversal', amount, fee: -1_500, source: id }).id);
+      moved.push(this.book(account, { type: 'adjustment', reporting_category: 'dispute_reversal', amount, fee: -1_500, source: id }));
     this.put(account, 'dispute', dispute);
     this.commit();
     return dispute;
