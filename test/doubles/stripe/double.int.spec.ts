@@ -10,6 +10,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, test } from '@jest/gl
 import Stripe from 'stripe';
 import { controlOf, type StripeControl } from './control.js';
 import { FAULTS } from './faults.js';
+import { isKind, MEMBERS } from './members.js';
 import { startStripeDouble, type StripeDouble } from './server.js';
 
 const KEY = 'sk_test_double_one_0001';
@@ -65,6 +66,24 @@ const thrown = (promise: Promise<unknown>): Promise<Stripe.errors.StripeError> =
   );
 let drawn = 0;
 const drawKey = () => `key-${(drawn += 1)}`;
+
+test('each object has the members that the package of Stripe says, also those that are null; a dispute has its transactions as objects', async () => {
+  const { id } = await create();
+  const { latest_charge: charge } = await confirm(id);
+  const refund = await stripe.refunds.create({ payment_intent: id, amount: 500 });
+  const made = await control.dispute(id);
+  await control.payOut();
+  const dispute = await stripe.disputes.retrieve(made.id);
+  const payout = (await stripe.payouts.list({ limit: 1 })).data[0]!;
+  const lines = (await stripe.balanceTransactions.list({ payout: payout.id, limit: 100 })).data;
+  const intent = await stripe.paymentIntents.retrieve(id);
+  for (const thing of [intent, charge as Stripe.Charge, refund, dispute, payout, ...lines, ...dispute.balance_transactions]) {
+    expect(isKind(thing.object)).toBe(true);
+    for (const name of Object.keys(MEMBERS[thing.object as keyof typeof MEMBERS])) expect(thing).toHaveProperty(name);
+  }
+  expect(dispute.balance_transactions).toMatchObject([{ object: 'balance_transaction', amount: -2_000, fee: 1_500 }]);
+  expect([intent.processing, refund.receipt_number, dispute.intended_submission_method]).toEqual([null, null, null]);
+});
 
 describe('the default client', () => {
   test('charges', async () => {

@@ -1,6 +1,7 @@
 /** The business of the double: intents, charges, refunds, payouts and disputes of a few accounts, in a file that survives the process. */
 import { type Change, ChangeFile } from './file.js';
 import { textOf } from './form.js';
+import { complete, isKind } from './members.js';
 import { onceMethod, type PaymentMethod, TEST_METHODS } from './tokens.js';
 
 export type Fields = Record<string, unknown>;
@@ -393,6 +394,7 @@ export class Vendor {
       metadata: {},
       method: 'standard',
       reconciliation_status: status,
+      source_type: 'card',
       status: 'paid',
       type: 'bank_account',
       ...(seeded && { _seeded: seeded }),
@@ -436,6 +438,9 @@ export class Vendor {
       id: `txn_${payout.id}_${number}`,
       object: 'balance_transaction',
       created: payout.created,
+      available_on: payout.created,
+      balance_type: 'payments',
+      fee_details: [{ amount: fee, currency: 'usd', type: 'stripe_fee' }],
       amount: amountCents,
       currency: 'usd',
       fee,
@@ -483,6 +488,8 @@ export class Vendor {
       balance_transactions: [],
       charge: charge.id,
       currency: 'usd',
+      enhanced_eligibility_types: [],
+      evidence: {},
       evidence_details: { due_by: this.nowSeconds + 7 * 86_400, has_evidence: false, past_due: false, submission_count: 0 },
       is_charge_refundable: false,
       livemode: this.isLive(account),
@@ -507,12 +514,12 @@ export class Vendor {
     const moved = dispute.balance_transactions as unknown[];
     const isWarning = String(dispute.status).startsWith('warning_') || dispute.status === 'prevented';
     if (!isWarning && moved.length === 0) {
-      moved.push(this.book(account, { type: 'adjustment', reporting_category: 'dispute', amount: -amount, fee: 1_500, source: id }));
+      moved.push(shown(this.book(account, { type: 'adjustment', reporting_category: 'dispute', amount: -amount, fee: 1_500, source: id })));
       const charge = this.find<Thing>(account, 'charge', String(dispute.charge))!;
       this.put(account, 'charge', { ...charge, disputed: true });
     }
     if (dispute.status === 'won' && moved.length === 1)
-      moved.push(this.book(account, { type: 'adjustment', reporting_category: 'dispute_reversal', amount, fee: -1_500, source: id }));
+      moved.push(shown(this.book(account, { type: 'adjustment', reporting_category: 'dispute_reversal', amount, fee: -1_500, source: id })));
     this.put(account, 'dispute', dispute);
     this.commit();
     return dispute;
@@ -534,6 +541,7 @@ export class Vendor {
       object: 'balance_transaction',
       created: this.nowSeconds,
       available_on: this.nowSeconds + 2 * 86_400,
+      balance_type: 'payments',
       currency: 'usd',
       description: null,
       exchange_rate: null,
@@ -628,4 +636,8 @@ export class Vendor {
 }
 
 /** An object as answers show it. */
-export const shown = (value: Fields): Fields => Object.fromEntries(Object.entries(value).filter(([name]) => !HIDDEN.includes(name)));
+export const shown = (value: Fields): Fields => {
+  const kind = String(value.object);
+  const whole = isKind(kind) ? complete(kind, value) : value;
+  return Object.fromEntries(Object.entries(whole).filter(([name]) => !HIDDEN.includes(name)));
+};
