@@ -130,7 +130,7 @@ describe('definite outcomes (C43, C54)', () => {
     expect(refusal).toMatchObject({ code: 'PAYMENT_DECLINED', status: 402, details: { id: paymentId, declineCode } });
     expect(await house.view(paymentId)).toMatchObject({ status: 'failed', capturedAmountCents: 0, confirmationNumber: null });
     expect(await house.history(paymentId)).toEqual(['PaymentInitiated', 'PaymentDeclined']);
-    expect((await house.events(paymentId)).at(-1)).toMatchObject({ v: 3, data: { declineCode, avs, cvv } });
+    expect((await house.events(paymentId)).at(-1)).toMatchObject({ v: 4, data: { declineCode, avs, cvv } });
     expect(await house.balance()).toBe(0);
   });
   test.each([
