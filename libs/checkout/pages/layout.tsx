@@ -90,11 +90,11 @@ export interface Proof {
 interface ActionProps {
   readonly path: string;
   readonly proof: Proof | null;
-  readonly id?: string;
-  readonly children?: ComponentChildren;
+  readonly class?: string;
+  readonly children: ComponentChildren;
 }
-export const Action = ({ path, proof, id, children }: ActionProps) => (
-  <form id={id} method="post" action={path}>
+export const Action = ({ path, proof, class: kind, children }: ActionProps) => (
+  <form class={kind} method="post" action={path}>
     {proof && <ProofFields {...proof} />}
     {children}
   </form>

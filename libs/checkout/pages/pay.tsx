@@ -123,13 +123,10 @@ export const Pay = ({ frame, page }: { readonly frame: Frame; readonly page: Pay
         <button class="button" type="submit">
           {text.pay(money(locale, page.amountCents + page.serviceFeeCents))}
         </button>
-        <p class="aside">
-          <button form="leave" type="submit">
-            {text.cancelAndReturn(agency ?? '')}
-          </button>
-        </p>
       </form>
-      <Action id="leave" path={`${path}/cancel`} proof={page.proof} />
+      <Action class="aside" path={`${path}/cancel`} proof={page.proof}>
+        <button type="submit">{text.cancelAndReturn(agency ?? '')}</button>
+      </Action>
       <form class="time" id="time" method="post" action={`${path}/extend`}>
         <ProofFields {...page.proof} />
         <p role="status">
