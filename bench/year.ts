@@ -57,7 +57,8 @@ const [seconds, idleSeconds, lines, base] = (['seconds', 'idle-seconds', 'lines'
 ];
 /** Disputes, and refunds by staff, of the history. */
 const BY_STAFF = 3;
-const DISPUTE = ['--amount-cents', '100', '--status', 'in_dispute', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud', '--opened-on', '2026-11-02', '--due-date', '2026-12-02']; // prettier-ignore
+const TODAY = new Date().toISOString().slice(0, 10);
+const DISPUTE = ['--amount-cents', '100', '--status', 'in_dispute', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'fraud', '--opened-on', TODAY, '--due-date', TODAY]; // prettier-ignore
 const PROGRESS_EVERY_MS = 10_000;
 
 /** Facts of a store that a later run needs. */

@@ -166,7 +166,8 @@ describe('refunding before and after settlement (rule 4, C22–C24)', () => {
     const first = await sent(reverseOnce(lost, wanted, house.received(key, wanted)));
     expect(read(first)).toMatchObject({ status: 422, code: 'VOID_FAILED', details: { suggestedAction: 'refund' } });
     await ground.pool.query(`update idempotency_key set lease_until = clock_timestamp() - interval '1 second' where state = 'in_progress'`);
-    const dispute = { disputeId: house.ids.uuid(), status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents: 1_000, openedOn: '2026-01-02', dueDate: '2026-02-02' } as const; // prettier-ignore
+    const today = new Date(house.ports.clock.now()).toISOString().slice(0, 10);
+    const dispute = { disputeId: house.ids.uuid(), status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: 'fraud', disputedAmountCents: 1_000, openedOn: today, dueDate: today } as const; // prettier-ignore
     await openDispute(house.ports, id, dispute, { actor: { type: 'staff', id: 'spec' }, correlationId: house.ids.uuid() });
     const again = await sent(reverseOnce(house.services, wanted, house.received(key, wanted)));
     expect([again.status, again.body]).toEqual([first.status, first.body]);

@@ -14,6 +14,7 @@ import {
   postgresTransactionClaims,
   type Ref,
   type VisiblePayment,
+  type Gateways,
 } from '#payments';
 import { collect, createPool, migrate, type Pool, transaction } from '#platform';
 import { MIGRATIONS, READ_MODELS } from '../../apps/services.js';
@@ -343,7 +344,8 @@ describe('charges that a processor answers with the same transaction', () => {
     });
     ends.push(() => gateways.close());
     await gateways.reload();
-    return gateways;
+    const found: Gateways = { find: (account) => gateways.find(account), load: ({ merchantAccount }) => gateways.load(merchantAccount) };
+    return found;
   };
   const ACCOUNT = { merchantAccount: 'city', credentialsRef: 'none', environment: 'sandbox' } as const;
   const answering = (inner: PaymentGateway): PaymentGateway => ({

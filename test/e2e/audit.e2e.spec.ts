@@ -565,7 +565,8 @@ describe('personal data', () => {
     ({ id } = await day.partner.client.created({ ...body, lineItems: lines, payer: { firstName: PLANTED.payer, email: PLANTED.email } }));
     await day.partner.client.refund(id, { amountCents: 100, reason: PLANTED.reason });
     disputeId = service.services.ids.uuid();
-    const dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: PLANTED.dispute, disputedAmountCents: 500, openedOn: '2026-01-05', dueDate: '2026-02-05' } as const; // prettier-ignore
+    const today = new Date(service.clock.now()).toISOString().slice(0, 10);
+    const dispute = { disputeId, status: 'debited', stage: 'chargeback', reasonCode: '10.4', reason: PLANTED.dispute, disputedAmountCents: 500, openedOn: today, dueDate: today } as const; // prettier-ignore
     await openDispute(service.services.payments.ports, id, dispute, { actor: { type: 'staff', id: 'Dana' }, correlationId: 'r' });
     await caughtUp();
   });

@@ -406,11 +406,11 @@ describe('beside the running service', () => {
     const found = async (...args: string[]) =>
       ((await done('payments', 'find', ...args)) as { payments: PaymentView[] }).payments.map(({ id }) => id);
     const page = async (id: string, ...more: string[]) => (await atTerminal('', 'payments', 'show', id, ...more)).stdout;
-    const today = new Date().toISOString().slice(0, 10);
+    const day = today();
 
     // Charged twice: the same amount on the same day and card.
     const twice = [(await paid(71_317)).data.id, (await paid(71_317)).data.id];
-    expect((await found('--amount', '713.17', '--on', today, '--last4', '4242')).sort()).toEqual(twice.sort());
+    expect((await found('--amount', '713.17', '--on', day, '--last4', '4242')).sort()).toEqual(twice.sort());
     expect(await found('--amount', '713.17', '--brand', 'mastercard')).toEqual([]);
     expect((await found('--amount', '700..720', '--portal', welcome.portalId, '--status', 'succeeded', '--reference-id', reference)).length).toBe(2);
     expect((await found('--email', 'nobody@mail.example', '--amount', '700..720')).length).toBe(0);
@@ -434,8 +434,8 @@ describe('beside the running service', () => {
 
     // A lost dispute.
     const lost = (await paid(71_319, CARD.settlesAtOnce)).data.id;
-    await done('disputes', 'open', '--payment', lost, '--amount-cents', '5000', '--status', 'lost', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'x', '--opened-on', '2026-11-01', '--due-date', '2026-11-20'); // prettier-ignore
-    expect(await page(lost)).toMatch(/DISPUTES\nOPENED .*\n2026-11-01 +lost +chargeback +\$50\.00 +10\.4 +2026-11-20/);
+    await done('disputes', 'open', '--payment', lost, '--amount-cents', '5000', '--status', 'lost', '--stage', 'chargeback', '--reason-code', '10.4', '--reason', 'x', '--opened-on', day, '--due-date', day); // prettier-ignore
+    expect(await page(lost)).toMatch(new RegExp(String.raw`DISPUTES\nOPENED .*\n${day} +lost +chargeback +\$50\.00 +10\.4 +${day}`));
     const shown = await done('payments', 'show', lost);
     expect(shown).toMatchObject({ disputes: [{ status: 'lost', disputedAmountCents: 5_000 }], reversals: [], webhooks: [] });
     expect(JSON.stringify(shown)).not.toContain('personal"');

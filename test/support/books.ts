@@ -35,14 +35,15 @@ export const dispute = async (service: Service, paymentId: string, cents: number
   const { payments, ids, settlement } = service.services;
   const owner = staff('Dana', ids.uuid());
   const disputeId = ids.uuid();
+  const today = new Date(service.clock.now()).toISOString().slice(0, 10);
   const terms = {
     disputeId,
     stage: 'chargeback',
     reasonCode: '10.4',
     reason: 'fraud',
     disputedAmountCents: cents,
-    openedOn: '2026-01-05',
-    dueDate: '2026-01-25',
+    openedOn: today,
+    dueDate: today,
   };
   await openDispute(payments.ports, paymentId, { ...terms, status: statuses[0]! }, owner);
   for (const status of statuses.slice(1)) await updateDispute(payments.ports, settlement.register, disputeId, { status, stage: null }, owner);

@@ -1058,7 +1058,7 @@ describe('disputes', () => {
     await advance(2_000);
     const made = await control.dispute(await charged());
     const before = calls();
-    await control.fault('pages_empty', { op: '*' });
+    await control.fault('pages_empty');
     await expect(disputes([], cursor)).rejects.toThrow('Stripe did not answer');
     expect(callsSince(before, 'disputes')).toBeLessThanOrEqual(5);
     await control.heal();
