@@ -85,7 +85,7 @@ test("balances: an agency's balance below 0 or above the principal is a differen
   const paidAnd = async (...disputes: readonly object[]) => {
     const id = await charged(store);
     const meta = { recordedAt: '2026-03-01T10:00:00.000Z', actor: { type: 'system', id: 'spec' }, correlationId: id } as const;
-    const events = disputes.map((data, index) => ({ id: systemIds(() => Date.now()).uuid(), type: 'PaymentDisputed', v: 3, data: { ...lost, disputeId: `d${index}`, ...data } as unknown as Json, meta })); // prettier-ignore
+    const events = disputes.map((data, index) => ({ id: systemIds(() => Date.now()).uuid(), type: 'PaymentDisputed', v: 3, data: { ...lost, disputeId: `d${index}`, ...data }, meta })); // prettier-ignore
     if (events.length > 0) await store.append(`payment-${id}`, (await readStreams(store, [`payment-${id}`]))[0]!.at(-1)!.revision, events);
     return id;
   };

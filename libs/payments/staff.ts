@@ -47,7 +47,8 @@ export const staffTextFaults = (
 /** Throws VALIDATION_ERROR if a text of staff has a fault. The log keeps such texts for ever. */
 export const refuseStaffText = (field: string, text: string, most = MAX_STAFF_TEXT_CHARACTERS): void => {
   const { now, later } = staffTextFaults(field, text, most);
-  if (now ?? later) throw now ?? later;
+  const fault = now ?? later;
+  if (fault) throw fault;
 };
 
 /**

@@ -331,7 +331,7 @@ describe('charges that a processor answers with the same transaction', () => {
   /** The gateways of another process. The adapters of the vendor are replaced by the bank. */
   const aProcess = async () => {
     const gateways = new MerchantGateways({
-      directory: house.ports.directory as ConstructorParameters<typeof MerchantGateways>[0]['directory'],
+      directory: house.ports.directory,
       keys: ground.keys,
       environment: 'sandbox',
       clock: house.clock,

@@ -172,7 +172,7 @@ describe('payfold accounts', () => {
       expect(await refused(1, 'accounts', ...args)).toMatchObject({ message: 'There is no such account.', details: { code: 'VALIDATION_ERROR' } });
   });
   test('a name that breaks the rules is refused, exit 1', async () => {
-    expect((await refused(1, 'accounts', 'create', '--name', ' ')).message).toBe('name must have 1 to 200 characters.');
+    expect((await refused(1, 'accounts', 'create', '--name', ' ')).message).toBe('--name must have 1 to 200 characters.');
     const { message } = await refused(1, 'accounts', 'create', '--name', '4242 4242 4242 4242');
     expect(message).toBe('name seems to hold a card number.');
   });
@@ -296,7 +296,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
       case: null,
     });
     expect(await json(...card)).toMatchObject({ limits: { card: null, case: null } });
-    expect((await refused(1, ...card, '--block-seconds', '9')).message).toBe('blockSeconds applies to declines of scope card only.');
+    expect((await refused(1, ...card, '--block-seconds', '9')).message).toBe('--block-seconds applies to declines of scope card only.');
   });
   test('set-rules: bounds of the amount and an allow-list of brands', async () => {
     const portalId = await aPortal('--account', await anAccount());
@@ -338,7 +338,7 @@ describe('payfold portals (C32, C46, C47, C53, C66, C70)', () => {
     expect(await json('portals', 'checkout', portalId, '--colour', 'none', '--locale', 'none')).toMatchObject({
       checkout: { colour: null, locale: null },
     });
-    expect((await refused(1, 'portals', 'checkout', portalId, '--colour', 'blue')).message).toMatch(/^colour must read #rrggbb/);
+    expect((await refused(1, 'portals', 'checkout', portalId, '--colour', 'blue')).message).toMatch(/^--colour must read #rrggbb/);
     expect((await refused(1, 'portals', 'checkout', portalId, '--enable', '--allow', 'http://agency.example')).message).toMatch(
       /^An allowed address reads/,
     );
@@ -474,7 +474,7 @@ describe('payfold cases (C70, Errors 2)', () => {
   test('impossible input: an end in the past or on no calendar, an end with allow, an unknown portal', async () => {
     const portalId = await aPortal('--account', await anAccount());
     const name = ['--portal', portalId, '--reference', 'c'];
-    expect((await refused(1, 'cases', 'hold', ...name, '--until', '2020-01-01')).message).toBe('until must lie in the future.');
+    expect((await refused(1, 'cases', 'hold', ...name, '--until', '2020-01-01')).message).toBe('--until must lie in the future.');
     expect((await refused(2, 'cases', 'hold', ...name, '--until', '2999-02-30')).message).toMatch(/It must be a time like/);
     expect((await refused(2, 'cases', 'allow', ...name, '--until', '2999-01-01')).message).toMatch(/--until does not go with allow/);
     expect((await refused(1, 'cases', 'block', '--portal', NOBODY, '--reference', 'c')).details.code).toBe('PORTAL_ACCESS_DENIED');

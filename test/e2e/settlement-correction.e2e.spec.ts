@@ -90,7 +90,7 @@ const deposits = async (batchId: string): Promise<(readonly [string, number])[]>
   const sums = new Map<string, readonly [string, number]>();
   const query = { from: null, to: null, asOf: null, after: null, until: null };
   const [id, day, batch, net] = ['deposit_id', 'deposited_on', 'batch_id', 'net_cents'].map((name) => REPORTS.deposits.columns.indexOf(name)) as [number, number, number, number]; // prettier-ignore
-  for await (const { rows } of REPORTS.deposits.pages({ db, store } as never, EVERYTHING, query as never))
+  for await (const { rows } of REPORTS.deposits.pages({ db, store }, EVERYTHING, query))
     for (const row of rows)
       if (row[batch] === batchId) sums.set(String(row[id]), [String(row[day]), (sums.get(String(row[id]))?.[1] ?? 0) + Number(row[net])]);
   const { rows } = await db.query<{ deposit_id: string }>('select deposit_id from line_deposit where batch_id = $1 order by position', [batchId]);
