@@ -237,7 +237,7 @@ describe('reading', () => {
       const [one] = day.payments;
       const { data } = await day.partner.client.find(one!.id);
       const { headers, payments } = await find({ confirmationNumber: one!.confirmationNumber! });
-      expect(payments).toEqual([{ ...data, accountId: day.partner.accountId }]);
+      expect(payments).toEqual([{ ...data, accountId: day.partner.accountId, returns: expect.any(Array) }]);
       expect([headers.get('ledger-position'), headers.get('ledger-lag')]).toEqual([await service.services.store.head(), '0']);
       expect((await find({ confirmationNumber: one!.confirmationNumber!.toLowerCase() })).ids).toEqual([one!.id]);
       expect(await find({ lineReference: 'INV-9' })).toMatchObject({ payments: [], nextCursor: null });
@@ -520,7 +520,7 @@ describe('reports', () => {
     expect(cents(owed, 'principal_cents')).toBe(0 - of('liabilities:agency'));
     expect(cents(owed, 'fee_cents')).toBe(0 - of('revenue:') - of('expense:chargeback_loss'));
     expect(new Set(rowsOf(whole).map(({ movement }) => movement))).toEqual(
-      new Set(['charge', 'void', 'refund', 'rejected', 'settled', 'refund_settled', 'dispute_opened', 'dispute_lost', 'dispute_recovered', 'funded']),
+      new Set(['charge', 'void', 'refund', 'rejected', 'settled', 'refund_settled', 'dispute_opened', 'dispute_lost', 'dispute_excess', 'funded']),
     );
     const place = whole.headers.get('ledger-position')!;
     expect((await get(`/audit/v1/exports/line-items?format=ndjson&after=${place}`)).text).toBe('');

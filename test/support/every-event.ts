@@ -204,9 +204,9 @@ const settleAll = async (service: Service, partner: TestAccount): Promise<void> 
     await change({ type: 'Explain', reason: 'terminal of another city', by: 'Robin Lee' });
     await change({ type: 'Resolve', resolution: 'adopt', reason: 'paid at the counter', by: BY, portalId: portal, feeCents: 0 });
     // The processor says that a refund which was made here has failed.
+    await services.settlement.register.caughtUp();
     const { rows } = await services.pool.query<Record<'gateway' | 'merchant_account' | 'transaction_id' | 'ref', string>>(
-      `select * from gateway_transaction where op = 'refund' and exception_id is null and moved_at is not null and merchant_account = $1 limit 1`,
-      [stays.merchantAccount],
+      `select * from gateway_transaction where op = 'refund' and exception_id is null and moved_at is not null and transaction_id is not null limit 1`,
     );
     const refund = rows[0]!;
     const account = (await services.settlement.register.accounts()).find((one) => one.merchantAccount === refund.merchant_account)!;
