@@ -193,7 +193,7 @@ test('an amount that a batch settled too little is held back; an amount that sta
     await resolvePayment(payments.ports, settlement.register, { paymentId: unknown, as: 'succeeded', evidence: 'statement', by: 'Dana', force: true, transactions: {} }); // prettier-ignore
     const settles = { type: 'Resolve', resolution: 'settles', reason: 'ours', by: 'Dana', portalId: null, feeCents: 0 } as const;
     await changeException(settlement, exceptionId, settles, staff('Dana', ids.uuid()));
-    // The processor funds by the time of the host, so at the time of this service the batch is funded already.
+    await fund();
     const after = {
       payableCents: before.payableCents + 10_000,
       settledCents: before.settledCents + 10_000,
