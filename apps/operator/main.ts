@@ -1,6 +1,6 @@
 /** The `payfold` command line: nouns and verbs on the configured stores. Each noun has its own file. */
 import { Command, CommanderError } from 'commander';
-import { RELEASE } from '#platform';
+import { maskCardNumbers, RELEASE } from '#platform';
 import { addAccounts } from './accounts.js';
 import { addAlerts } from './alerts.js';
 import { addAudit } from './audit.js';
@@ -28,7 +28,7 @@ const program = new Command('payfold')
   .option('--yes', 'do not ask before destructive changes')
   .configureHelp({ showGlobalOptions: true })
   // Print each error of commander on one line, with its suggestion.
-  .configureOutput({ outputError: (text, write) => write(text.replace(/\n(?=\()/g, ' ')) })
+  .configureOutput({ outputError: (text, write) => write(maskCardNumbers(text).replace(/\n(?=\()/g, ' ')) })
   .exitOverride();
 
 // Load the stores' code only when a command needs it. Help and wrong usage are then answered at once.

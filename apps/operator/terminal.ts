@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline/promises';
 import { SingleBar } from 'cli-progress';
 import { type Command, CommanderError, InvalidArgumentError, Option } from 'commander';
 import { AuthenticationError, dollars, isDay, isUuid, ServiceError } from '#kernel';
-import { cardInText, ConfigError, withEscapes } from '#platform';
+import { cardInText, ConfigError, maskCardNumbers, withEscapes } from '#platform';
 import { Unavailable } from '#eventstore';
 import type { Context } from './context.js';
 import { Interrupted } from './interrupt.js';
@@ -153,7 +153,7 @@ export const refuseUsage = async (error: CommanderError, asJson: boolean): Promi
   if (error.exitCode === 0) return;
   process.exitCode = 2;
   if (!asJson) return;
-  const message = error.code === 'commander.help' ? 'a command is missing' : error.message.replace(/^error: /, '');
+  const message = error.code === 'commander.help' ? 'a command is missing' : maskCardNumbers(error.message).replace(/^error: /, '');
   await writeJson({ success: false, message, details: { code: 'VALIDATION_ERROR' } });
 };
 

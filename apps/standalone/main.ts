@@ -142,9 +142,7 @@ const portsOf = (before: RoleProcess | null): Record<string, string> => {
 const allMetrics = async ({ api, worker }: Partial<Record<'api' | 'worker', Kept<RoleProcess>>>): Promise<Registry> => {
   if (!api || !worker) throw new Error('not ready');
   const parts = [ours.getMetricsAsJSON(), api.current().ask('ownMetrics'), worker.current().ask('ownMetrics'), worker.current().ask('sharedMetrics')];
-  // A child that has ended cannot answer. The figures of the others are shown.
-  const known = (await Promise.allSettled(parts)).flatMap((part) => (part.status === 'fulfilled' ? [part.value] : []));
-  return client.AggregatorRegistry.aggregate(known);
+  return client.AggregatorRegistry.aggregate(await Promise.all(parts));
 };
 
 /** The supervisor's own metrics. A sum of start times makes no sense, so only the supervisor reports its start time. */

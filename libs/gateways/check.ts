@@ -446,7 +446,8 @@ const GUARANTEES: readonly { readonly name: string; readonly first: Judge; reado
         return broken(`a declined charge was finalised as ${ended.kind === 'executed' ? ended.result.kind : ended.kind}`);
       if (run.terms.unknown) {
         const unknown = await run.charge('unknown', run.gateway, { instrument: run.terms.unknown });
-        if (unknown.kind !== 'not_processed') return broken(`a charge with a token that does not exist was answered with ${unknown.kind}`);
+        const isRefused = unknown.kind === 'not_processed' || (unknown.kind === 'declined' && unknown.decline.code === 'invalid_token');
+        if (!isRefused) return broken(`a charge with a token that does not exist was answered with ${unknown.kind}`);
       }
       return holds(`declined as ${declined.decline.code}${card ? `; the card is ${card.brand} ${card.last4}` : ''}`);
     },

@@ -378,7 +378,11 @@ describe('beside the running service', () => {
     const ids = async (...args: string[]) => (await find(...args)).payments.map(({ id }) => id);
     const second = await read(made[1]!);
     expect(await find('--reference-id', reference)).toEqual({
-      payments: [await read(made[0]!), second, await read(made[2]!)].map((one) => ({ ...one, accountId: expect.stringMatching(/^[0-9a-f-]{36}$/) })),
+      payments: [await read(made[0]!), second, await read(made[2]!)].map((one) => ({
+        ...one,
+        accountId: expect.stringMatching(/^[0-9a-f-]{36}$/),
+        returns: [],
+      })),
       nextCursor: null,
       position: expect.stringMatching(/^\d{20}$/),
     });

@@ -133,9 +133,9 @@ const STATEMENTS = [
   `insert into line_day (booked_on, recorded_on, first_position, last_position)
      select booked_at::date, recorded_at::date, min(position), max(position) from line_movement where position like '%:%' group by 1, 2
      on conflict (booked_on, recorded_on) do update set first_position = excluded.first_position`,
-  `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, recorded_at)
+  `insert into line_deposit (position, deposit_id, gateway, merchant_account, batch_id, deposited_on, sign, recorded_at)
      select '00000000000000000001:' || lpad(row_number() over (order by batch_id, merchant_account)::text, 20, '0'), gen_random_uuid(), gateway, merchant_account,
-       batch_id, right(batch_id, 10)::date + 2, right(batch_id, 10)::date + 2
+       batch_id, right(batch_id, 10)::date + 2, 1, right(batch_id, 10)::date + 2
      from (select distinct gateway, merchant_account, batch_id from line_movement where position like '%:%' and batch_id is not null) as b`,
   `insert into line_deposit_portal (position, portal_id, principal_cents, fee_cents, processor_fee_cents)
      select d.position, l.portal_id, sum(l.principal_cents), sum(l.fee_cents), sum(l.processor_fee_cents)
