@@ -188,8 +188,9 @@ export const charge = async (
     } catch (error) {
       // A takeover of this request's key has fenced the stream, so this request must not begin (docs/contract.md#streams-and-appends).
       if (error instanceof Conflict) throw reconciliationRequired(attempt.paymentId, { phase: 'none' });
-      // The intent was sent, and the log may hold it.
-      if (error instanceof OutcomeUnknown) throw timeout(attempt.paymentId);
+      // The intent was sent, and the log may hold it. If it does not, there is no payment to name (C48). In an incident, a payment that is not found is
+      // no 404 (C76).
+      if (error instanceof OutcomeUnknown) throw timeout(ports.ownLog.incident ? attempt.paymentId : null);
       if (error instanceof Unavailable) return await notBegun(error);
       throw error;
     }
@@ -282,7 +283,9 @@ const DECLINE_MESSAGES: Record<DeclineCode, string> = {
   invalid_token: 'The card token is unknown, expired or used; ask for the card again.',
 };
 
-const timeout = (id: string) => new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', { id });
+/** `id` null: it is not known whether there is a payment (specification, Errors). */
+const timeout = (id: string | null) =>
+  new ServiceError('PAYMENT_TIMEOUT', 'The outcome of the payment is unknown; check it before charging again.', id === null ? {} : { id });
 
 /** The answer for a key whose create has no certain outcome (C16, C64, C74). `payment` null: the stream cannot be read now. */
 export const reconciliationRequired = (paymentId: string, payment: Payment | null): ServiceError =>
