@@ -984,7 +984,12 @@ export interface AdoptReturn extends Omit<ReversalCommand, 'attemptId' | 'idempo
   readonly type: 'AdoptReturn';
   readonly returnId: string;
   readonly means: Means;
-  readonly returns: readonly { readonly leg: Leg; readonly amountCents: Cents; readonly transactionId: string }[];
+  readonly returns: readonly {
+    readonly leg: Leg;
+    readonly amountCents: Cents;
+    readonly transactionId: string;
+    readonly pending?: true | undefined;
+  }[];
 }
 
 type Ask<Type extends PaymentCommand['type']> = Extract<PaymentCommand, { type: Type }>;
@@ -1282,8 +1287,8 @@ const adoptReturn = (payment: Payment, command: AdoptReturn): PaymentEvent[] => 
   const data = request(payment, intent, asked, moves, null);
   const events: PaymentEvent[] = [{ type: isWholeVoid ? 'VoidRequested' : 'RefundRequested', at, data }];
   const now = () => events.reduce<Payment>(evolve, payment);
-  for (const { leg, transactionId } of returns)
-    events.push(...recordLegReturned(now(), { type: 'RecordLegReturned', at, attemptId: returnId, leg, means, transactionId }));
+  for (const { leg, transactionId, pending } of returns)
+    events.push(...recordLegReturned(now(), { type: 'RecordLegReturned', at, attemptId: returnId, leg, means, transactionId, pending }));
   events.push(...endReversal(now(), { type: 'EndReversal', at, attemptId: returnId }));
   const decided = elsewhereOf(payment).filter((one) => (one === found || one.status === 'found') && returns.some(({ leg }) => leg === one.leg));
   const transactionOf = (leg: Leg) => returns.find((one) => one.leg === leg)!.transactionId;

@@ -155,6 +155,7 @@ interface Shown {
   readonly leg: Leg;
   readonly amountCents: number;
   readonly transactionId: string;
+  readonly pending?: true | undefined;
 }
 
 /** The exceptions of the lines of a refund. A line without an exception gets one that {@link closeAdopted} ends. */
@@ -210,7 +211,7 @@ const shownReturns = async (
     await register.caughtUp();
     if ((await register.transactions(leg.account.gateway, [transactionId], [])).length > 0)
       throw refuse(`Transaction ${transactionId} is recorded already`);
-    return { means: 'refund', returns: [{ leg: leg.leg, amountCents: shown.amountCents, transactionId }] };
+    return { means: 'refund', returns: [{ leg: leg.leg, amountCents: shown.amountCents, transactionId, pending: shown.pending }] };
   }
   if (!mayVoid || shown.state !== 'voided')
     throw refuse(`The gateway shows the charge ${transactionId} as ${shown.state}: name the refund that was made of it (--transaction)`);

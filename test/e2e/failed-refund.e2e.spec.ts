@@ -545,6 +545,17 @@ describe('a refund that was made at the processor’s own page', () => {
     await expectClean();
   }, 180_000);
 
+  test('a refund that the processor has not carried out yet is adopted as pending', async () => {
+    const { id } = (await create(await stripe.method({ refunds: 'pending' }))).data;
+    await payOut();
+    const refund = await elsewhere(id, 4_000);
+    expect((await running.client.refund(id)).code).toBe('INVALID_STATE');
+    const [exception] = await found(id);
+    await resolve(exception!.exceptionId, 'adopt', refund);
+    const { payment } = await paymentAsOf(running.services.store, EVERYTHING, id, {});
+    expect(payment.returns).toMatchObject([{ amountCents: 4_000, transactionId: refund, status: 'pending' }]);
+  }, 120_000);
+
   test('never a transaction with a reference of ours, of another charge, or of more than remains; never while an attempt is open', async () => {
     const { id } = (await create()).data;
     const other = (await create()).data.id;

@@ -103,6 +103,8 @@ const readAnswer = (reply: Reply): Told => {
   };
 };
 
+/** True for a 504 that says no payment id. */
+const namesNoPayment = ({ status, details }: Told) => status === 504 && typeof details.id !== 'string';
 const isFiveHundred = ({ status }: Told) => status === 500 || status === 502 || status === 504;
 
 /** Answers that the specification allows, by operation. */
@@ -379,7 +381,8 @@ export class Oracle {
       this.checkSettlement(view);
       this.check(settlementStatus(view) === 'unsettled', `C73: a create was answered with a settlement that is ${settlementStatus(view)}`);
     }
-    if (isFiveHundred(answer) && answer.status !== 500) this.check(typeof answer.details.id === 'string', 'C42: a 502 or 504 without the payment id');
+    // A 504 may lack it if the intent has no known outcome (C19). Then the bank has heard of nothing, see auditCharges.
+    if (answer.status === 502) this.check(typeof answer.details.id === 'string', 'C43: a 502 without the payment id');
   }
 
   private noteReturned(exchange: Exchange, answer: Told): void {
@@ -866,6 +869,11 @@ export class Oracle {
       const exchange = this.byRequest.get(book.requestId);
       if (!exchange?.intention || !book.intent) continue;
       this.checkBegan(exchange);
+      if (exchange.reply && exchange.ask.kind === 'create' && namesNoPayment(told(exchange.reply)))
+        this.check(
+          book.chargeRefs.every((ref) => !this.world.bank.sent.has(ref)),
+          'C42: a 504 without the payment id, and the bank was called',
+        );
       byIntention.set(exchange.intention, [...(byIntention.get(exchange.intention) ?? []), book]);
       if (exchange.ask.kind === 'create' && exchange.ask.key !== null && !this.wentNoFurther(exchange, book)) {
         const history = [...this.keys.values()].find(({ exchanges }) => exchanges.includes(exchange));

@@ -820,6 +820,15 @@ describe('never', () => {
     expect(await finalize(other, 'charge', null, begunAt)).toMatchObject({ kind: 'cannot_tell', why: 'not_visible' });
   });
 
+  test('an eCheck that waits for days does not stand in its way', async () => {
+    const { ref, begunAt, until } = await gone();
+    toUntil(until, MINUTE_MS);
+    double.vendor.store({ merchant: apiLoginId, type: 'authCaptureTransaction', ref: 'INV-10', amountCents: 500, last4: '0027', brand: 'eCheck', submitMs: Date.parse(begunAt), visibleMs: 0, refTransId: null, responseCode: 1, reason: 1, authCode: 'F', avs: 'P', cvv: 'P', fingerprint: '', status: 'capturedPendingSettlement' }); // prettier-ignore
+    double.vendor.tick = () => undefined;
+    expect(double.vendor.unsettled(apiLoginId).at(-1)).toMatchObject({ brand: 'eCheck', status: 'capturedPendingSettlement' });
+    expect(await finalize(ref, 'charge', null, begunAt)).toEqual({ kind: 'never' });
+  });
+
   test('is not said of a charge that was not visible at first', async () => {
     fault('hidden', { op: 'charge', ms: 6 * HOUR_MS });
     fault('cut_after', { op: 'charge' });

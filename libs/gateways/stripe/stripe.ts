@@ -579,6 +579,7 @@ export const createStripeGateway = (options: StripeGatewayOptions): PaymentGatew
       state,
       amountCents,
       chargeTransactionId: isCharge ? null : idOf(thing.payment_intent),
+      ...(!isCharge && PENDING.includes(textOf(thing.status)) && { pending: true }),
     };
   };
 

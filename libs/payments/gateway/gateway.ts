@@ -178,6 +178,8 @@ export interface NamedTransaction {
   readonly amountCents: Cents;
   /** The charge that a refund returns. null: a charge, or the gateway does not name it. */
   readonly chargeTransactionId: string | null;
+  /** A refund that the gateway took and has not carried out yet. */
+  readonly pending?: true;
 }
 
 /** One line of a closed batch. */
