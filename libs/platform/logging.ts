@@ -4,6 +4,7 @@
  */
 import pino from 'pino';
 import { maskCardNumbers } from './card-text.js';
+import { saysOnlyAway } from './postgres/outage.js';
 
 export type Logger = pino.Logger;
 
@@ -38,6 +39,9 @@ export const createLogger = (level: string, name: string, destination: { write(l
       serializers: { err: errorFields },
       redact: ['authorization', 'headers.authorization', 'req.headers.authorization', '*.cvv', '*.cardNumber'],
       hooks: {
+        logMethod(given, method) {
+          if (!saysOnlyAway(given[0], (at, fields, message) => this[at](fields, message))) method.apply(this, given);
+        },
         streamWrite: (line) => {
           const masked = maskCardNumbers(line);
           if (masked !== line) maskedLines.count += 1;

@@ -62,6 +62,10 @@ export const typedError = (error: unknown): unknown => {
   return Type ? new Type(message || (errors?.[0]?.message ?? ''), { code, cause: error }) : error;
 };
 
+/** True if there is no server, or it ended the connection. False for a time limit: a busy server reaches it too. */
+export const isAway = ({ code, message }: DatabaseUnavailable): boolean =>
+  code === undefined ? message.startsWith('Connection terminated') : /^(08|57P0[1-3])/.test(code) || SYSTEM_CODES.includes(code);
+
 const codeOf = (error: unknown): string => {
   const { code } = (error ?? {}) as { code?: unknown };
   return typeof code === 'string' ? code : '';

@@ -2,6 +2,7 @@
 import pg from 'pg';
 import { systemClock } from '#kernel';
 import { isReadOnly, typedError } from './errors.js';
+import { databaseAnswered } from './outage.js';
 
 export type Pool = pg.Pool;
 export type Client = pg.PoolClient;
@@ -148,10 +149,16 @@ const withTypedErrors = <Call>(call: Call & ((...given: unknown[]) => unknown), 
   ((...given: unknown[]) => {
     const result = call(...given);
     if (!(result instanceof Promise)) return result;
-    return result.catch((error: unknown) => {
-      onError?.(error);
-      throw typedError(error);
-    });
+    return result.then(
+      (answer: unknown) => {
+        databaseAnswered();
+        return answer;
+      },
+      (error: unknown) => {
+        onError?.(error);
+        throw typedError(error);
+      },
+    );
   }) as Call;
 
 /**
