@@ -775,8 +775,8 @@ export interface Register {
     kinds: readonly ExceptionKind[],
   ): Promise<readonly { readonly exceptionId: string; readonly superseded: boolean }[]>;
   /**
-   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here. Any `limit` of each, so that later rounds meet the
-   * others. `charge` null: a refund. The processor may say that money went back at its own page.
+   * Charges before a time that are in no batch, and refunds in batches that belong to nothing here: the next `limit` of each, and at the end the first
+   * ones again. `charge` null: a refund. The processor may say that money went back at its own page.
    */
   unexplained(
     account: GatewayAccount,
@@ -788,7 +788,44 @@ export interface Register {
   dispute(disputeId: string): Promise<RegisteredDispute | null>;
 }
 
+/** Goes on where the last call for the account ended. A full page leads on; after a shorter one, the next call begins anew. */
+const unexplainedIn = (pool: Pool): Register['unexplained'] => {
+  const places = new Map<string, { readonly chargedAt: string | null; readonly ref: string | null; readonly exceptionId: string | null }>();
+  return async ({ gateway, merchantAccount }, chargedBefore, limit) => {
+    const account = JSON.stringify([gateway, merchantAccount]);
+    const after = places.get(account) ?? { chargedAt: null, ref: null, exceptionId: null };
+    const [charges, refunds] = await Promise.all([
+      pool.query<{ transaction_id: string; payment_id: string; leg: Leg; charged_at: string; ref: string }>(
+        `select transaction_id, payment_id, leg, moved_at::text as charged_at, ref from gateway_transaction t
+         where gateway = $1 and merchant_account = $2 and op = 'charge' and moved_at < $3 and settled_batch_id is null and not rejected
+           and amount_cents > voided_cents and (moved_at, ref) > (coalesce($5::timestamptz, '-infinity'), coalesce($6, ''))
+           and not exists (select from settlement_exception d where d.payment_id = t.payment_id
+             and d.transaction_id = t.transaction_id and d.type = 'sale' and not d.superseded)
+         order by moved_at, ref limit $4`,
+        [gateway, merchantAccount, chargedBefore, limit, after.chargedAt, after.ref],
+      ),
+      pool.query<{ transaction_id: string; exception_id: string }>(
+        `select transaction_id, exception_id from settlement_exception
+         where gateway = $1 and merchant_account = $2 and kind = 'MISSING_HERE' and type = 'refund' and ref is null and payment_id is null
+           and not superseded and not ended and ($4::uuid is null or exception_id > $4::uuid) order by exception_id limit $3`,
+        [gateway, merchantAccount, limit, after.exceptionId],
+      ),
+    ]);
+    const lastCharge = charges.rows.length < limit ? null : charges.rows.at(-1)!;
+    places.set(account, {
+      chargedAt: lastCharge?.charged_at ?? null,
+      ref: lastCharge?.ref ?? null,
+      exceptionId: refunds.rows.length < limit ? null : refunds.rows.at(-1)!.exception_id,
+    });
+    return [
+      ...charges.rows.map((row) => ({ transactionId: row.transaction_id, charge: { paymentId: row.payment_id, leg: row.leg } })),
+      ...refunds.rows.map((row) => ({ transactionId: row.transaction_id, charge: null })),
+    ];
+  };
+};
+
 export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Register => {
+  const unexplained = unexplainedIn(pool);
   return {
     caughtUp,
     accounts: async () => {
@@ -875,23 +912,7 @@ export const postgresRegister = (pool: Pool, caughtUp: () => Promise<void>): Reg
       );
       return rows.map((row) => ({ exceptionId: row.exception_id, superseded: row.superseded }));
     },
-    unexplained: async ({ gateway, merchantAccount }, chargedBefore, limit) => {
-      const { rows } = await pool.query<{ transaction_id: string; payment_id: string | null; leg: Leg | null }>(
-        `(select transaction_id, payment_id, leg from gateway_transaction t
-          where gateway = $1 and merchant_account = $2 and op = 'charge' and moved_at < $3 and settled_batch_id is null and not rejected
-            and amount_cents > voided_cents and not exists (select from settlement_exception d where d.payment_id = t.payment_id
-              and d.transaction_id = t.transaction_id and d.type = 'sale' and not d.superseded) order by random() limit $4)
-         union all
-         (select transaction_id, null, null from settlement_exception
-          where gateway = $1 and merchant_account = $2 and kind = 'MISSING_HERE' and type = 'refund' and ref is null and payment_id is null
-            and not superseded and not ended order by random() limit $4)`,
-        [gateway, merchantAccount, chargedBefore, limit],
-      );
-      return rows.map((row) => ({
-        transactionId: row.transaction_id,
-        charge: row.payment_id === null ? null : { paymentId: row.payment_id, leg: row.leg! },
-      }));
-    },
+    unexplained,
     disputes: async () => {
       const rows = everyRow<StoredDispute>(async (after, limit) => {
         const page = await pool.query<StoredDispute>(

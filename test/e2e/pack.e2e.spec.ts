@@ -336,7 +336,7 @@ describe('closed periods', () => {
     await pay();
     // A late fact is booked in the next period.
     const postings = [{ account: 'assets:bank:operating', cents: 700 }, { account: 'equity:adjustment', cents: -700 }]; // prettier-ignore
-    await adjustBooks(ports(), { adjustmentId: service.services.ids.uuid(), postings, effectiveAt: FROM, reason: 'found later', by: 'Dana' });
+    await adjustBooks(ports(), { adjustmentId: service.services.ids.uuid(), postings, effectiveAt: FROM, reason: 'found later', by: 'Dana' }, true);
     await pack('closed', FROM, begin);
     expect(eventsOf('closed')).toBe(head.size);
     const closed = await verify(join(folder, 'closed'), ...trusted());
