@@ -72,6 +72,7 @@ const NAMES: Readonly<Record<string, 'payment' | 'portal' | 'cursor' | 'nothing'
   'query status': 'nothing',
   'query from': 'nothing',
   'query to': 'nothing',
+  'query idempotencyKey': 'nothing',
   'header Idempotency-Key': 'nothing',
 };
 const bodyOf = (route: Route, portal: string): object | undefined => {

@@ -208,7 +208,8 @@ describe('a database that takes no writes', () => {
       const begun = performance.now();
       const answers = [await client.create(paymentOf(portal), key), await client.refund(paid.id, { reason: 'twice' }, key)];
       for (const { status, code, headers } of answers) expect([status, code, headers['retry-after']]).toEqual([503, 'IDEMPOTENCY_UNAVAILABLE', '1']);
-      expect(performance.now() - begun).toBeLessThan(5_000);
+      // An append that is tried until its deadline takes 26 s.
+      expect(performance.now() - begun).toBeLessThan(20_000);
     }
     expect(await client.status(paid.id)).toBe('succeeded');
     expect((await fetch(`${service.urls[0]}/readyz`)).status).toBe(503);
