@@ -386,6 +386,8 @@ class Fuzzer {
       const value = this.queryValue(parameter, schema);
       if (value !== null) query.set(parameter, value);
     }
+    // It stands alone, which the schema cannot express.
+    if (query.has('idempotencyKey')) for (const parameter of [...query.keys()]) if (parameter !== 'idempotencyKey') query.delete(parameter);
     const search = query.size > 0 ? `?${query.toString()}` : '';
     const headers = this.headersFor(arbitrary !== undefined);
     return {

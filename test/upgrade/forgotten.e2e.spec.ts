@@ -38,8 +38,8 @@ test('a field of an event without a version, and a line of evolve without a shap
     'test/events/events.unit',
     'test/upgrade/shapes',
   );
-  expect(said).toContain(
-    'PaymentDeclined changed and its version did not: raise it to 4 in libs/payments/stream.ts as docs/changing.md#a-new-version-of-an-event says',
+  expect(said).toMatch(
+    /PaymentDeclined changed and its version did not: raise it to \d+ in libs\/payments\/stream\.ts as docs\/changing\.md#a-new-version-of-an-event says/,
   );
   expect(said).toMatch(
     /payment-list@\d+ makes other rows than test\/upgrade\/shapes\.json says: raise the shape of the model.*\(docs\/changing\.md, A read model\)/,

@@ -268,6 +268,7 @@ export class ListQuery implements Sent<Omit<ListRequest, 'accountId' | 'filters'
       type: 'string',
       minLength: 1,
       maxLength: MAX_KEY_LENGTH,
+      pattern: '^[!-~]+$',
       description: 'The payment that the create with this `Idempotency-Key` made, and `keyState`. No other parameter may stand beside it.',
     },
     check: (value) => keyFault(value as string),
