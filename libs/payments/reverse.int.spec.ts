@@ -802,12 +802,12 @@ describe('two at once (C31)', () => {
   });
   test('one that runs longer than 10 s → 422 for the other, and its key is free', async () => {
     const id = await charged();
-    await ground.bank.arm({ match: { call: 'void' }, delayBeforeMs: 1_000 });
+    await ground.bank.arm({ match: { call: 'void' }, delayBeforeMs: 4_000 });
     const first = house.refund(id, PARTIAL);
     await eventually(async () => (await attempts(id)).length === 1);
     const key = house.key();
     const second = house.refundWithKey(key, id, PARTIAL);
-    await new Promise((turn) => setTimeout(turn, 50));
+    await new Promise((turn) => setTimeout(turn, 1_500));
     house.clock.advance(10_000);
     expect(read(await second)).toMatchObject({ status: 422, code: 'INVALID_STATE' });
     await first;

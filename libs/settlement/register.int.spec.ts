@@ -238,10 +238,12 @@ test('the same, for a line that the processor adds to a complete batch', async (
   expect([been.still, (await house.state(paymentId)).phase]).toEqual([true, 'voided']);
 });
 
+let closedAt: string;
+beforeEach(() => (closedAt = timestamp(house.clock.now())));
 /** A batch `b-1` of sales without a payment here, by transaction and cents, as a source lists it. `fileId` null: the interface. */
 const listed = async (sales: readonly (readonly [transactionId: string, cents: number])[], fileId: string | null, ports = settlement) => {
   const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
-  const batch = { batchId: 'b-1', closedAt: timestamp(house.clock.now()) };
+  const batch = { batchId: 'b-1', closedAt };
   const lines = sales.map(([transactionId, grossCents]) => ({
     ...batch,
     ...({ transactionId, type: 'sale', accepted: true, grossCents, feeCents: 0, netCents: grossCents } as const),
