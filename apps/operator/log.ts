@@ -1,6 +1,5 @@
 /** `payfold log`: checks whether the event store is the log of this installation, and whether it is whole. First steps: docs/operations.md. */
 import type { Command } from 'commander';
-import { gatewaysOfAllTime } from '#accounts';
 import {
   closeIncident,
   type Examined,
@@ -9,13 +8,16 @@ import {
   type Incident,
   installationIn,
   isWhole,
+  keptIntents,
   type KnownMark,
   type MarkBook,
+  openEventStore,
   postgresMarkBook,
+  readStreams,
   unheldMarks,
 } from '#eventstore';
 import { ServiceError, systemClock } from '#kernel';
-import { openKeys, systemIds } from '#platform';
+import { openKeys, type Pool, systemIds, transaction } from '#platform';
 import type { Unborne } from '#payments';
 import { byOption, fields, table, type Terminal } from './terminal.js';
 import type { UpgradeContext } from './upgrade-context.js';
@@ -95,36 +97,49 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const refuse = (why: string) => new ServiceError('INVALID_STATE', `${why}; nothing was changed.\n${inWords(checked)}`);
         if (!isWhole(checked.places) || speaksOfLost(checked)) throw refuse('The event store does not hold everything that it held');
         const { forgetFeeds } = await import('#settlement');
-        const { abandon, emptyCreates, endedCreates, gatewayAccountsOf } = await import('#payments');
-        const accounts = (await gatewaysOfAllTime(store)).flatMap(gatewayAccountsOf);
-        const empty = await emptyCreates({ ...payments.ports, ownLog: foundWhole }, await endedCreates(services.pool), accounts);
-        const charged = empty.filter(({ wasNeverCharged }) => !wasNeverCharged);
-        if (charged.length > 0) throw refuse(`The gateway charged payments without an intent, or cannot tell (${charged.map(inDoubt).join(', ')})`);
+        const { compareKeys, endedCreates, finishEmptyCreates, paymentStream, PaymentStreams, postgresKeyRows, restoreIntents } =
+          await import('#payments');
+        // The guard refuses every append until the incident is closed. What is mended here must be in the log before that.
+        const { clock, ids, personal, log: logger } = payments.ports;
+        const unguarded = await openEventStore(config.kurrentdbUrl, databaseUrl, logger);
+        const ports = { ...payments.ports, ownLog: foundWhole, streams: new PaymentStreams(unguarded, clock, ids) };
+        const kept = await keptIntents({ folder: config.marksDir, installationId: await installationOf(pool) });
+        const mend = async () => [...(await restoreIntents(ports, kept)), ...(await finishEmptyCreates(ports, await endedCreates(services.pool)))];
+        const ended = await mend().finally(() => unguarded.close());
+        // The keys of lost intents may be lost with them. No request may claim them anew.
+        const events = (await readStreams(store, ended.map(({ paymentId }) => paymentStream(paymentId)))).flat();
+        await transaction(services.pool, (client) =>
+          compareKeys({ store, answers: payments.answers, personal, clock }, postgresKeyRows(client), events),
+        );
         const forgotten = unheldMarks(checked.places);
         // A batch or a dispute may have been recorded in the wrong log only, or its event is forgotten now. So all of them are read again.
         await forgetFeeds(services.pool);
         await closeIncident(services.pool, forgotten, { by, reason });
         await ownLog.begin();
         ownLog.refuse();
-        await abandon(payments.ports, empty);
-        const abandoned = empty.map(({ paymentId }) => paymentId);
-        const lines = abandoned.map((paymentId) => `payment ${paymentId}: never charged, abandoned`);
-        const json = { closed: incidentOf(incident), forgotten, abandoned };
+        const abandoned = ended.flatMap((one) => (one.ended === 'abandoned' ? one.paymentId : []));
+        const lost = ended.flatMap((one) => (one.ended === 'lost' ? one.paymentId : []));
+        const lines = [
+          ...abandoned.map((paymentId) => `payment ${paymentId}: never charged, abandoned`),
+          ...lost.map((paymentId) => `payment ${paymentId}: the log had lost its end; read its status, and the tasks of staff`),
+        ];
+        const json = { closed: incidentOf(incident), forgotten, abandoned, lost };
         return { json, text: [`closed: ${incident.message}`, inWords(checked), ...lines].join('\n') };
       }),
     );
 };
 
-/** A payment that the gateway may have charged. A gateway that tells late says when. */
-const inDoubt = ({ paymentId, until }: { readonly paymentId: string; readonly until: string | null }): string =>
-  until === null ? paymentId : `${paymentId}: it can tell from ${until}`;
-
 type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
 
-const bookOf = async ({ config, pool }: Pick<Stores, 'config' | 'pool'>): Promise<MarkBook> => {
+/** Empty: the database has no installation. */
+const installationOf = async (pool: Pool): Promise<string> => {
   const { rows } = await pool.query<{ id: string }>('select id from installation');
+  return rows[0]?.id ?? '';
+};
+
+const bookOf = async ({ config, pool }: Pick<Stores, 'config' | 'pool'>): Promise<MarkBook> => {
   const processId = systemIds(() => systemClock.realNow()).uuid();
-  const installationId = rows[0]?.id ?? '';
+  const installationId = await installationOf(pool);
   return postgresMarkBook({ pool, folder: config.marksDir, installationId, processId, name: 'command', pid: process.pid, clock: systemClock });
 };
 

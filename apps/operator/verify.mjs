@@ -203,7 +203,7 @@ const whole = (path) => {
 
 /** Every event that may change the books, and its newest version that this file knows. */
 export const EVENTS = {
-  PaymentInitiated: 4, PaymentCreated: 2, PaymentDeclined: 4, PaymentFailed: 2, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1,
+  PaymentInitiated: 4, PaymentCreated: 2, PaymentDeclined: 4, PaymentFailed: 2, PaymentOutcomeUnknown: 1, PaymentAbandoned: 1, PaymentLost: 1,
   ReconciliationStarted: 1, VoidRequested: 3, RefundRequested: 3, PaymentVoided: 2, PaymentRefunded: 2, FeeRefunded: 2, RefundFailed: 1, ReturnedElsewhere: 1, ReversalEnded: 2,
   ReversalAcknowledged: 2, PaymentSettled: 1, SettlementRejected: 1, SettlementWithdrawn: 1, PaymentDisputed: 3, PaymentResolved: 1, ReturnRequested: 1,
   SettlementLinesRecorded: 2, SettlementBatchRecorded: 1, SettlementBatchListed: 1, SettlementLinesCorrected: 2, BatchFunded: 1, BatchFundingWithdrawn: 1,

@@ -75,6 +75,11 @@ export const DECISIONS: Readonly<Record<string, readonly [versions: number, fiel
      lineItems.id lineItems.referenceId lineItems.serviceFeeCents paymentMethod.brand paymentMethod.last4 paymentMethod.type portalId
      referenceId serviceFeeCents -idempotency -legs.account.credentialsRef -lineItems.description -lineItems.metadata -payer -personal`,
   ],
+  PaymentLost: [
+    1,
+    `accountId attemptId paymentId portalId references.account.environment references.account.gateway references.account.merchantAccount references.leg
+     references.references.charge references.references.reversal -references.account.credentialsRef`,
+  ],
   PaymentOutcomeUnknown: [1, 'attemptId leg -cause'],
   PaymentRefunded: [2, 'attemptId feeCents leg pending principalCents transactionId'],
   PaymentResolved: [

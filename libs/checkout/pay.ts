@@ -7,11 +7,14 @@
 import type { Directory, Portal } from '#accounts';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import { isReadOnly, type Slot } from '#platform';
-import { ageMs, type Cents, Deadline, type ErrorCode, nothingBegun, ServiceError, timestamp, unreachable } from '#kernel';
+import { ageMs, type Cents, Deadline, type ErrorCode, nothingBegun, ServiceError, unreachable } from '#kernel';
 import {
   atStableTime,
   charge,
   type ChargeRequest,
+  type EmptyCreate,
+  finishEmptyCreate,
+  gatewayAccountsOf,
   isVisible,
   openPayment,
   type Payment,
@@ -31,8 +34,8 @@ import type { CheckoutSessions, Session } from './sessions.js';
  * it.
  */
 export const ABANDONED_AFTER_MS = 60_000;
-/** Time for fencing one payment stream. */
-const FENCE_MS = 10_000;
+/** Time for asking about one payment whose stream is empty, and for fencing it. */
+const FENCE_MS = 40_000;
 
 export interface CheckoutPorts {
   readonly payments: PaymentPorts;
@@ -193,6 +196,7 @@ export const follow = async (
   const { attempt } = checkout;
   const loaded = await payments.streams.load(attempt.paymentId);
   const { payment } = loaded;
+  const deadline = new Deadline(payments.clock, FENCE_MS);
   const declined = (refusal: Refusal) => sessions.execute(session, { type: 'RecordDeclined', attemptId: attempt.attemptId, ...refusal }, origin);
   switch (payment.phase) {
     case 'charged':
@@ -211,28 +215,26 @@ export const follow = async (
       return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     case 'none':
       if (ageMs(payments.clock, attempt.startedAt) < abandonedAfterMs) return session;
-      // The event store may have lost the payment's stream. Check the log first.
-      await payments.ownLog.verified(null);
-      // Fence the stream, so that a late request cannot begin this payment. If the payment begins at this moment, this append conflicts, and the
-      // payment is read again.
-      await payments.streams.execute(
-        loaded,
-        [
-          {
-            type: 'Abandon',
-            at: timestamp(payments.clock.now()),
-            attemptId: attempt.attemptId,
-            accountId: checkout.terms.accountId,
-            reason: 'the checkout request vanished before it began',
-          },
-        ],
-        origin,
-        new Deadline(payments.clock, FENCE_MS),
-      );
-      return declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
+      // The event store may have lost the payment's stream, and no row of a key tells whether a call has begun. So the gateway is asked. If the
+      // payment begins at this moment, the append conflicts, and the payment is read again.
+      return (await finishEmptyCreate(payments, loaded, await emptyAttempt(ports, checkout.terms, attempt), VANISHED, origin, deadline)) === 'lost'
+        ? sessions.execute(session, { type: 'RecordUnknown' }, origin)
+        : declined({ code: 'PAYMENT_GATEWAY_ERROR', declineCode: null });
     default:
       return unreachable(payment);
   }
+};
+
+const VANISHED = 'the checkout request vanished before it began';
+
+const emptyAttempt = async (
+  { directory }: CheckoutPorts,
+  { accountId, portalId }: CheckoutTerms,
+  { attemptId, paymentId, startedAt: claimedAt }: Attempt,
+): Promise<EmptyCreate> => {
+  const gateway = (await directory.portal(portalId))?.gateway;
+  const portal = { portalId, accounts: gateway ? gatewayAccountsOf(gateway) : [] };
+  return { paymentId, attemptId, accountId, claimedAt, begun: gateway ? null : false, portal };
 };
 
 /** {@link follow}, repeated once if another writer was first. */

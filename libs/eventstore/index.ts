@@ -28,6 +28,8 @@ export {
   closeIncident,
   type Finding,
   type Incident,
+  type KeptIntent,
+  keptIntents,
   type Known,
   type KnownMark,
   type MarkBook,

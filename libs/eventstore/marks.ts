@@ -5,10 +5,10 @@
  * {@link MarkBook} is a port. A process keeps its marks in the database and in a folder. The folder is needed because the database, too, may be
  * restored to an earlier state.
  */
-import { mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
+import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
-import { type Clock, timestamp } from '#kernel';
+import { type Clock, type Json, timestamp } from '#kernel';
 import type { Migration, Pool } from '#platform';
 import type { Mark, Position } from './event-store.js';
 import { GENERATION } from './installation.js';
@@ -82,6 +82,15 @@ export interface OwnMarks {
   readonly confirmed: Mark | null;
 }
 
+/**
+ * An intent whose gateway calls may begin, as it is kept outside of the log. `mark`: the newest event that the process knew of; null: none. `intent`: what its
+ * writer needs to make the intent again.
+ */
+export interface KeptIntent {
+  readonly mark: Mark | null;
+  readonly intent: Json;
+}
+
 export interface Known {
   readonly marks: readonly KnownMark[];
   /** The position of each checkpoint. */
@@ -100,6 +109,10 @@ export interface MarkBook {
   open(found: Finding): Promise<Incident>;
   /** true: a person has closed this incident. false: the incident is open, or a restored database does not have it. */
   isClosed(id: string): Promise<boolean>;
+  /** Keeps intents in a file. Resolves when they are on the disk. Calls must not overlap. */
+  keep(intents: readonly KeptIntent[]): Promise<void>;
+  /** Returns a function that forgets the intents that were kept before this call. */
+  turn(): () => Promise<void>;
 }
 
 export interface MarkBookOptions {
@@ -129,6 +142,7 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
     if (fresh || !lastRead || at - lastRead.at >= FILES_FRESH_MS) lastRead = { at, files: await readFiles(options) };
     return lastRead.files;
   };
+  const kept = keptFiles(options, name);
   return {
     read: async ({ fresh } = { fresh: false }) => {
       const [{ forgotten, ...rows }, files] = await Promise.all([readRows(pool, processId), recentFiles(fresh)]);
@@ -154,6 +168,7 @@ export const postgresMarkBook = (options: MarkBookOptions): MarkBook => {
       const { rowCount } = await pool.query('select from store_incident where id = $1 and closed_at is not null', [id]);
       return rowCount === 1;
     },
+    ...kept,
   };
 };
 
@@ -237,12 +252,94 @@ const writeRow = (pool: Pool, processId: string, name: string, { acknowledged, c
 // ---- the folder
 
 const EXTENSION = '.json';
+/** Files of kept intents: one JSON text a line. */
+const KEPT_EXTENSION = '.intents';
+const LINE_END = 0x0a;
 
-interface MarkFile extends OwnMarks {
+interface FileHead {
   readonly installationId: string;
   readonly name: string;
   readonly generation: number;
 }
+interface MarkFile extends OwnMarks, FileHead {}
+
+/**
+ * A file that was opened longer ago gets no more lines: another process may be about to delete it. Shorter than {@link FORGET_AFTER_SECONDS}.
+ */
+const KEPT_IN_ONE_FILE_MS = 30_000;
+
+/**
+ * The intents of a process, in files of its own. Each check turns to a new file. When the check has found every event, the files before it are
+ * deleted.
+ */
+const keptFiles = ({ folder, processId, installationId, clock }: MarkBookOptions, name: string): Pick<MarkBook, 'keep' | 'turn'> => {
+  const files: string[] = [];
+  let number = 0;
+  let present: { readonly number: number; readonly openedAt: number; readonly handle: FileHandle } | null = null;
+  const fileNow = async (): Promise<FileHandle> => {
+    if (present && clock.realNow() - present.openedAt >= KEPT_IN_ONE_FILE_MS) number += 1;
+    if (present?.number === number) return present.handle;
+    const before = present;
+    present = null;
+    await before?.handle.close();
+    await mkdir(folder, { recursive: true, mode: 0o700 });
+    const file = join(folder, `${processId}-${number}${KEPT_EXTENSION}`);
+    const handle = await open(file, 'a', 0o600);
+    files.push(file);
+    // The name of a new file is on the disk only when its folder is.
+    const directory = await open(folder);
+    await directory.sync().finally(() => directory.close());
+    present = { number, openedAt: clock.realNow(), handle };
+    return handle;
+  };
+  return {
+    keep: async (intents) => {
+      const handle = await fileNow();
+      const head: FileHead = { installationId, name, generation: GENERATION };
+      try {
+        await handle.appendFile(intents.map((kept) => `${JSON.stringify({ ...head, ...kept })}\n`).join(''));
+        await handle.datasync();
+      } catch (error) {
+        // A line may be half written, so the next one goes to another file.
+        number += 1;
+        throw error;
+      }
+    },
+    turn: () => {
+      const old = files.length;
+      number += 1;
+      return async () => {
+        for (const file of files.splice(0, old)) await rm(file, { force: true });
+      };
+    },
+  };
+};
+
+/** The lines of a file of kept intents, oldest first. A last line that is half written does not count: its call did not begin. */
+const readKeptLines = async (file: string, last = false): Promise<readonly (KeptIntent & FileHead)[]> => {
+  const bytes = await readFile(file).catch((error: NodeJS.ErrnoException) => {
+    if (['ENOENT', 'EACCES'].includes(error.code ?? '')) return Buffer.alloc(0);
+    throw error;
+  });
+  const end = bytes.lastIndexOf(LINE_END);
+  if (end < 0) return [];
+  const begin = last && end > 0 ? bytes.lastIndexOf(LINE_END, end - 1) + 1 : 0;
+  const lines = bytes.subarray(begin, end).toString('utf8').split('\n');
+  return lines.map((line) => JSON.parse(line) as KeptIntent & FileHead);
+};
+
+/** Every intent that processes of the installation have kept and not forgotten, dead ones included. */
+export const keptIntents = async ({ folder, installationId }: Pick<MarkBookOptions, 'folder' | 'installationId'>): Promise<readonly KeptIntent[]> => {
+  const names = (await namesIn(folder)).filter((name) => name.endsWith(KEPT_EXTENSION)).sort();
+  const lines = await Promise.all(names.map((name) => readKeptLines(join(folder, name))));
+  return lines.flat().filter((line) => line.generation === GENERATION && line.installationId === installationId);
+};
+
+const namesIn = (folder: string): Promise<string[]> =>
+  readdir(folder).catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT') return [];
+    throw new Error(`MARKS_DIR cannot be read: ${error.message}`, { cause: error });
+  });
 
 interface FoundFile {
   readonly file: string;
@@ -251,15 +348,17 @@ interface FoundFile {
 
 /** Reads the mark files of other processes. Another installation may use the same folder; its files do not count. */
 const readFiles = async ({ folder, processId, installationId }: MarkBookOptions): Promise<FoundFile[]> => {
-  const names = await readdir(folder).catch((error: NodeJS.ErrnoException) => {
-    if (error.code === 'ENOENT') return [];
-    throw new Error(`MARKS_DIR cannot be read: ${error.message}`, { cause: error });
-  });
   const files = await Promise.all(
-    names
-      .filter((name) => name.endsWith(EXTENSION) && name !== processId + EXTENSION)
+    (await namesIn(folder))
+      .filter((name) => (name.endsWith(EXTENSION) || name.endsWith(KEPT_EXTENSION)) && !name.startsWith(processId))
       .map(async (name) => {
         const file = join(folder, name);
+        if (name.endsWith(KEPT_EXTENSION)) {
+          // A log loses its end, so the newest mark is enough.
+          const [line] = await readKeptLines(file, true);
+          if (line && (line.generation !== GENERATION || line.installationId !== installationId)) return null;
+          return { file, marks: line?.mark ? [{ where: `the newest event in ${file} (${line.name})`, mark: line.mark, confirmed: false }] : [] };
+        }
         const held = await readMarkFile(file);
         if (held?.generation !== GENERATION || held.installationId !== installationId) return null;
         const marks = (['acknowledged', 'confirmed'] as const).flatMap((what) => {

@@ -6,7 +6,7 @@
  * append before that call is the check. A store that cannot be asked counts as an outage, not as a loss (docs/decisions/0032-marks-and-checks.md).
  */
 import { setMaxListeners } from 'node:events';
-import { type Clock, orStopped, timestamp } from '#kernel';
+import { type Clock, type Json, orStopped, timestamp } from '#kernel';
 import { type Logger, shared } from '#platform';
 import {
   type EventStore,
@@ -19,7 +19,7 @@ import {
   Unavailable,
 } from './event-store.js';
 import { installationIn, type SealedPlace } from './installation.js';
-import type { Finding, Incident, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
+import type { Finding, Incident, KeptIntent, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
 
 /** The pause between two routine checks. */
 const CHECK_EVERY_MS = 1_000;
@@ -58,8 +58,13 @@ export interface LogGate {
    * Resolves when a check that began after the call has found every mark. `intent`: the position of the append just before the call. With
    * `appendsProve`, that append is the check. Throws {@link StoreIncident}. If the check cannot be made, throws {@link Unavailable} or the error of
    * the database.
+   *
+   * `kept`: what is needed to make the intent again. It is kept outside of the log before this resolves. So a loss of the intent is noticed, and the
+   * gateway can be asked, also if the process dies at once. Throws if it cannot be kept.
    */
-  verified(intent: Position | null): Promise<void>;
+  verified(intent: Position | null, kept?: Json): Promise<void>;
+  /** Opens an incident, unless one is open: the log lacks an event that other evidence shows. `message`: "it does not hold …". */
+  report(message: string): Promise<void>;
   /**
    * Proves that the events which were just read belong to this log. `last`: the last of them; null: only the end of the log was read. Call it before
    * rows are made from these events. False: the log does not hold `last`, because another log answered the read. Read again. Throws as
@@ -76,6 +81,10 @@ export class OwnLog implements EventStore, LogGate {
   private confirmed: Mark | null = null;
   /** Events whose appends were acknowledged to this process since the last check, in the order of the answers. */
   private acknowledged: Mark[] = [];
+  /** The newest event whose append was acknowledged to this process. */
+  private newestTold: Mark | null = null;
+  /** Intents that wait to be kept outside of the log. */
+  private readonly unkept: KeptIntent[] = [];
   /** The marks of other processes, files and checkpoints that a check of this process has found. */
   private found: ReadonlySet<string> = new Set();
   /** The last events of reads that wait for a check. */
@@ -103,40 +112,62 @@ export class OwnLog implements EventStore, LogGate {
 
   /** Checks the log and writes the marks of this process once a second, until `stop` aborts. Then writes the marks once more. */
   async run(stop: AbortSignal): Promise<void> {
-    const { clock, log } = this.options;
+    const { book, clock, log } = this.options;
     while (!stop.aborted) {
       await clock.sleep(this.checkEveryMs, stop);
       if (stop.aborted) break;
+      const forget = book.turn();
       // An outage is not reported here. The work that fails reports it.
-      await orStopped(this.check(), stop).catch((error: unknown) => {
-        if (!stop.aborted && !(error instanceof Unavailable)) log.warn({ err: error }, 'the event store could not be checked');
-      });
-      await this.keepMarks();
+      const isWhole = await orStopped(this.check(), stop).then(
+        () => this.incident === null,
+        (error: unknown) => {
+          if (!stop.aborted && !(error instanceof Unavailable)) log.warn({ err: error }, 'the event store could not be checked');
+          return false;
+        },
+      );
+      // The marks of this check cover the intents before it.
+      if ((await this.keepMarks()) && isWhole) await forget().catch((error: unknown) => log.warn({ err: error }, 'kept intents could not be deleted'));
     }
     await this.keepMarks();
   }
 
-  /** Writes the newest marks of this process to the mark book. */
-  async keepMarks(): Promise<void> {
+  /** Writes the newest marks of this process to the mark book. false: they could not be written. */
+  async keepMarks(): Promise<boolean> {
     // A process that has appended nothing writes no marks. In an incident, what was acknowledged before it must be kept: a resume asks for it.
-    if (!this.hasAppended) return;
+    if (!this.hasAppended) return true;
     const own = this.marks();
     const text = JSON.stringify(own);
-    if (text === this.written) return;
+    if (text === this.written) return true;
     try {
       await this.options.book.write(own);
       this.written = text;
+      return true;
     } catch (error) {
       this.options.log.warn({ err: error }, 'the newest event of this process could not be kept; the next try comes in a second');
+      return false;
     }
   }
 
-  async verified(intent: Position | null): Promise<void> {
+  async verified(intent: Position | null, kept?: Json): Promise<void> {
     this.refuse();
-    if (intent !== null && this.options.appendsProve) return;
-    await this.check();
+    if (kept !== undefined) this.unkept.push({ mark: this.newestTold ?? this.confirmed, intent: kept });
+    await Promise.all([kept === undefined ? null : this.keepIntents(), intent !== null && this.options.appendsProve ? null : this.check()]);
     this.refuse();
   }
+
+  async report(message: string): Promise<void> {
+    if (!this.incident) await this.open({ kind: 'lost_events', message, mark: null });
+  }
+
+  /** Intents of requests that arrive together share one write. */
+  private readonly keepIntents = shared(async () => {
+    const intents = this.unkept.splice(0);
+    if (intents.length === 0) return;
+    await this.options.book.keep(intents).catch((error: unknown) => {
+      this.options.log.error({ err: error }, 'intents cannot be kept in MARKS_DIR, so their gateway calls do not begin');
+      throw error;
+    });
+  });
 
   async verifiedRead(last: Mark | null): Promise<boolean> {
     // On Postgres, events and rows are in one database and can only be restored together. So no check is needed.
@@ -329,6 +360,7 @@ export class OwnLog implements EventStore, LogGate {
     this.incident = null;
     this.written = '';
     this.acknowledged = [];
+    this.newestTold = null;
     this.found = new Set();
     this.opened = manyListeners();
     this.reportedAt = Number.NEGATIVE_INFINITY;
@@ -342,7 +374,9 @@ export class OwnLog implements EventStore, LogGate {
     const appending = this.options.store.append(stream, expected, events, options);
     const appended = await this.orIncident(appending);
     this.hasAppended = true;
-    this.acknowledged.push({ position: appended.position, id: events.at(-1)!.id.toLowerCase() });
+    const mark = { position: appended.position, id: events.at(-1)!.id.toLowerCase() };
+    this.acknowledged.push(mark);
+    if (!this.newestTold || mark.position > this.newestTold.position) this.newestTold = mark;
     // The append was a repeat, or the log was exchanged: a new event gets a position after `confirmed`.
     if (confirmed && appended.position <= confirmed.position) void this.check().catch(() => undefined);
     return appended;
@@ -382,6 +416,7 @@ export const foundWhole: LogGate = {
   incident: null,
   verified: async () => undefined,
   verifiedRead: async () => true,
+  report: async () => undefined,
   refuse: () => undefined,
 };
 

@@ -213,11 +213,11 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
       });
       return { payment: { ...payment, attempts: { ...payment.attempts, [attemptId]: { initiatedBy, lines } } }, movements: [] };
     }
-    case 'PaymentVoided': {
-      const payment = known(before, event);
-      // A charge that was never made moved nothing.
-      return payment.confirmationNumber === null ? { payment, movements: [] } : giveBack(paymentId, payment, event.data, 'void', event.at);
-    }
+    case 'PaymentVoided':
+      // A charge that was never made moved nothing. If its intent is lost, no line is known.
+      return before === null || before.confirmationNumber === null
+        ? { payment: before, movements: [] }
+        : giveBack(paymentId, before, event.data, 'void', event.at);
     case 'PaymentRefunded':
     case 'FeeRefunded':
       return giveBack(paymentId, known(before, event), event.data, 'refund', event.at);
@@ -259,6 +259,7 @@ export const movePayment = (paymentId: string, before: PaymentLines | null, even
     case 'PaymentFailed':
     case 'PaymentOutcomeUnknown':
     case 'PaymentAbandoned':
+    case 'PaymentLost':
     case 'ReconciliationStarted':
     case 'RefundFailed':
     case 'ReturnedElsewhere':

@@ -294,6 +294,8 @@ export const postPayment = (rules: RulesInForce, paymentId: string, books: Books
   switch (event.type) {
     case 'PaymentInitiated':
       return { books: { portalId: event.data.portalId, charged: false, legs: event.data.legs.map(bookedLeg), disputes: {} }, entries: [] };
+    case 'PaymentLost':
+      return { books: books ?? { portalId: event.data.portalId, charged: false, legs: [], disputes: {} }, entries: [] };
     case 'PaymentCreated':
       return charged(rules, begun(books, event), now);
     case 'PaymentResolved':

@@ -31,7 +31,7 @@ import {
 import { createHash } from 'node:crypto';
 import { codingOf } from './coding.js';
 import { feeByLine, serviceFee } from './fee.js';
-import { callGateway, holdingKey } from './gateway/call.js';
+import { beginning, callGateway } from './gateway/call.js';
 import type { GatewaySlots } from './gateway/slots.js';
 import type { HoldsKey } from './keys/key-store.js';
 import type {
@@ -195,7 +195,9 @@ export const charge = async (
       throw error;
     }
     const intent = { position: loaded.appendedAt ?? null, begunAt };
-    outcome = await moveMoney(holdingKey(ports, attempt.holds ?? null), gateways, plan, attempt, intent, request, deadline).catch(
+    const kept = { type: 'PaymentInitiated', at: begunAt, data: { attemptId, idempotency, ...plan, personal: null } } as const;
+    const calls = beginning(ports, { paymentId: attempt.paymentId, intent: kept }, attempt.holds ?? null);
+    outcome = await moveMoney(calls, gateways, plan, attempt, intent, request, deadline).catch(
       (error: unknown) => {
         // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
         throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;

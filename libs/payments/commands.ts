@@ -6,9 +6,10 @@ import { serviceFee } from './fee.js';
 import { REQUEST_DEADLINE_MS } from './gateway/call.js';
 import { awayAtGateway } from './gateway/slots.js';
 import type { Claims } from './keys/claims.js';
-import type { IdempotencyStore, Operation, RequestText } from './keys/key-store.js';
+import type { IdempotencyStore, KeyAttempt, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, atStableTime, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts } from './list.js';
+import { finishEmptyCreate } from './lost.js';
 import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent, type VisiblePayment } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { keyOfText, openPayment } from './personal.js';
@@ -60,28 +61,36 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
       if (!found || 'error' in found) throw new Error(`${paymentId}: the stream does not hold the payment that was answered`);
       return found.view;
     },
-    reconciliationRequired: async (paymentId) => {
+    reconciliationRequired: async (bound) => {
+      const { paymentId } = bound;
       // If the log cannot be read now, the answer asks the caller to check the payment.
-      const { payment } = await ports.streams.load(paymentId).catch(() => ({ payment: null }));
+      const loaded = await ports.streams.load(paymentId).catch(() => null);
+      const payment = loaded && loaded.payment;
+      if (ports.ownLog.incident) return payment && isVisible(payment) ? reconciliationRequired(paymentId, payment) : storeIncident();
       if (payment?.phase !== 'none') return reconciliationRequired(paymentId, payment);
-      // An empty stream may be a lost one. The answer says that nothing was charged only if the log is whole.
-      return (await mayBeLost(ports).catch(() => true)) || ports.ownLog.incident ? storeIncident() : reconciliationRequired(paymentId, payment);
+      // An empty stream may be a lost one. The answer says that nothing was charged only if the log is whole, and if no call has begun.
+      const ended = await finishEmptyCreate(ports, loaded!, { ...bound, accountId: request.accountId }, VANISHED, origin, deadline).catch(() => null);
+      return ended === null ? storeIncident() : reconciliationRequired(paymentId, ended === 'lost' ? null : payment);
     },
   });
 };
 
+/** Why the stream of a create was closed before it began. */
+const VANISHED = 'the request vanished before it began';
+
 /**
  * Decides how the key of a create ends if its owner vanished (T7). If the stream holds PaymentCreated or PaymentDeclined, the answer is made again
  * from the events up to it. Otherwise the key becomes reserved. If the stream holds no outcome, it is fenced first, so that the owner can no longer
- * begin or finish.
+ * begin or finish. If the stream is empty, the gateway may have to be asked first ({@link finishEmptyCreate}).
  */
 export const finishCreate = async (
   ports: PaymentPorts,
-  { paymentId, attemptId }: { paymentId: string; attemptId: string },
+  bound: KeyAttempt,
   accountId: string,
   origin: Origin,
   deadline: Deadline,
 ): Promise<Result<PaymentView> | 'reserved'> => {
+  const { paymentId, attemptId } = bound;
   const readAt = ports.clock.realNow();
   const recorded = await ports.streams.events(paymentId);
   const events = recorded.map(paymentEvents.read);
@@ -91,12 +100,8 @@ export const finishCreate = async (
   if (found) return 'error' in found ? found : { ...found, key: isVisible(payment) ? keyOfText(opened, payment.terms.personal) : null };
   const loaded = { paymentId, payment, revision: recorded.at(-1)?.revision ?? null, readAt };
   const at = new Date(ports.clock.now()).toISOString();
-  if (loaded.revision === null) {
-    // A missing stream may be a lost one, so the log is checked first.
-    await ports.ownLog.verified(null);
-    const reason = 'the request vanished before it began';
-    await ports.streams.execute(loaded, [{ type: 'Abandon', at, attemptId, accountId, reason }], origin, deadline);
-  } else if (loaded.payment.phase === 'pending')
+  if (loaded.revision === null) await finishEmptyCreate(ports, loaded, { ...bound, accountId }, VANISHED, origin, deadline);
+  else if (loaded.payment.phase === 'pending')
     await ports.streams.execute(loaded, [{ type: 'StartReconciliation', at, attemptId }], origin, deadline);
   return 'reserved';
 };

@@ -1,13 +1,13 @@
 /**
- * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It also fences the streams of create
+ * Work after an incident of the event store. It finds rows and stored answers that contradict their streams. It also ends create
  * requests whose intents are not in the log (C64, C76).
  */
 import { type EventStore, readStreams } from '#eventstore';
-import { Deadline, timestamp } from '#kernel';
+import { Deadline } from '#kernel';
 import type { Pool } from '#platform';
-import { gatewayRef, type PaymentPorts } from './charge.js';
-import { type GatewayAccount, LEGS } from './gateway/gateway.js';
-import { finalizeReference } from './reverse.js';
+import type { PaymentPorts } from './charge.js';
+import { attemptIn, type AttemptRow } from './keys/postgres.js';
+import { type EmptyCreate, type Ended, finishEmptyCreate } from './lost.js';
 import { paymentStream } from './stream.js';
 
 /** Rows of one page of a comparison. */
@@ -61,88 +61,34 @@ export const unborne = async (pool: Pool, store: EventStore): Promise<Unborne> =
   }
 };
 
-/** A create with a key whose request has ended without an answer. */
-export interface EndedCreate {
-  readonly accountId: string;
-  readonly paymentId: string;
-  readonly attemptId: string;
-  /** RFC 3339: when the key was claimed. The intent followed within seconds. */
-  readonly claimedAt: string;
-}
-
-/** All ended creates: the key is reserved, or its lease has ended. */
-export const endedCreates = async (pool: Pool): Promise<readonly EndedCreate[]> => {
-  const { rows } = await pool.query<Omit<EndedCreate, 'claimedAt'> & { claimedAt: Date }>(
-    `select api_account_id as "accountId", payment_id as "paymentId", attempt_id as "attemptId", created_at as "claimedAt" from idempotency_key
+/** All creates with a key whose request has ended without an answer: the key is reserved, or its lease has ended. */
+export const endedCreates = async (pool: Pool): Promise<readonly EmptyCreate[]> => {
+  const { rows } = await pool.query<AttemptRow & { api_account_id: string }>(
+    `select api_account_id, payment_id, attempt_id, created_at, begun from idempotency_key
      where operation = 'create' and (state = 'reserved' or (state = 'in_progress' and lease_until < clock_timestamp())) order by created_at`,
   );
-  return rows.map((row) => ({ ...row, claimedAt: row.claimedAt.toISOString() }));
+  return rows.map((row) => ({ accountId: row.api_account_id, ...attemptIn(row) }));
 };
 
-/** An ended create without an intent in the log. Its intent went to another log, or its process died before it sent the intent. */
-export interface EmptyCreate extends EndedCreate {
-  /** True if every merchant account has a gateway here, and every gateway promised that no charge of this attempt will ever be executed. */
-  readonly wasNeverCharged: boolean;
-  /** When the gateway that could not promise it can tell, RFC 3339. null: it promised it, it charged, or it does not say when. */
-  readonly until: string | null;
-}
-
-const FINALISE_MS = 60_000;
+const FINISH_MS = 60_000;
 
 /**
- * The creates whose stream is empty. For each create, finalises the charge references that its attempt could have used at each merchant account. The
- * check of a create ends at the first reference that may have been executed.
- *
- * Call this only after the log was found whole.
+ * Ends those creates whose streams are empty, so that their intents cannot arrive later (C64). Call this only after the log was found whole.
  */
-export const emptyCreates = async (
+export const finishEmptyCreates = async (
   ports: PaymentPorts,
-  creates: readonly EndedCreate[],
-  accounts: readonly GatewayAccount[],
-): Promise<readonly EmptyCreate[]> => {
-  const found: EmptyCreate[] = [];
+  creates: readonly EmptyCreate[],
+): Promise<readonly Ended[]> => {
+  const all: Ended[] = [];
   for (const create of creates) {
-    if ((await ports.streams.load(create.paymentId)).revision !== null) continue;
-    const deadline = new Deadline(ports.clock, FINALISE_MS);
-    const { accountId, paymentId, attemptId, claimedAt } = create;
-    found.push({ accountId, paymentId, attemptId, claimedAt, ...(await findCharge(ports, create, accounts, deadline)) });
-  }
-  return found;
-};
-
-/**
- * Fences the empty streams of these creates, so that their intents cannot arrive later. Their keys then get the answer that nothing was charged
- * (C64).
- */
-export const abandon = async ({ streams, ids, clock }: PaymentPorts, creates: readonly EmptyCreate[]): Promise<void> => {
-  const reason = 'the intent went to a log that was not ours';
-  for (const { accountId, paymentId, attemptId } of creates) {
-    const loaded = await streams.load(paymentId);
+    const loaded = await ports.streams.load(create.paymentId);
     if (loaded.revision !== null) continue;
-    const origin = { actor: { type: 'recovery' as const, id: 'log-resume' }, correlationId: ids.uuid() };
-    const command = { type: 'Abandon' as const, at: timestamp(clock.now()), attemptId, accountId, reason };
-    await streams.execute(loaded, [command], origin, new Deadline(clock, FINALISE_MS));
+    const origin = { actor: { type: 'recovery' as const, id: 'log-resume' }, correlationId: ports.ids.uuid() };
+    const deadline = new Deadline(ports.clock, FINISH_MS);
+    const ended = await finishEmptyCreate(ports, loaded, create, 'the intent went to a log that was not ours', origin, deadline);
+    all.push({ paymentId: create.paymentId, ended });
   }
-};
-
-const findCharge = async (
-  ports: PaymentPorts,
-  { attemptId, claimedAt: begunAt }: EndedCreate,
-  accounts: readonly GatewayAccount[],
-  deadline: Deadline,
-): Promise<Pick<EmptyCreate, 'wasNeverCharged' | 'until'>> => {
-  for (const account of accounts) {
-    const gateway = ports.gateways.find(account);
-    if (!gateway) return { wasNeverCharged: false, until: null };
-    for (const leg of LEGS) {
-      const ref = gatewayRef(attemptId, leg, 'charge');
-      // The intent is lost, and with it the amount.
-      const call = { ref, op: 'charge', leg, account, begunAt, amountCents: 0, chargeTransactionId: null, last4: null } as const;
-      const found = await finalizeReference(ports, gateway, call, deadline);
-      if (found.kind !== 'never') return { wasNeverCharged: false, until: (found.kind === 'cannot_tell' && found.until) || null };
-    }
-  }
-  return { wasNeverCharged: accounts.length > 0, until: null };
+  return all;
 };
 
 const namedIn = ({ attemptId, toldAs }: { readonly attemptId?: string; readonly toldAs?: string | null }) => [attemptId, toldAs];

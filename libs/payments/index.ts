@@ -25,7 +25,7 @@ export {
 } from './commands.js';
 export { openCursor } from './cursor.js';
 export { serviceFee } from './fee.js';
-export { callGateway, REQUEST_DEADLINE_MS } from './gateway/call.js';
+export { callGateway, type KeptEvent, REQUEST_DEADLINE_MS } from './gateway/call.js';
 export { type GatewayCall, GatewayCalls } from './gateway/calls.js';
 export { awayAtGateway, GATEWAY_SLOTS, type GatewaySlotLimits, GatewaySlots } from './gateway/slots.js';
 export {
@@ -73,6 +73,7 @@ export {
   type FoundKey,
   type IdempotencyStore,
   KEEP_HOURS,
+  type KeyAttempt,
   type KeyName,
   keyNameOf,
   type KeyRows,
@@ -92,7 +93,8 @@ export {
   keysFromLogMigration,
   rebuildKeys,
 } from './keys/from-log.js';
-export { abandon, type EmptyCreate, emptyCreates, type EndedCreate, endedCreates, unborne, type Unborne } from './incident.js';
+export { endedCreates, finishEmptyCreates, unborne, type Unborne } from './incident.js';
+export { type EmptyCreate, finishEmptyCreate, restoreIntents } from './lost.js';
 export { type Answered, type AnswerEncoder, atStableTime, idempotencyUnavailable, storeIncident } from './keys/once-by-key.js';
 export { idempotencyMigrations, postgresIdempotency, postgresKeyRows, recordedKey } from './keys/postgres.js';
 export { type Claims, type ClaimsDatabase, ClaimsGate, claimsMigration, type KeptPlace } from './keys/claims.js';
@@ -137,6 +139,7 @@ export {
   type DisputeStatus,
   type Initiator,
   type Intent,
+  type IntentEvent,
   isVisible,
   keysOfPayment,
   type LegMove,

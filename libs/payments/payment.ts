@@ -44,6 +44,11 @@ export type PaymentEvent =
   | Fact<'PaymentFailed', { readonly attemptId: string; readonly reason: string; readonly takenBack?: readonly TakenBack[] }>
   | Fact<'PaymentOutcomeUnknown', { readonly attemptId: string; readonly leg: Leg; readonly cause: string }>
   | Fact<'PaymentAbandoned', { readonly attemptId: string; readonly accountId: string; readonly reason: string }>
+  /**
+   * The log has lost the end of this payment's create, and the gateway has charged it or cannot tell. Its caller may have been told that it succeeded,
+   * so it is never undone by itself. The intent comes before this event if it was kept outside of the log.
+   */
+  | Fact<'PaymentLost', LostCreate>
   | Fact<'ReconciliationStarted', { readonly attemptId: string }>
   | Fact<'VoidRequested', ReversalRequest & Intent>
   | Fact<'RefundRequested', ReversalRequest & Intent>
@@ -86,6 +91,18 @@ export type PaymentEvent =
         readonly forced: boolean;
       }
     >;
+
+/** `portalId`: the nil UUID if it is not known. `references`: those that the attempt may have used, by leg and merchant account. */
+export interface LostCreate {
+  readonly paymentId: string;
+  readonly attemptId: string;
+  readonly accountId: string;
+  readonly portalId: string;
+  readonly references: readonly Pick<LegTerms, 'leg' | 'account' | 'references'>[];
+}
+
+/** An event that announces gateway calls, without texts about people. */
+export type IntentEvent = Extract<PaymentEvent, { readonly type: 'PaymentInitiated' | 'VoidRequested' | 'RefundRequested' }>;
 
 /** An event that names the key of a request and binds the key to an attempt. */
 export type KeyedEvent = Extract<PaymentEvent, { readonly data: { readonly idempotency: RecordedKey | null } }>;
@@ -340,9 +357,14 @@ export type Payment =
 
 /**
  * `fenced`: recovery owns the attempt. A late outcome of the request then conflicts and is refused. `returns`: the settlement exceptions whose refund
- * staff have begun to send. Absent: none.
+ * staff have begun to send. Absent: none. `lost`: the log has lost the end of the create, so nothing is undone by itself.
  */
-export type Awaiting = Known & { readonly phase: 'pending' | 'unknown'; readonly fenced: boolean; readonly returns?: readonly string[] };
+export type Awaiting = Known & {
+  readonly phase: 'pending' | 'unknown';
+  readonly fenced: boolean;
+  readonly returns?: readonly string[];
+  readonly lost?: true;
+};
 
 export type Charged = Known & {
   readonly phase: 'charged';
@@ -435,6 +457,10 @@ export const evolve = (payment: Payment, event: PaymentEvent): Payment => {
     case 'PaymentAbandoned':
       if (payment.phase !== 'none') throw impossible(payment, event);
       return { phase: 'abandoned', accountId: event.data.accountId };
+    case 'PaymentLost': {
+      const before = payment.phase === 'none' ? lostTerms(event.data, at) : pending(payment, event);
+      return { ...before, phase: 'unknown', fenced: true, lost: true, updatedAt: at };
+    }
     case 'PaymentCreated':
       return charged(pending(payment, event), event.data, at);
     case 'PaymentDeclined':
@@ -588,6 +614,29 @@ export const undoneByRequest = ({ takenBack = [] }: { readonly takenBack?: reado
     }));
 
 const takenBackByRefund = (data: { readonly takenBack?: readonly TakenBack[] }) => withUndone([], undoneByRequest(data));
+
+/** What is known of a create whose intent is lost: no amounts, lines or card. */
+const lostTerms = ({ attemptId, accountId, portalId, references }: LostCreate, at: string): Known => ({
+  terms: {
+    accountId,
+    portalId,
+    referenceId: null,
+    amountCents: 0,
+    serviceFeeCents: 0,
+    feeVersion: 0,
+    chargeMode: references.some(({ leg }) => leg === 'combined') ? 'combined' : 'separate',
+    lineItems: [],
+    personal: null,
+    paymentMethod: { type: 'card', brand: 'unknown', last4: '' },
+    legs: references.map((reference) => ({ ...reference, principalCents: 0, feeCents: 0 })),
+  },
+  attemptId,
+  createdAt: at,
+  updatedAt: at,
+});
+
+/** True if the log holds no amounts of the payment. */
+export const lacksAmounts = ({ terms }: Known): boolean => terms.amountCents === 0;
 
 const known = ({ terms, attemptId, createdAt }: Known, at: string): Known => ({ terms, attemptId, createdAt, updatedAt: at });
 
@@ -887,6 +936,9 @@ export type PaymentCommand =
   | ({ readonly type: 'Initiate'; readonly at: string; readonly terms: PaymentTerms } & Intent)
   | { readonly type: 'RecordChargeOutcome'; readonly at: string; readonly attemptId: string; readonly outcome: ChargeOutcome }
   | { readonly type: 'Abandon'; readonly at: string; readonly attemptId: string; readonly accountId: string; readonly reason: string }
+  /** Appends an intent again that the log has lost. */
+  | { readonly type: 'RestoreIntent'; readonly intent: IntentEvent }
+  | ({ readonly type: 'MarkLost'; readonly at: string } & LostCreate)
   /** `untold`: the attempt may have ended in the log, but its request answered 5xx without knowing that. */
   | { readonly type: 'StartReconciliation'; readonly at: string; readonly attemptId: string; readonly untold?: boolean }
   | { readonly type: 'RecordChargeFindings'; readonly at: string; readonly attemptId: string; readonly findings: readonly ChargeFinding[] }
@@ -1007,6 +1059,12 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
       const { at, attemptId, accountId, reason } = command;
       return payment.phase === 'none' ? [{ type: 'PaymentAbandoned', at, data: { attemptId, accountId, reason } }] : [];
     }
+    case 'RestoreIntent':
+      return mayRestore(payment, command.intent) ? [command.intent] : [];
+    case 'MarkLost': {
+      const { type: _, at, ...data } = command;
+      return payment.phase === 'none' || payment.phase === 'pending' ? [{ type: 'PaymentLost', at, data }] : [];
+    }
     case 'StartReconciliation':
       return startReconciliation(payment, command);
     case 'RecordChargeFindings':
@@ -1054,6 +1112,12 @@ export const decide = (payment: Payment, command: PaymentCommand): readonly Paym
     default:
       return unreachable(command);
   }
+};
+
+/** True if the intent is missing. A refund or void has no place beside one that is open. */
+const mayRestore = (payment: Payment, { type, data }: IntentEvent): boolean => {
+  if (type === 'PaymentInitiated') return payment.phase === 'none';
+  return payment.phase === 'charged' && !attemptOf(payment, data.attemptId) && !openAttempt(payment);
 };
 
 const initiate = (payment: Payment, { at, attemptId, idempotency, terms }: Ask<'Initiate'>): PaymentEvent[] => {

@@ -11,6 +11,7 @@ import { aboutLeg, type PaymentPorts } from './charge.js';
 import { callGateway } from './gateway/call.js';
 import type { PaymentGateway } from './gateway/gateway.js';
 import { type Awaiting, cents, type ChargeFinding, checksOf, openOf } from './payment.js';
+import { type FoundCharge, noteLost } from './lost.js';
 import { endOf, finalizeReference, resolveReversal, stillOpen, type StillOpen, UNREACHABLE } from './reverse.js';
 import { raiseStaffTask, staffTaskEvidence } from './staff.js';
 
@@ -238,7 +239,7 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
     loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
     const payment = loaded.payment as Awaiting;
     const findings: ChargeFinding[] = [];
-    const kept: KeptLeg[] = [];
+    const kept: FoundCharge[] = [];
     // The gateway may be able to tell about a leg only when its batch has closed. A charge of another leg must be undone before that, so the loop goes on.
     let waits: StillOpen | null = null;
     const unanswered: { readonly still: StillOpen; readonly gateway: PaymentGateway }[] = [];
@@ -270,6 +271,11 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
         const before = (await refusedBefore(store, paymentId)).find((one) => one.leg === leg.leg && one.transactionId === transactionId);
         if (before) {
           kept.push(before);
+          continue;
+        }
+        // The caller may have been told that it succeeded, so only a person may undo it.
+        if (payment.lost) {
+          kept.push({ leg: leg.leg, transactionId, why: 'lost' });
           continue;
         }
         const undone = await callGateway(ports, deadline, null, (signal) =>
@@ -304,6 +310,10 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
       else findings.push({ leg: leg.leg, found: 'never' });
     }
     const [first] = unanswered;
+    if (payment.lost && kept.length > 0) {
+      await noteLost(ports, paymentId, payment.attemptId, kept, origin);
+      return { outcome: 'staff', still: first?.still ?? waits };
+    }
     if (first) return openBecause(first.still.why === 'in_flight' ? first.still : { ...waits, ...UNREACHABLE });
     if (kept.length > 0) {
       // A leg has settled, or cannot be voided. Only a person may decide about this money (C29). The payment stays unknown.
@@ -325,13 +335,10 @@ const resolveWithSlot = async (ports: PaymentPorts, store: EventStore, paymentId
  */
 const mayHavePromised = ({ capabilities }: PaymentGateway): boolean => capabilities.finalize === 'at_once';
 
-/** A leg whose charge the gateway did not undo. */
-type KeptLeg = Readonly<Record<'leg' | 'transactionId' | 'why', string>>;
-
 /** The legs for which an earlier try got a final refusal to undo. `finalised` is the promise to staff, and is asked for again. */
-const refusedBefore = async (store: EventStore, paymentId: string): Promise<readonly KeptLeg[]> =>
+const refusedBefore = async (store: EventStore, paymentId: string): Promise<readonly FoundCharge[]> =>
   (await staffTaskEvidence(store, paymentId, 'charge_cannot_be_undone'))
-    .flatMap(({ legs }) => legs as unknown as readonly KeptLeg[])
+    .flatMap(({ legs }) => legs as unknown as readonly FoundCharge[])
     .filter(({ why }) => why !== 'finalised');
 
 /** Of two legs: the one that the gateway can tell about last, with the next time at which a charge of either leg can no longer be voided. */

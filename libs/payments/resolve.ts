@@ -11,7 +11,7 @@ import { type Cents, CLOSED, Deadline, ServiceError, timestamp } from '#kernel';
 import { aboutLeg, type PaymentPorts } from './charge.js';
 import { bounded, GATEWAY_CALL_MS } from './gateway/call.js';
 import type { Leg, LookedUp, NamedTransaction, PaymentGateway } from './gateway/gateway.js';
-import { type Awaiting, cents, type Charge, isVisible, type LegTerms, refuseReturned, statusOf } from './payment.js';
+import { type Awaiting, cents, type Charge, isVisible, lacksAmounts, type LegTerms, refuseReturned, statusOf } from './payment.js';
 import { paymentView, type PaymentView } from './payment.view.js';
 import { finalizeReference } from './reverse.js';
 import { refuseClearText, staff } from './staff.js';
@@ -107,6 +107,11 @@ const resolveOnce = async (
   if (loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown')
     throw new ServiceError('INVALID_STATE', `The payment is ${statusOf(loaded.payment)}: only one with an unknown outcome can be resolved.`);
   refuseReturned(loaded.payment, as);
+  if (as === 'succeeded' && lacksAmounts(loaded.payment))
+    throw new ServiceError(
+      'INVALID_STATE',
+      'The log has lost the amounts of this payment. Return the money at the processor, then resolve it as voided with --force and --transaction.',
+    );
   loaded = await streams.execute(loaded, [{ type: 'StartReconciliation', at: at(), attemptId: loaded.payment.attemptId }], origin, deadline);
   const asked = loaded.payment as Awaiting;
   const { terms } = asked;
@@ -117,7 +122,7 @@ const resolveOnce = async (
     found.push({
       terms: leg,
       evidence:
-        (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
+        cents(leg) > 0 && (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
     });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))
@@ -193,7 +198,7 @@ const refuseOtherTransactions = async (
       const op = as === 'succeeded' ? 'charge' : 'refund';
       if (known.op !== op) throw refuse(`is a ${known.op}, not a ${op}`);
       const amountCents = cents(terms);
-      if (known.amountCents !== amountCents) throw refuse(`has ${known.amountCents} cents, the ${name} leg has ${amountCents}`);
+      if (amountCents > 0 && known.amountCents !== amountCents) throw refuse(`has ${known.amountCents} cents, the ${name} leg has ${amountCents}`);
       if (op === 'charge' && known.ref !== terms.references.charge)
         throw refuse(`belongs to another payment or leg than the ${name} leg of this one`);
       if (op === 'refund' && !(await returns(ports, terms, evidence, known.chargeTransactionId, deadline)))

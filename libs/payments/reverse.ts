@@ -8,9 +8,10 @@ import { Conflict, type Origin, OutcomeUnknown, type Position, StoreIncident, Un
 import { ageMs, type Cents, CLOSED, Deadline, keysIn, type Personal, type Reveal, ServiceError, sumCents, timestamp } from '#kernel';
 import { hashedUuid, OpenedKeys, type PersonalKey, type Slot } from '#platform';
 import { gatewayRef, type PaymentPorts } from './charge.js';
-import type { HoldsKey } from './keys/key-store.js';
+import type { HoldsKey, KeyAttempt } from './keys/key-store.js';
+import { restoreReversal } from './lost.js';
 import type { Executed } from './keys/once-by-key.js';
-import { bounded, duringOf, callGateway, GATEWAY_CALL_MS, holdingKey, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
+import { beginning, bounded, duringOf, callGateway, GATEWAY_CALL_MS, isVerified, REQUEST_DEADLINE_MS } from './gateway/call.js';
 import type {
   ChargeTxn,
   Finalized,
@@ -30,6 +31,7 @@ import {
   type ChargedLeg,
   type Initiator,
   type Intent,
+  type IntentEvent,
   isVisible,
   last4Of,
   type LegMove,
@@ -41,6 +43,8 @@ import {
   reasonContext,
   type RecordedKey,
   remaining,
+  type RequestRefund,
+  type RequestVoid,
   resultOf,
   RETURNED_ELSEWHERE,
   type ReversalAttempt,
@@ -73,8 +77,7 @@ export interface ReverseRequest {
 }
 
 /** The attempt that a key is bound to. `renew` binds the key to a new attempt, before that attempt begins (C17). */
-export interface KeyBinding {
-  readonly attemptId: string;
+export interface KeyBinding extends Pick<KeyAttempt, 'attemptId' | 'claimedAt' | 'begun'> {
   /** The key, as the intent of each attempt records it. */
   readonly recorded: RecordedKey;
   renew(): Promise<string>;
@@ -102,6 +105,8 @@ export const reverse = async (
     const loaded = await streams.load(request.paymentId);
     const { payment } = loaded;
     let renews = false;
+    const begunAt = at();
+    const unsealed = (when: string) => command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, when);
     if (!isVisible(payment) || (request.accountId !== null && payment.terms.accountId !== request.accountId)) {
       // The log may have lost the payment, so the log is checked before the 404 (C76).
       await ports.ownLog.verified(null);
@@ -150,6 +155,19 @@ export const reverse = async (
         continue;
       }
 
+      // The log lacks the intent of the key's attempt, and its calls may have begun. So the attempt is resolved before anything is sent.
+      if (key && !renewed && !own && key.begun !== false) {
+        const lost = key.begun ?? (decider.decide(payment, unsealed(key.claimedAt))[0] as IntentEvent);
+        await restoreReversal(ports, loaded, lost, origin, deadline).catch((error: unknown) => {
+          if (!(error instanceof Conflict)) throw error;
+        });
+        if ((await resolveReversal(ports, request.paymentId, attemptId, origin, deadline)) !== 'resolved') throw timeout(request.paymentId);
+        const { payment: found } = await streams.load(request.paymentId);
+        if (attemptOf(found, attemptId)?.returned.length)
+          await ports.ownLog.report(`it does not hold a ${request.operation} of payment ${request.paymentId}, which the gateway has executed`);
+        continue;
+      }
+
       const repeated = (key === null ? untold(payment, request, timestamp(clock.realNow())) : undefined) ?? finishedMeanwhile(payment, request);
       if (repeated) {
         const repeat = await tell(ports, request, repeated.attemptId, origin, deadline, { as: key && { attemptId, idempotency: key.recorded } });
@@ -158,8 +176,7 @@ export const reverse = async (
       }
       renews = !!own?.ended;
     }
-    const intent = (sealing: PersonalKey | null) =>
-      command(ports, request, loaded, { attemptId, idempotency: key?.recorded ?? null }, sealedReason(request, attemptId, sealing), at());
+    const intent = (sealing: PersonalKey | null) => ({ ...unsealed(begunAt), personal: sealedReason(request, attemptId, sealing) });
     // Throws the refusals of C63 before the wait for a slot.
     decider.decide(payment, intent(null));
     const sealing = request.reason === null ? null : await keyForPayment(ports, payment);
@@ -173,7 +190,9 @@ export const reverse = async (
       }
       const next = await streams.execute(loaded, [intent(sealing)], origin, deadline, INTENT);
       const opened = new OpenedKeys(new Map(sealing ? [[sealing.id, sealing]] : []));
-      return executed(await run(holdingKey(ports, key?.holds ?? null), next, attemptId, opened, origin, deadline, notAfter, false));
+      const [kept] = decider.decide(payment, intent(null)) as readonly IntentEvent[];
+      const calls = beginning(ports, { paymentId: request.paymentId, intent: kept! }, key?.holds ?? null);
+      return executed(await run(calls, next, attemptId, opened, origin, deadline, notAfter, false));
     } catch (error) {
       // Another request changed the payment first. This request has made no call yet, so it decides again.
       if (error instanceof Conflict && deadline.leftMs > 0) continue;
@@ -333,12 +352,11 @@ const command = (
   request: ReverseRequest,
   { payment }: LoadedPayment,
   intent: Intent,
-  personal: Personal<Reason>,
   at: string,
-): PaymentCommand => {
+): RequestVoid | RequestRefund => {
   const { initiatedBy, refusesRepeat = false } = request;
   const references = (leg: Leg) => ({ void: gatewayRef(intent.attemptId, leg, 'void'), refund: gatewayRef(intent.attemptId, leg, 'refund') });
-  const common = { at, ...intent, initiatedBy, refusesRepeat, personal, references };
+  const common = { at, ...intent, initiatedBy, refusesRepeat, personal: null, references };
   if (request.operation === 'void') return { type: 'RequestVoid', ...common };
   const capabilities = (leg: Leg) =>
     gatewayOf(

@@ -169,7 +169,7 @@ export const STAFF_TASK_STREAM: DecidedStreamType<StaffTaskState, StaffTaskComma
 export const staffTaskId = (paymentId: string, reason: StaffTaskReason): string => hashedUuid('staff-task', paymentId, reason);
 
 /**
- * Logs an error as an alarm, and records a task. Does nothing if the task waits already, or was acknowledged with the same evidence. Throws the errors
+ * Logs an error as an alarm, and records a task. true: it was not raised before. Does nothing if the task waits already, or was acknowledged with the same evidence. Throws the errors
  * of the store.
  */
 export const raiseStaffTask = async (
@@ -179,16 +179,17 @@ export const raiseStaffTask = async (
   reason: StaffTaskReason,
   evidence: Evidence,
   origin: Origin,
-): Promise<void> => {
+): Promise<boolean> => {
   const loaded = await load(store, STAFF_TASK_STREAM, staffTaskId(paymentId, reason));
   const command: StaffTaskCommand = { type: 'Raise', paymentId, reason, evidence };
-  if (STAFF_TASK_STREAM.decider.decide(loaded.state, command).length === 0) return;
+  if (STAFF_TASK_STREAM.decider.decide(loaded.state, command).length === 0) return false;
   // The line comes before the event. So a process that is killed in between loses no alarm.
   log.error({ paymentId, reason }, 'a payment needs a decision by staff');
   await execute({ store, clock, ids }, STAFF_TASK_STREAM, loaded, [command], origin).catch((error: unknown) => {
     // Another process has raised it.
     if (!(error instanceof Conflict)) throw error;
   });
+  return true;
 };
 
 /** The excess of the payment's disputes (C30), and the returns of those legs. null: there is no excess. */

@@ -81,6 +81,7 @@ export const paymentEvents = defineEvents<PaymentEvent>({
   PaymentFailed: [asItWas],
   PaymentOutcomeUnknown: [],
   PaymentAbandoned: [],
+  PaymentLost: [],
   ReconciliationStarted: [],
   VoidRequested: [withoutKey, reasonInClear],
   RefundRequested: [withoutKey, reasonInClear],
@@ -183,7 +184,7 @@ export interface LoadedPayment {
 
 export class PaymentStreams {
   constructor(
-    private readonly store: EventStore,
+    readonly store: EventStore,
     private readonly clock: Clock,
     private readonly ids: Ids,
     /** Absent: no task is raised. */

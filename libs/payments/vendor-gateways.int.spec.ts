@@ -9,9 +9,9 @@ import { Deadline } from '#kernel';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../test/simulation/bank.js';
 import { COMBINED, FEE, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
-import { holdingKey } from './gateway/call.js';
+import { beginning } from './gateway/call.js';
 import type { ChargeTxn, GatewayAccount, Outcome, PaymentGateway, ReversalTxn } from './gateway/gateway.js';
-import { emptyCreates } from './incident.js';
+import { finishEmptyCreate } from './lost.js';
 import { type Charged, openOf } from './payment.js';
 import { createRecovery, type RecoveryWork } from './recovery.js';
 import { resolvePayment, type ResolveRequest } from './resolve.js';
@@ -549,12 +549,16 @@ describe('a gateway that can tell only after the batch', () => {
 
   test('a create without an intent was never charged only when the batch is listed (C76)', async () => {
     const claimedAt = new Date(house.clock.now()).toISOString();
-    const create = { accountId: house.accountId, paymentId: house.ids.uuid(), attemptId: house.ids.uuid(), claimedAt };
     const account = { gateway: 'simulator', merchantAccount: 'm', credentialsRef: 'simulated', environment: 'sandbox' } as const;
-    const [early] = await emptyCreates(ports, [create], [account]);
-    expect(early).toMatchObject({ wasNeverCharged: false, until: expect.stringMatching(/T\d\d:[03]5:00\.000Z$/) });
-    house.clock.advance(Date.parse(early!.until!) - house.clock.now());
-    expect(await emptyCreates(ports, [create], [account])).toEqual([{ ...create, wasNeverCharged: true, until: null }]);
+    const portal = { portalId: house.portalId, accounts: [account] };
+    const create = { accountId: house.accountId, paymentId: house.ids.uuid(), attemptId: house.ids.uuid(), claimedAt, begun: null, portal };
+    const origin = { actor: { type: 'recovery' as const, id: 'spec' }, correlationId: 'spec' };
+    const loaded = await ports.streams.load(create.paymentId);
+    expect(await finishEmptyCreate(ports, loaded, create, 'spec', origin, new Deadline(house.clock, HOUR))).toBe('lost');
+    expect(await house.state(create.paymentId)).toMatchObject({ phase: 'unknown', lost: true, terms: { portalId: house.portalId } });
+    house.clock.advance(HOUR);
+    expect(await recover(create.paymentId)).toMatchObject({ outcome: 'resolved' });
+    expect((await house.state(create.paymentId)).phase).toBe('voided');
   });
 
   describe('a reversal without an answer (C72)', () => {
@@ -579,7 +583,7 @@ describe('a gateway that can tell only after the batch', () => {
       const { id } = (await pay(CARDS.approved)).view;
       if (operation === 'refund') await settle(id);
       const able = ports;
-      ports = holdingKey(ports, async () => false);
+      ports = beginning(ports, { paymentId: id, intent: null as never }, async () => false);
       expect((await refused(giveBack(id, operation))).code).toBe('PAYMENT_TIMEOUT');
       expect(returned()).toEqual([]);
       ports = able;
@@ -591,7 +595,7 @@ describe('a gateway that can tell only after the batch', () => {
       await settle(id);
       const attemptId = house.ids.uuid();
       const recorded = { keySpace: house.accountId, keyHash: 'a', fingerprint: 'b', kid: 'c', operation: 'refund' };
-      const key = { attemptId, recorded, renew: () => Promise.reject(new Error('no new attempt')), holds: null };
+      const key = { attemptId, recorded, renew: () => Promise.reject(new Error('no new attempt')), holds: null, begun: false as const, claimedAt: '' };
       change = (inner) => ({
         refund: async (call, signal) => {
           await inner.refund(call, signal);

@@ -701,7 +701,7 @@ const raiseRefundFailed = (
   { transactionId, grossCents: cents }: SettlementRecord,
   { paymentId, leg }: { readonly paymentId: string; readonly leg: Leg },
   { phase }: Payment,
-): Promise<void> => {
+): Promise<boolean> => {
   const wasVoided = phase === 'failed' || phase === 'voided';
   const evidence = { merchantAccount, batchId, transactionId, leg, cents, wasVoided };
   return raiseStaffTask(payments, store, paymentId, 'refund_failed', evidence, ownerOf(merchantAccount, batchId));

@@ -213,6 +213,7 @@ const applyRegister = async (client: Queryable, events: readonly Recorded[]): Pr
         break;
       }
       case 'PaymentOutcomeUnknown':
+      case 'PaymentLost':
       case 'ReconciliationStarted':
         unknown.push({ paymentId, attemptId: event.data.attemptId });
         break;

@@ -99,6 +99,7 @@ const gated = (inner: LogGate, verified: LogGate['verified']): LogGate => ({
   },
   verified,
   verifiedRead: (last) => inner.verifiedRead(last),
+  report: (message) => inner.report(message),
   refuse: () => inner.refuse(),
 });
 
@@ -224,7 +225,7 @@ export const CANARIES: readonly Canary[] = [
   {
     name: 'the mark is the append that it should check',
     lost: 'log',
-    seams: { gate: (inner) => gated(inner, (intent) => (intent === null ? inner.verified(null) : Promise.resolve(inner.refuse()))) },
+    seams: { gate: (inner) => gated(inner, (intent, kept) => (intent === null ? inner.verified(null, kept) : Promise.resolve(inner.refuse()))) },
   },
   {
     name: 'the marks of others are not read',

@@ -5,20 +5,19 @@
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { timestamp } from '#kernel';
 import {
-  abandon,
-  emptyCreates,
+  finishEmptyCreates,
   type GatewayAccount,
-  gatewayAccountsOf,
   NO_FILTERS,
   type PaymentPorts,
   paymentStream,
   PaymentStreams,
+  restoreIntents,
 } from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
 import { bankGateway, directWire } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';
 import { chargeAsk, type Outside } from './partners.js';
-import { ACCOUNTS, type Ask, CHECK_EVERY_MS, DIRECTORY, logger, PORTALS, type Reply, USUAL_PORTALS, type World } from './service.js';
+import { ACCOUNTS, type Ask, CHECK_EVERY_MS, logger, PORTALS, type Reply, USUAL_PORTALS, type World } from './service.js';
 import { Process } from './simulator.js';
 import { collect } from './stores.js';
 
@@ -26,8 +25,6 @@ import { collect } from './stores.js';
 // Staff.
 
 const LOOKS_MS = [5_000, 60_000] as const;
-/** How long staff wait where a gateway cannot tell yet. */
-const ASKS_AGAIN_MS = 300_000;
 
 /**
  * Simulated staff close an open incident when the right log is back. If they cannot close it, they give up for the rest of the run. No faults affect
@@ -38,21 +35,16 @@ export const attend = async (world: World): Promise<void> => {
   for (;;) {
     await sim.wait(sim.rng.int(...LOOKS_MS));
     if (!marks.incident || watch!.isLost) continue;
-    const resumed = await resume(world);
-    if (resumed === 'cannot tell') await sim.wait(ASKS_AGAIN_MS);
-    if (resumed !== 'refused') continue;
+    if ((await resume(world)) === 'resumed') continue;
     sim.note('staff', 'the log does not hold everything: not resumed');
     watch!.isGivenUp = true;
     return;
   }
 };
 
-/**
- * The same steps as in apps/operator/log.ts. `cannot tell`: a gateway cannot promise yet that it never charged, so staff try again later. `refused`: the
- * incident stays open.
- */
-const resume = async (world: World): Promise<'resumed' | 'cannot tell' | 'refused'> => {
-  const { sim, log: store, marks, keys, portals } = world;
+/** The same steps as in apps/operator/log.ts. `refused`: the incident stays open. */
+const resume = async (world: World): Promise<'resumed' | 'refused'> => {
+  const { sim, log: store, marks, keys } = world;
   const process = new Process('staff');
   const clock = sim.clock(process);
   const book = marks.bookOf('staff');
@@ -63,26 +55,18 @@ const resume = async (world: World): Promise<'resumed' | 'cannot tell' | 'refuse
   const ids = sim.ids();
   const find = (account: GatewayAccount) => bankGateway(world.bank, account, directWire, () => sim.now);
   const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
-  const ended = [...keys.rows.values()].flatMap(({ operation, state, createdAt, ...row }) =>
+  const creates = [...keys.rows.values()].flatMap(({ operation, state, createdAt, ...row }) =>
     operation === 'create' && state === 'reserved' ? [{ ...row, claimedAt: timestamp(createdAt) }] : [],
   );
-  const accounts = (await DIRECTORY.portals()).flatMap(({ portalId, gateway }) =>
-    gateway && portals.some((portal) => portal.portalId === portalId) ? gatewayAccountsOf(gateway) : [],
-  );
-  const empty = await emptyCreates({ ...ports, ownLog: foundWhole } as unknown as PaymentPorts, ended, accounts);
-  for (const { paymentId, wasNeverCharged, until } of empty) {
-    sim.note('staff', `create ${paymentId}: ${wasNeverCharged ? 'never charged' : until === null ? 'charged' : `cannot tell until ${until}`}`);
-    world.check(wasNeverCharged || until !== null, 'C76: a charge without an intent in the log');
-  }
-  if (empty.some(({ wasNeverCharged }) => !wasNeverCharged))
-    return empty.every(({ wasNeverCharged, until }) => wasNeverCharged || until !== null) ? 'cannot tell' : 'refused';
+  const whole = { ...ports, streams: new PaymentStreams(store, clock, ids), ownLog: foundWhole } as unknown as PaymentPorts;
+  const kept = [...marks.kept.values()].flat(2);
+  for (const { paymentId, ended } of [...(await restoreIntents(whole, kept)), ...(await finishEmptyCreates(whole, creates))])
+    sim.note('staff', `create ${paymentId}: ${ended}`);
   world.feeds.forget();
   marks.close(unheldMarks(places));
   sim.note('staff', 'the incident is closed');
   await ownLog.begin();
-  if (ownLog.incident) return 'refused';
-  await abandon(ports as unknown as PaymentPorts, empty);
-  return 'resumed';
+  return ownLog.incident ? 'refused' : 'resumed';
 };
 
 /** True if a list row or a stored answer needs an event that the log does not have. The same as `unborne`, on the simulated tables. */
@@ -153,7 +137,7 @@ const ask = async (outside: Outside, oracle: Oracle): Promise<void> => {
   for (const { exchanges } of oracle.intentions)
     for (const { ask: asked } of exchanges.slice(0, 2))
       if (asked.kind === 'create' || asked.kind === 'reverse' || asked.kind === 'staff')
-        await judged(asked, (answer, reply) => (isKeyed(asked) && (reply.replayed === true || answer.code === 'IDEMPOTENCY_MISMATCH')) || refused(answer, reply)); // prettier-ignore
+        await judged(asked, (answer, reply) => (isKeyed(asked) && (reply.replayed === true || answer.code === 'IDEMPOTENCY_MISMATCH' || answer.code === 'IDEMPOTENCY_RECONCILIATION_REQUIRED')) || refused(answer, reply)); // prettier-ignore
   const portal = sim.rng.pick(PORTALS.slice(0, USUAL_PORTALS));
   const wish = { accountId: ACCOUNTS[0], portal, lines: [500], card: 'approved', reference: 'in the incident' } as const;
   await judged(chargeAsk({ ...wish, key: `incident ${sim.now}` }), refused);

@@ -124,8 +124,9 @@ export class LossWatch {
       get incident() {
         return inner.incident;
       },
-      verified: (intent) => watched(() => inner.verified(intent)),
+      verified: (intent, kept) => watched(() => inner.verified(intent, kept)),
       verifiedRead: (last) => inner.verifiedRead(last),
+      report: (message) => inner.report(message),
       refuse: () => inner.refuse(),
     };
   }

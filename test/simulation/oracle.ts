@@ -666,6 +666,14 @@ export class Oracle {
           must(phase === 'none', event.type);
           book.phase = 'abandoned';
           break;
+        case 'PaymentLost': {
+          must(phase === 'none' || phase === 'pending', event.type);
+          book.phase = 'unknown';
+          fenced = true;
+          const lost = data as unknown as { readonly references: readonly { readonly references: { readonly charge: string } }[] };
+          if (!book.intent) book.chargeRefs = lost.references.map(({ references }) => references.charge);
+          break;
+        }
         case 'PaymentCreated':
           must(phase === 'pending', event.type);
           book.phase = 'charged';

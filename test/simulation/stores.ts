@@ -13,7 +13,7 @@ import {
   type SubscriptionItem,
   Unavailable,
 } from '#eventstore';
-import type { Ids } from '#kernel';
+import { type Ids, timestamp } from '#kernel';
 import {
   type BatchName,
   type FeedRows,
@@ -37,6 +37,8 @@ import {
   type IdempotencyStore,
   KEEP_HOURS,
   type CreateKey,
+  type IntentEvent,
+  type KeyAttempt,
   type KeyName,
   keyNameOf,
   type KeyRows,
@@ -130,6 +132,8 @@ export const simulatedMarkBook = (marks: Marks, { id, incarnation }: Process, st
     write: async (own) => await statement('marks.write', () => book.write(own), true),
     open: async (found) => await statement('incident.open', () => book.open(found)),
     isClosed: async (id) => await statement('incident.isClosed', () => book.isClosed(id), true),
+    keep: async (intents) => await statement('marks.keep', () => book.keep(intents)),
+    turn: () => book.turn(),
   };
 };
 
@@ -158,7 +162,10 @@ export interface KeyRow {
   body: string | null;
   createdAt: number;
   expiresAt: number;
+  begun: KeyAttempt['begun'];
 }
+
+const attemptIn = ({ paymentId, attemptId, createdAt, begun }: KeyRow): KeyAttempt => ({ paymentId, attemptId, claimedAt: timestamp(createdAt), begun });
 
 type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpKid' | 'fpFromLog' | 'paymentId' | 'attemptId'>;
 
@@ -229,6 +236,7 @@ export class KeyTable {
       body: null,
       createdAt: anew ? now : before.createdAt,
       expiresAt: anew ? now + this.keepHours * HOUR_MS : before.expiresAt,
+      begun: anew ? false : before.begun,
     };
     this.rows.set(rowName(claimed), row);
     return { row: { ...row }, tookOver: !anew };
@@ -246,6 +254,7 @@ export class KeyTable {
     const again = to === 'completed' && row.operation !== 'create' ? this.now() + this.keepHours * HOUR_MS : 0;
     const expiresAt = Math.max(row.expiresAt, again);
     Object.assign(row, { state: to, leaseUntil: null, status: answer?.status ?? null, body: answer?.body ?? null, expiresAt });
+    if (to === 'completed') row.begun = false;
     return true;
   }
 
@@ -253,13 +262,16 @@ export class KeyTable {
     return this.owned(name, fence) !== undefined && this.rows.delete(rowName(name));
   }
 
-  holds(name: KeyName, fence: string, attemptId: string): boolean {
-    return this.owned(name, fence)?.attemptId === attemptId;
+  holds(name: KeyName, fence: string, attemptId: string, intent: IntentEvent): boolean {
+    const row = this.owned(name, fence);
+    if (row?.attemptId !== attemptId) return false;
+    row.begun = intent;
+    return true;
   }
 
   renewAttempt(name: KeyName, fence: string, attemptId: string): boolean {
     const row = this.owned(name, fence);
-    if (row) row.attemptId = attemptId;
+    if (row) Object.assign(row, { attemptId, begun: false });
     return row !== undefined;
   }
 
@@ -298,6 +310,7 @@ export class KeyTable {
       body: answer?.body ?? null,
       createdAt,
       expiresAt: createdAt + this.keepHours * HOUR_MS,
+      begun: null,
     });
     return true;
   }
@@ -355,8 +368,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
     kind: 'owned',
     fence: String(row.fence),
     tookOver,
-    paymentId: row.paymentId,
-    attemptId: row.attemptId,
+    ...attemptIn(row),
   });
   const fingerprintOf = ({ fingerprintText, loggedText }: ClaimRequest, { kid, fromLog }: { kid: string; fromLog: boolean }) =>
     keys.mac('fingerprint', fromLog ? loggedText : fingerprintText, kid);
@@ -364,7 +376,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
     if (!row.fp.equals(fp) || row.operation !== operation) return { kind: 'mismatch' };
     if (row.state === 'completed')
       return { kind: 'replay', answer: { status: row.status!, body: row.body! }, paymentId: row.paymentId, attemptId: row.attemptId };
-    if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.paymentId };
+    if (row.state === 'reserved') return { kind: 'reserved', ...attemptIn(row) };
     const left = row.leaseUntil === null ? 1 : Math.ceil((row.leaseUntil - table.now()) / 1000);
     return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, left)) };
   };
@@ -398,7 +410,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
       statement(`finish.${ending.to}`, () =>
         ending.to === 'given_back' ? table.giveBack(at, fence) : table.finish(at, fence, ending.to, ending.to === 'completed' ? ending.answer : null),
       ),
-    holds: (at, fence, attemptId) => statement('holds', () => table.holds(at, fence, attemptId)),
+    holds: (at, fence, attemptId, intent) => statement('holds', () => table.holds(at, fence, attemptId, intent)),
     renewAttempt: (at, fence, attemptId) => statement('renewAttempt', () => table.renewAttempt(at, fence, attemptId)),
     ofCreate: (name) => statement('ofCreate', () => table.ofCreate(name), true),
     takeOverStale: async (limit, only) => {
@@ -412,7 +424,7 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
         const rows = await statement('purge.open', () => table.expiredWithoutAnswer(limit, kept), true);
         for (const row of rows) {
           if (stop?.aborted) break;
-          if (await resolved(row).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
+          if (await resolved({ accountId: row.accountId, operation: row.operation, ...attemptIn(row) }).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
           else kept += 1;
         }
         if (rows.length < limit || stop?.aborted) return deleted;

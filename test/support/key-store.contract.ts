@@ -9,6 +9,7 @@ import { KeyRing, systemIds } from '#platform';
 import {
   type ClaimRequest,
   type IdempotencyStore,
+  type IntentEvent,
   type KeyName,
   type KeyRows,
   LEASE_SECONDS,
@@ -48,6 +49,8 @@ export interface KeysUnderTest {
 }
 
 const ids = systemIds(() => systemClock.now());
+/** The store keeps an intent as it is. */
+const INTENT = { type: 'VoidRequested', at: '2026-01-05T10:00:00.000Z', data: { attemptId: 'a' } } as unknown as IntentEvent;
 
 export const idempotencyContract = (storeName: string, open: () => Promise<KeysUnderTest>): void => {
   describe(`the key store contract: ${storeName}`, () => {
@@ -230,9 +233,9 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const key = newKey();
         const { fence, paymentId } = await own(key);
         await store.finish(name(key), fence, { to: 'reserved' });
-        for (let round = 0; round < 3; round++) expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
+        for (let round = 0; round < 3; round++) expect(await claim(key)).toMatchObject({ kind: 'reserved', paymentId });
         await expires(key);
-        expect(await claim(key)).toEqual({ kind: 'reserved', paymentId });
+        expect(await claim(key)).toMatchObject({ kind: 'reserved', paymentId });
         expect(await claim(key, { fingerprintText: 'another body' })).toEqual({ kind: 'mismatch' });
       });
 
@@ -246,13 +249,37 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         expect(second.fence).not.toBe(first.fence);
       });
 
+      test('T7, T8: a takeover learns whether a call of the gateway may have begun', async () => {
+        for (const operation of OPERATIONS) {
+          const key = newKey();
+          const first = await own(key, { operation });
+          expect(first.begun).toBe(false);
+          await leaseEnds(key);
+          const second = await own(key, { operation });
+          expect([second.begun, second.claimedAt]).toEqual([false, first.claimedAt]);
+          expect(await store.holds(name(key), second.fence, second.attemptId, INTENT)).toBe(true);
+          await leaseEnds(key);
+          const third = await own(key, { operation });
+          expect(third).toMatchObject({ tookOver: true, begun: INTENT });
+          await store.finish(name(key), third.fence, { to: afterFailure(operation) });
+          if (operation === 'create') expect(await claim(key)).toMatchObject({ kind: 'reserved', attemptId: third.attemptId, begun: INTENT });
+          else {
+            const again = await own(key, { operation });
+            expect(again.begun).toEqual(INTENT);
+            await store.renewAttempt(name(key), again.fence, ids.uuid());
+            await leaseEnds(key);
+            expect((await own(key, { operation })).begun).toBe(false);
+          }
+        }
+      });
+
       test('a key is held by its owner only, and only for its present attempt', async () => {
         const key = newKey();
         const { fence, attemptId } = await own(key, { operation: VOID });
-        const holds = (...given: readonly [fence: string, attemptId: string]) => store.holds(name(key), ...given);
+        const holds = (...given: readonly [fence: string, attemptId: string]) => store.holds(name(key), ...given, INTENT);
         expect(await holds(fence, attemptId)).toBe(true);
         expect(await holds(String(BigInt(fence) + 1n), attemptId)).toBe(false);
-        expect(await store.holds(name(newKey()), fence, attemptId)).toBe(false);
+        expect(await store.holds(name(newKey()), fence, attemptId, INTENT)).toBe(false);
         const renewed = ids.uuid();
         await store.renewAttempt(name(key), fence, renewed);
         expect([await holds(fence, attemptId), await holds(fence, renewed)]).toEqual([false, true]);
@@ -519,7 +546,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const { fence, paymentId } = await own(key);
         await store.finish(name(key), fence, { to: 'reserved' });
         await expires(key);
-        expect(await look(key)).toEqual({ kind: 'reserved', paymentId });
+        expect(await look(key)).toMatchObject({ kind: 'reserved', paymentId });
       });
     });
 
@@ -587,7 +614,7 @@ export const idempotencyContract = (storeName: string, open: () => Promise<KeysU
         const key = newKey();
         const row = logged(key, { state: 'reserved' });
         await restore(row);
-        expect(await claim(key)).toEqual({ kind: 'reserved', paymentId: row.paymentId });
+        expect(await claim(key)).toMatchObject({ kind: 'reserved', paymentId: row.paymentId });
       });
 
       test('a row is replaced only as it was found, and its owner has lost it then', async () => {

@@ -3,6 +3,7 @@ import {
   type EventStore,
   type Finding,
   type Incident,
+  type KeptIntent,
   INSTALLATION_STREAM,
   installationEvents,
   type KnownMark,
@@ -31,6 +32,8 @@ export class Marks {
   /** The number of incidents so far. `closed`: the ids of incidents that staff have closed. */
   incidents = 0;
   private readonly closed = new Set<string>();
+  /** The kept intents of each process, in one list for each turn. They outlive every database. */
+  readonly kept = new Map<string, KeptIntent[][]>();
   /** Events whose marks were dropped when an incident was closed. */
   private readonly forgotten = new Set<string>();
 
@@ -52,11 +55,16 @@ export class Marks {
                 ...(confirmed ? [{ where: `the confirmed event of ${name}`, mark: confirmed, confirmed: true }] : []),
               ],
         );
+        const ofFiles = [...this.kept].flatMap(([name, lists]): KnownMark[] =>
+          name === process
+            ? []
+            : lists.flatMap((list) => (list.at(-1)?.mark ? [{ where: `the kept intents of ${name}`, mark: list.at(-1)!.mark!, confirmed: false }] : [])),
+        );
         const ofCheckpoints = checkpoints.flatMap(({ name, event }): KnownMark[] =>
           event ? [{ where: `the checkpoint ${name}`, mark: event, confirmed: true }] : [],
         );
         return {
-          marks: [...ofProcesses, ...ofCheckpoints].filter(({ mark }) => !this.forgotten.has(mark.id)),
+          marks: [...ofProcesses, ...ofFiles, ...ofCheckpoints].filter(({ mark }) => !this.forgotten.has(mark.id)),
           checkpoints: checkpoints.map(({ name, position }) => ({ name, position })),
           incident: this.incident,
         };
@@ -68,6 +76,18 @@ export class Marks {
         const isForgotten = (row: OwnMarks & { writtenAt: number }) =>
           writtenAt - row.writtenAt > FORGET_AFTER_MS && isUpTo(row.acknowledged, known) && isUpTo(row.confirmed, known);
         for (const [name, row] of this.rows) if (name !== process && isForgotten(row)) this.rows.delete(name);
+      },
+      keep: async (intents) => {
+        const lists = this.kept.get(process) ?? [[]];
+        this.kept.set(process, lists);
+        lists.at(-1)!.push(...intents);
+      },
+      turn: () => {
+        const lists = this.kept.get(process);
+        if (!lists || lists.at(-1)!.length === 0) return async () => undefined;
+        const old = lists.length;
+        lists.push([]);
+        return async () => void lists.splice(0, old);
       },
       open: async (found: Finding) =>
         (this.incident ??= { ...found, id: String(++this.incidents), since: timestamp(this.clock.now()), foundBy: process }),

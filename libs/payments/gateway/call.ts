@@ -1,8 +1,9 @@
 /** Calls a gateway within the time limits of C42. */
 import { type LogGate, type Position, StoreIncident, Unavailable } from '#eventstore';
-import { type Clock, type Deadline, within } from '#kernel';
+import { type Clock, type Deadline, type Json, within } from '#kernel';
 import type { Waiting } from '#platform';
 import type { HoldsKey } from '../keys/key-store.js';
+import type { IntentEvent } from '../payment.js';
 import type { Outcome } from './gateway.js';
 
 /** The time limits of C42. This order must hold: call 20 s < request 28 s < key lease 60 s ≤ start of recovery 60 s. */
@@ -43,18 +44,26 @@ export const callGateway = async <T>(
 /** The wrapper of the wait for a gateway. Its own time is no time of the call: an answer in time counts, also if the wrapper takes longer. */
 export const duringOf = ({ during }: Pick<CallPorts, 'during'>): Waiting => during ?? ((wait) => wait());
 
+/** An intent, as it is kept outside of the log. */
+export interface KeptEvent {
+  readonly paymentId: string;
+  readonly intent: IntentEvent;
+}
+
 /**
- * The ports of a request with a key. Before its first call they ask whether the key still belongs to the request.
+ * The ports of a request that has appended its intent. Before its first call they keep the intent outside of the log: the log may lose it, although
+ * the call was executed. `holds`: they also ask whether the key still belongs to the request. null: there is no key, or it cannot be lost alone.
  *
  * A process may stand still between its claim and its intent. If the database of the keys goes back meanwhile, another request may claim the key. But
  * if the key is held when the intent is in the log, a row that is lost later is made again from the log.
  */
-export const holdingKey = <Ports extends CallPorts>(ports: Ports, holds: HoldsKey | null): Ports => {
-  if (holds === null) return ports;
+export const beginning = <Ports extends CallPorts>(ports: Ports, kept: KeptEvent, holds: HoldsKey | null): Ports => {
   const { ownLog } = ports;
-  let held = false;
+  let held = holds === null;
+  let isKept = false;
   const verified = async (intent: Position | null): Promise<void> => {
-    [held] = await Promise.all([held || holds(), ownLog.verified(intent)]);
+    const keeps = isKept ? ownLog.verified(intent) : ownLog.verified(intent, kept as unknown as Json).then(() => void (isKept = true));
+    [held] = await Promise.all([held || holds!(kept.intent), keeps]);
     if (!held) throw new Unavailable('the key does not belong to this request any more');
   };
   return {
@@ -65,6 +74,7 @@ export const holdingKey = <Ports extends CallPorts>(ports: Ports, holds: HoldsKe
       },
       verified,
       verifiedRead: (last) => ownLog.verifiedRead(last),
+      report: (message) => ownLog.report(message),
       refuse: () => ownLog.refuse(),
     },
   };

@@ -3,7 +3,7 @@
  * stream says which calls were executed.
  */
 
-import type { RecordedKey } from '../payment.js';
+import type { IntentEvent, RecordedKey } from '../payment.js';
 
 /** Longer than a request may run (28 s). So no other request takes over the key of a running request (C42). */
 export const LEASE_SECONDS = 60;
@@ -28,13 +28,25 @@ export interface ClaimRequest extends RequestText {
   readonly operation: Operation;
 }
 
+/** The attempt that a key is bound to. */
+export interface KeyAttempt {
+  /** A create: the payment. A refund or void: drawn with the key, and of no use; the operation names the payment. */
+  readonly paymentId: string;
+  readonly attemptId: string;
+  /** When the key was first claimed, RFC 3339. */
+  readonly claimedAt: string;
+  /**
+   * The intent, if a call of the gateway may have begun. false: none has begun, as far as the row can tell. null: not known, since an older release or
+   * the log made the row; then a call may have begun.
+   */
+  readonly begun: IntentEvent | false | null;
+}
+
 /** The row belongs to this request until the lease ends. `tookOver`: the row existed before; its owner vanished or released the key. */
-export interface Owned {
+export interface Owned extends KeyAttempt {
   readonly kind: 'owned';
   readonly fence: string;
   readonly tookOver: boolean;
-  readonly paymentId: string;
-  readonly attemptId: string;
 }
 
 /** An answer as the HTTP edge encoded it. Only the edge reads its content. In a row, `body` is a box if the answer has personal data. */
@@ -48,7 +60,7 @@ export type Claim =
   | { readonly kind: 'replay'; readonly answer: StoredAnswer; readonly paymentId: string; readonly attemptId: string }
   | { readonly kind: 'mismatch' }
   | { readonly kind: 'in_progress'; readonly retryAfterSeconds: number }
-  | { readonly kind: 'reserved'; readonly paymentId: string };
+  | ({ readonly kind: 'reserved' } & KeyAttempt);
 
 /** `unrecorded`: no event holds the answer, so a takeover could not make it again. The row must survive a crash of the database. */
 export type KeyEnding =
@@ -68,15 +80,12 @@ export interface CreateKey {
   readonly leaseLeft: number | null;
 }
 
-/** Asks whether a key still belongs to the attempt of its owner. */
-export type HoldsKey = () => Promise<boolean>;
+/** Asks whether a key still belongs to the attempt of its owner. If it does, its row holds the intent from then on: a call may begin. */
+export type HoldsKey = (intent: IntentEvent) => Promise<boolean>;
 
 /** The account, payment and attempt that a key was bound to when it was claimed. */
-export interface Bound {
+export interface Bound extends KeyAttempt {
   readonly accountId: string;
-  /** A create: the payment. A refund or void: drawn with the key, and of no use; the operation names the payment. */
-  readonly paymentId: string;
-  readonly attemptId: string;
   readonly operation: string;
 }
 
@@ -89,8 +98,11 @@ export interface IdempotencyStore {
   finish(name: KeyName, fence: string, ending: KeyEnding): Promise<boolean>;
   /** Stores a new attempt id under the fence, before the intent of the attempt is appended (C17). false: the fence is lost. */
   renewAttempt(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
-  /** true: the key still belongs to this attempt of the owner with this fence. Throws if the store does not answer. */
-  holds(name: KeyName, fence: string, attemptId: string): Promise<boolean>;
+  /**
+   * true: the key still belongs to this attempt of the owner with this fence, and its row holds the intent now, durably. Throws if the store does not
+   * answer.
+   */
+  holds(name: KeyName, fence: string, attemptId: string, intent: IntentEvent): Promise<boolean>;
   /** The hashed name of a key. */
   name(accountId: string, key: string): KeyName;
   /** The key as an intent records it. */

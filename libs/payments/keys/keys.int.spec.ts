@@ -438,7 +438,7 @@ describe('onceByKey', () => {
     const failing = newKey();
     const work: Work = {
       run: () => Promise.reject(new ServiceError('PAYMENT_TIMEOUT', 'x')),
-      reconciliationRequired: async (id) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id }),
+      reconciliationRequired: async ({ paymentId: id }) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id }),
     };
     await once(failing, work);
     const { payment_id: id } = (await rowOf(failing))!;
@@ -552,7 +552,7 @@ describe('onceByKey', () => {
       await leaseEnds(key);
       return { key, owned };
     };
-    const reconciliationRequired = async (id: string) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id });
+    const reconciliationRequired = async ({ paymentId: id }: { paymentId: string }) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id });
     test('reserved → 409 RECONCILIATION_REQUIRED', async () => {
       const { key, owned } = await vanished();
       const error = await refusal(ask(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }));

@@ -10,6 +10,7 @@ import {
   type ClaimRequest,
   type HoldsKey,
   type IdempotencyStore,
+  type KeyAttempt,
   type KeyName,
   MAX_RETRY_AFTER_SECONDS,
   type Operation,
@@ -66,7 +67,7 @@ export interface KeyedWork<View> {
   /** Makes the view of a boxed answer again from the stream, without the texts that were erased (C77). */
   viewAgain?(bound: { readonly paymentId: string; readonly attemptId: string }): Promise<View>;
   /** The refusal for a reserved key (C16, C64). */
-  reconciliationRequired?(paymentId: string): Promise<ServiceError>;
+  reconciliationRequired?(bound: KeyAttempt): Promise<ServiceError>;
 }
 
 /** Runs a request at most once for its key. A request without a key is run without this protection. Throws ServiceErrors only. */
@@ -94,7 +95,7 @@ export const onceByKey = async <View>(
     case 'replay':
       return { stored: await replayed(ports, request.operation, claim, work).catch(failedInside(log)) };
     case 'reserved':
-      throw await work.reconciliationRequired!(claim.paymentId);
+      throw await work.reconciliationRequired!(claim);
     case 'owned':
       break;
   }
@@ -114,7 +115,7 @@ export const onceByKey = async <View>(
     attemptId = renewed;
     return renewed;
   };
-  const holds = claims.mayBeLost ? () => idempotency.holds(name, owned.fence, attemptId) : null;
+  const holds: HoldsKey | null = claims.mayBeLost ? (intent) => idempotency.holds(name, owned.fence, attemptId, intent) : null;
   const result = await resultOf(() => work.run({ ...owned, recorded: idempotency.recorded({ ...request, key }), renew, holds }), log);
   const ending = endingOf({ paymentId: owned.paymentId, operation: request.operation }, result, answers);
   // After a refused retry, the key stays bound to the attempt of the first try (C17). Otherwise the next retry could return money a second time.
@@ -137,6 +138,8 @@ const lookOnly = async <View>(
   const stored = found?.kind === 'replay' ? await replayed(ports, request!.operation, found, work).catch(() => null) : null;
   if (stored) return { stored };
   if (found?.kind === 'mismatch') throw mismatch();
+  // The payment of the key is named also in an incident. The answer never invites to charge again (C74).
+  if (found?.kind === 'reserved' && ports.ownLog.incident) throw await work.reconciliationRequired!(found);
   throw otherwise();
 };
 
@@ -160,7 +163,7 @@ const finishTakenOver = async <View>(
   if (found === 'cannot_tell') throw inProgress(MAX_RETRY_AFTER_SECONDS);
   if (found === 'reserved') {
     await finishOrLeave(ports, name, owned, { to: 'reserved' });
-    throw await work.reconciliationRequired!(owned.paymentId);
+    throw await work.reconciliationRequired!(owned);
   }
   const answer = toStore(found, ports.answers, { paymentId: owned.paymentId, operation });
   await finishOrLeave(ports, name, owned, { to: 'completed', answer });

@@ -2,13 +2,14 @@
 import { timingSafeEqual } from 'node:crypto';
 import { type Ids, systemClock } from '#kernel';
 import { batched, type KeyRing, type Migration, type Pool, type Queryable } from '#platform';
-import type { RecordedKey } from '../payment.js';
+import type { IntentEvent, RecordedKey } from '../payment.js';
 import {
   type Claim,
   type ClaimRequest,
   type FoundKey,
   type IdempotencyStore,
   KEEP_HOURS,
+  type KeyAttempt,
   type KeyName,
   type KeyRows,
   LEASE_SECONDS,
@@ -79,6 +80,11 @@ export const idempotencyMigrations: readonly Migration[] = [
     sql: `alter table idempotency_key alter column fence set default
       (('x' || translate(left(gen_random_uuid()::text, 18), '-', ''))::bit(64)::bigint & 9223372036854775807)`,
   },
+  {
+    name: '0054-idempotency-begun',
+    // The intent whose call of the gateway may have begun, as JSON. 'false': no call has begun. null: an older release or the log made the row.
+    sql: 'alter table idempotency_key add column begun text',
+  },
 ];
 
 export interface IdempotencyOptions {
@@ -140,6 +146,8 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     return (ending.unrecorded ? finishDurably : finishOnce)({ ...row, answer: ending.answer });
   };
 
+  const beginOnce = batched((rows: readonly BeginRow[]) => beginRows(pool, rows), CLAIMS);
+
   const look = async (request: ClaimRequest): Promise<Exclude<Claim, Owned> | null> => {
     const row = await find(name(request.accountId, request.key));
     if (!row || row.begins_anew) return null;
@@ -158,15 +166,12 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     recorded: (request) => recordedKey(keys, name(request.accountId, request.key), request),
     renewAttempt: async ({ accountId, keyHash }, fence, attemptId) => {
       const { rowCount } = await pool.query(
-        `update idempotency_key set attempt_id = $4 where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`,
+        `update idempotency_key set attempt_id = $4, begun = 'false' where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`,
         [accountId, keyHash, fence, attemptId],
       );
       return rowCount === 1;
     },
-    holds: async ({ accountId, keyHash }, fence, attemptId) => {
-      const { rowCount } = await pool.query({ name: 'idempotency-holds', text: HOLDS, values: [accountId, keyHash, fence, attemptId] });
-      return rowCount === 1;
-    },
+    holds: ({ accountId, keyHash }, fence, attemptId, intent) => beginOnce({ accountId, keyHash, fence, attemptId, intent }),
     ofCreate: async (of) => {
       const row = await find(of);
       if (!row || row.begins_anew || row.operation !== 'create' || row.state === 'released') return null;
@@ -180,8 +185,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
         accountId: row.api_account_id,
         keyHash: row.key_hash,
         fence: row.fence,
-        paymentId: row.payment_id,
-        attemptId: row.attempt_id,
+        ...attemptIn(row),
       }));
     },
     purge: async (limit, resolved, stop) => {
@@ -192,7 +196,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
         const { rows } = await pool.query<BoundRow & { operation: string }>(EXPIRED_WITHOUT_ANSWER, [limit, kept]);
         for (const row of rows) {
           if (stop?.aborted) break;
-          const bound = { accountId: row.api_account_id, paymentId: row.payment_id, attemptId: row.attempt_id, operation: row.operation };
+          const bound = { accountId: row.api_account_id, operation: row.operation, ...attemptIn(row) };
           // If a stream cannot be read, its row is kept.
           if (!(await resolved(bound).catch(() => false))) {
             kept += 1;
@@ -227,12 +231,24 @@ export const recordedKey = (keys: KeyRing, { accountId, keyHash }: KeyName, { op
   operation,
 });
 
-interface BoundRow {
+export interface AttemptRow {
+  payment_id: string;
+  attempt_id: string;
+  created_at: Date;
+  begun: string | null;
+}
+
+export const attemptIn = ({ payment_id, attempt_id, created_at, begun }: AttemptRow): KeyAttempt => ({
+  paymentId: payment_id,
+  attemptId: attempt_id,
+  claimedAt: created_at.toISOString(),
+  begun: begun === null ? null : (JSON.parse(begun) as IntentEvent | false),
+});
+
+interface BoundRow extends AttemptRow {
   api_account_id: string;
   key_hash: Buffer;
   fence: string;
-  payment_id: string;
-  attempt_id: string;
 }
 
 /** The master key of a fingerprint, and whether it covers `loggedText` (true) or `fingerprintText`. */
@@ -244,7 +260,7 @@ interface FingerprintForm {
 const fingerprintOf = (keys: KeyRing, { fingerprintText, loggedText }: ClaimRequest, { kid, fromLog }: FingerprintForm): Buffer =>
   keys.mac('fingerprint', fromLog ? loggedText : fingerprintText, kid);
 
-interface FoundRow {
+interface FoundRow extends AttemptRow {
   operation: string;
   fp: Buffer;
   fp_kid: string;
@@ -252,8 +268,6 @@ interface FoundRow {
   state: 'in_progress' | 'completed' | 'reserved' | 'released';
   lease_left: number | null;
   begins_anew: boolean;
-  payment_id: string;
-  attempt_id: string;
   status: number | null;
   body: string | null;
 }
@@ -263,7 +277,7 @@ const classify = (row: FoundRow, operation: Operation, fingerprint: Buffer): Exc
   if (!timingSafeEqual(row.fp, fingerprint) || row.operation !== operation) return { kind: 'mismatch' };
   if (row.state === 'completed')
     return { kind: 'replay', answer: { status: row.status!, body: row.body! }, paymentId: row.payment_id, attemptId: row.attempt_id };
-  if (row.state === 'reserved') return { kind: 'reserved', paymentId: row.payment_id };
+  if (row.state === 'reserved') return { kind: 'reserved', ...attemptIn(row) };
   return { kind: 'in_progress', retryAfterSeconds: Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.lease_left ?? 1))) };
 };
 
@@ -289,13 +303,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
   const first = new Map<string, ClaimRow>();
   for (const row of rows) if (!first.has(nameOf(row))) first.set(nameOf(row), row);
   const ordered = [...first.keys()].sort().map((name) => first.get(name)!);
-  const { rows: won } = await pool.query<{
-    api_account_id: string;
-    key_hash: Buffer;
-    fence: string;
-    payment_id: string;
-    attempt_id: string;
-  }>({
+  const { rows: won } = await pool.query<BoundRow>({
     name: 'idempotency-claim',
     text: CLAIM,
     values: [
@@ -316,7 +324,7 @@ const claimRows = async (pool: Pool, rows: readonly ClaimRow[]): Promise<(Owned 
       const name = nameOf({ accountId: row.api_account_id, keyHash: row.key_hash });
       // A new or expired row gets the ids that were drawn for this claim. A row that was taken over keeps its own ids.
       const tookOver = row.payment_id !== first.get(name)!.paymentId;
-      return [name, { kind: 'owned', fence: row.fence, tookOver, paymentId: row.payment_id, attemptId: row.attempt_id }];
+      return [name, { kind: 'owned', fence: row.fence, tookOver, ...attemptIn(row) }];
     }),
   );
   return rows.map((row) => (first.get(nameOf(row)) === row ? (owned.get(nameOf(row)) ?? null) : null));
@@ -330,9 +338,9 @@ const WITHOUT_ANSWER = `(k.state in ('reserved', 'released') or (k.state = 'in_p
 /** Times come from the database's clock. A claim never takes over a reserved row; only the purge removes it. */
 const CLAIM = `
   insert into idempotency_key as k
-    (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, expires_at)
+    (api_account_id, key_hash, operation, fp, fp_kid, fp_from_log, state, lease_until, payment_id, attempt_id, expires_at, begun)
   select r.account_id, r.key_hash, r.operation, r.fp, r.kid, r.from_log, 'in_progress', clock_timestamp() + make_interval(secs => $6),
-         r.payment_id, r.attempt_id, clock_timestamp() + make_interval(hours => r.keep_hours)
+         r.payment_id, r.attempt_id, clock_timestamp() + make_interval(hours => r.keep_hours), 'false'
   from unnest($1::uuid[], $2::bytea[], $3::text[], $4::bytea[], $5::text[], $7::uuid[], $8::uuid[], $9::int[], $10::boolean[])
     r (account_id, key_hash, operation, fp, kid, payment_id, attempt_id, keep_hours, from_log)
   on conflict (api_account_id, key_hash) do update set
@@ -341,15 +349,16 @@ const CLAIM = `
     payment_id = case when ${BEGINS_ANEW} then excluded.payment_id else k.payment_id end,
     attempt_id = case when ${BEGINS_ANEW} then excluded.attempt_id else k.attempt_id end,
     created_at = case when ${BEGINS_ANEW} then excluded.created_at else k.created_at end,
-    expires_at = case when ${BEGINS_ANEW} then excluded.expires_at else k.expires_at end
+    expires_at = case when ${BEGINS_ANEW} then excluded.expires_at else k.expires_at end,
+    begun = case when ${BEGINS_ANEW} then excluded.begun else k.begun end
   where (${BEGINS_ANEW})
      or (k.fp = excluded.fp and k.fp_from_log = excluded.fp_from_log and k.operation = excluded.operation
          and (k.state = 'released' or (k.state = 'in_progress' and k.lease_until < clock_timestamp())))
-  returning api_account_id, key_hash, fence::text, payment_id, attempt_id`;
+  returning api_account_id, key_hash, fence::text, payment_id, attempt_id, created_at, begun`;
 
 const FIND = `
   select operation, fp, fp_kid, fp_from_log, state, extract(epoch from lease_until - clock_timestamp())::float8 as lease_left,
-         ${BEGINS_ANEW} as begins_anew, payment_id, attempt_id, status, body
+         ${BEGINS_ANEW} as begins_anew, payment_id, attempt_id, created_at, begun, status, body
   from idempotency_key k where api_account_id = $1 and key_hash = $2`;
 
 interface FinishRow extends KeyName {
@@ -377,23 +386,55 @@ const finishRows = async (pool: Pool, rows: readonly FinishRow[], keepHours: num
   return rows.map(({ fence }) => fences.has(fence));
 };
 
+const LOCKED = `locked as materialized (
+    select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
+    order by api_account_id, key_hash for update)`;
+
 /**
  * Rows are locked in the same order as by claims. A plain join could deadlock. The answer of a refund or void is kept as long again,
  * because its attempt may have stayed open for longer than a key is kept.
  */
 const FINISH = `
-  with locked as materialized (
-    select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
-    order by api_account_id, key_hash for update)
+  with ${LOCKED}
   update idempotency_key k set state = r.state, lease_until = null, status = r.status, body = r.body,
+    begun = case when r.state = 'completed' then 'false' else k.begun end,
     expires_at = case when r.state = 'completed' and k.operation <> 'create'
                       then greatest(k.expires_at, clock_timestamp() + make_interval(hours => $7)) else k.expires_at end
   from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::text[], $5::int[], $6::text[]) r (account_id, key_hash, fence, state, status, body)
   where (select count(*) from locked) >= 0 and k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence and k.state = 'in_progress'
   returning k.fence::text`;
 
-const HOLDS = `
-  select from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and attempt_id = $4 and state = 'in_progress'`;
+interface BeginRow extends KeyName {
+  readonly fence: string;
+  readonly attemptId: string;
+  readonly intent: IntentEvent;
+}
+
+/** true for each row that still belongs to its owner and attempt. It holds the intent then. */
+const beginRows = async (pool: Pool, rows: readonly BeginRow[]): Promise<boolean[]> => {
+  const { rows: begun } = await pool.query<{ fence: string }>({
+    name: 'idempotency-begin',
+    text: BEGIN,
+    values: [
+      rows.map(({ accountId }) => accountId),
+      rows.map(({ keyHash }) => keyHash),
+      rows.map(({ fence }) => fence),
+      rows.map(({ attemptId }) => attemptId),
+      rows.map(({ intent }) => JSON.stringify(intent)),
+    ],
+  });
+  const fences = new Set(begun.map(({ fence }) => fence));
+  return rows.map(({ fence }) => fences.has(fence));
+};
+
+/** Rows are locked in the same order as by claims. */
+const BEGIN = `
+  with ${LOCKED}
+  update idempotency_key k set begun = r.begun
+  from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::uuid[], $5::text[]) r (account_id, key_hash, fence, attempt_id, begun)
+  where (select count(*) from locked) >= 0 and k.api_account_id = r.account_id and k.key_hash = r.key_hash and k.fence = r.fence
+    and k.attempt_id = r.attempt_id and k.state = 'in_progress'
+  returning k.fence::text`;
 
 const GIVE_BACK = `delete from idempotency_key where api_account_id = $1 and key_hash = $2 and fence = $3 and state = 'in_progress'`;
 
@@ -406,7 +447,7 @@ const PURGE = `
   where k.api_account_id = expired.api_account_id and k.key_hash = expired.key_hash`;
 
 const EXPIRED_WITHOUT_ANSWER = `
-  select api_account_id, key_hash, fence::text, payment_id, attempt_id, operation from idempotency_key k
+  select api_account_id, key_hash, fence::text, payment_id, attempt_id, created_at, begun, operation from idempotency_key k
   where expires_at <= now() and ${WITHOUT_ANSWER} order by expires_at, api_account_id, key_hash limit $1 offset $2`;
 
 const TAKE_OVER_STALE = `
@@ -416,7 +457,7 @@ const TAKE_OVER_STALE = `
           and ($3::uuid is null or (api_account_id = $3 and key_hash = $4::bytea))
         order by lease_until limit $2 for update skip locked) stale
   where k.api_account_id = stale.api_account_id and k.key_hash = stale.key_hash
-  returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id`;
+  returning k.api_account_id, k.key_hash, k.fence::text, k.payment_id, k.attempt_id, k.created_at, k.begun`;
 
 /** Finds the rows of many keys in one statement, by the primary key. */
 const FIND_ROWS = `
@@ -443,7 +484,7 @@ const RESTORE = `
   on conflict (api_account_id, key_hash) do update set
     operation = excluded.operation, fp = excluded.fp, fp_kid = excluded.fp_kid, fp_from_log = true, state = excluded.state, fence = excluded.fence,
     lease_until = excluded.lease_until, payment_id = excluded.payment_id, attempt_id = excluded.attempt_id, status = excluded.status,
-    body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at
+    body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at, begun = null
   where k.fence = any ($14::bigint[])`;
 
 interface FoundKeyRow {

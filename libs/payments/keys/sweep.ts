@@ -1,9 +1,10 @@
 /** The worker's tasks for keys: finish keys whose request vanished, and delete expired keys. */
-import { Deadline, timestamp } from '#kernel';
+import { Deadline } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
 import { resultOf } from '../payment.js';
-import { KEEP_HOURS, type KeyName } from './key-store.js';
+import { finishEmptyCreate, restoreReversal } from '../lost.js';
+import { KEEP_HOURS, type KeyAttempt, type KeyName } from './key-store.js';
 import { toStore } from './once-by-key.js';
 
 const SWEEP_BATCH = 100;
@@ -40,30 +41,31 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
  */
 export const purgeKeys = async ({ ports, idempotency }: PaymentServices, stop?: AbortSignal): Promise<void> => {
   const { clock, ids, streams, ownLog } = ports;
-  const hasEnded = async (paymentId: string, attemptId: string): Promise<boolean> => {
-    const { payment } = await streams.load(paymentId);
+  const origin = () => ({ actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() });
+  const deadline = () => new Deadline(clock, SWEEP_DEADLINE_MS);
+  const hasEnded = async (paymentId: string, { attemptId, begun }: KeyAttempt): Promise<boolean> => {
+    const loaded = await streams.load(paymentId);
+    const { payment } = loaded;
     await ownLog.verified(null);
     const attempt = payment.phase === 'charged' ? resultOf(payment, attemptId) : undefined;
+    if (!attempt && begun && payment.phase === 'charged') {
+      // The log has lost the intent of a call that may have begun. Recovery resolves it.
+      await restoreReversal(ports, loaded, begun, origin(), deadline());
+      return false;
+    }
     return !attempt || (attempt.ended !== null && clock.now() - Date.parse(attempt.ended.at) >= KEEP_HOURS * HOUR_MS);
   };
-  const isResolved: Parameters<typeof idempotency.purge>[1] = async ({ accountId, paymentId, attemptId, operation }) => {
-    if (operation !== 'create') return hasEnded(operation.slice(operation.indexOf(':') + 1), attemptId);
-    const loaded = await streams.load(paymentId);
+  const isResolved: Parameters<typeof idempotency.purge>[1] = async (bound) => {
+    const { operation } = bound;
+    if (operation !== 'create') return hasEnded(operation.slice(operation.indexOf(':') + 1), bound);
+    const loaded = await streams.load(bound.paymentId);
     // Another log may have answered. Its empty stream says nothing, and without its row the key could be executed again.
     await ownLog.verified(null);
     if (loaded.revision !== null) return loaded.payment.phase !== 'pending' && loaded.payment.phase !== 'unknown';
     // After the key is deleted, an old intent could still arrive. So the stream is fenced first.
-    const origin = { actor: { type: 'recovery' as const, id: 'key-purge' }, correlationId: ids.uuid() };
-    const abandon = {
-      type: 'Abandon' as const,
-      at: timestamp(clock.now()),
-      attemptId,
-      accountId,
-      reason: 'the key expired before anything began',
-    };
-    await streams.execute(loaded, [abandon], origin, new Deadline(clock, SWEEP_DEADLINE_MS));
+    const ended = await finishEmptyCreate(ports, loaded, bound, 'the key expired before anything began', origin(), deadline());
     await ownLog.verified(null);
-    return true;
+    return ended === 'abandoned';
   };
   await idempotency.purge(PURGE_BATCH, isResolved, stop);
 };
