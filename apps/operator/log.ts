@@ -39,6 +39,7 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
     .description('ids, head, checkpoints, marks and the open incident')
     .action(
       stores.action(async (context) => {
+        if (!(await hasInstallation(context.pool))) return { json: { ...NO_INSTALLATION, store: context.where }, text: 'no installation: this database is new' };
         const known = await (await bookOf(context)).read();
         const { rows } = await context.pool.query<{ id: string; generation: number }>('select id, generation from installation');
         const status = {
@@ -77,7 +78,9 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
     .action(
       stores.action(async (context) => {
         const checked = await check(context);
-        const ok = isWhole(checked.places) && !speaksOfLost(checked);
+        const lost = checked.places.filter(({ held }) => !held);
+        const ok = lost.length === 0 && !speaksOfLost(checked);
+        if (!ok) await openIncident(context, lost);
         return { json: { ok, ...checked }, text: inWords(checked), exitCode: ok ? 0 : 1 };
       }),
     );
@@ -129,6 +132,25 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
     );
 };
 
+const NO_INSTALLATION = { installationId: null, installationInLog: null, generation: null, head: null, incident: null, checkpoints: [], marks: [] };
+
+const hasInstallation = async (pool: Pool): Promise<boolean> => {
+  const { rows } = await pool.query<{ found: boolean }>(`select to_regclass('public.installation') is not null as found`);
+  return rows[0]!.found;
+};
+
+/** Something that was acknowledged is missing, so nothing may be charged until a person has looked. Does nothing while an incident is open. */
+const openIncident = async (context: Stores, lost: readonly Examined[]): Promise<void> => {
+  const inLog = await installationIn(context.store);
+  const [first] = lost;
+  const message = first ? `it does not hold the event at ${first.position}, ${first.where}` : 'it does not bear out rows of the list or stored answers';
+  const finding =
+    inLog !== null && inLog !== (await installationOf(context.pool))
+      ? { kind: 'other_log' as const, message: `it belongs to installation ${inLog}`, mark: null }
+      : { kind: 'lost_events' as const, message, mark: null };
+  await (await bookOf(context)).open(finding);
+};
+
 type Stores = Pick<UpgradeContext, 'config' | 'databaseUrl' | 'pool' | 'store'>;
 
 /** Empty: the database has no installation. */
@@ -164,7 +186,7 @@ const inWords = ({ places, listRows, storedAnswers }: Checked): string =>
         where,
         position,
         eventId ?? '',
-        held ? 'yes' : confirmed ? 'LOST' : 'no; no check had found it',
+        held ? 'yes' : confirmed ? 'LOST' : 'LOST; no check had found it',
       ]),
     ),
     `list rows that their streams do not bear out: ${listRows.length}${named(listRows)}`,
@@ -174,6 +196,10 @@ const inWords = ({ places, listRows, storedAnswers }: Checked): string =>
 const NAMED_PAYMENTS = 20;
 const named = (paymentIds: readonly string[]): string =>
   paymentIds.length === 0 ? '' : ` (${paymentIds.slice(0, NAMED_PAYMENTS).join(', ')}${paymentIds.length > NAMED_PAYMENTS ? ', …' : ''})`;
+
+/** The first line of a report while an incident is open, with its end of line. */
+export const incidentLine = (incident: Incident | null): string =>
+  incident ? `AN INCIDENT OF THE EVENT STORE IS OPEN since ${incident.since}: ${incident.message}; run payfold log status\n` : '';
 
 const incidentOf = ({ kind, message, mark, since, foundBy }: Incident) => ({ kind, message, position: mark?.position ?? null, since, foundBy });
 const markOf = ({ where, mark, confirmed }: KnownMark) => ({ where, position: mark.position, eventId: mark.id, confirmed });

@@ -2,6 +2,7 @@
 import type { Command } from 'commander';
 import { rebuild } from '#eventstore';
 import { createPool } from '#platform';
+import { incidentLine } from './log.js';
 import { progressBar, table, type Terminal, UsageError } from './terminal.js';
 
 /** One connection holds the lock, one loads, two follow the log, one swaps the tables, and one is to spare. */
@@ -30,7 +31,9 @@ export const addProjections = (program: Command, { action }: Terminal): void => 
           row.running ? 'yes' : 'no',
           row.failure ?? '',
         ]);
-        return { json: rows, text: table(['NAME', 'POSITION', 'LAG (EVENTS)', 'LAG (MS)', 'RUNNING', 'FAILURE'], cells) };
+        const { incident } = services.ownLog;
+        const text = table(['NAME', 'POSITION', 'LAG (EVENTS)', 'LAG (MS)', 'RUNNING', 'FAILURE'], cells);
+        return { json: rows, text: incidentLine(incident) + text, exitCode: incident ? 1 : 0 };
       }),
     );
 

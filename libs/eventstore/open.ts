@@ -1,16 +1,20 @@
 /**
  * Opens the event store that the configuration names, and makes sure that the log belongs to this installation. Also lists the tables of this lib.
  */
-import { orStopped } from '#kernel';
+import { orStopped, within } from '#kernel';
 import type { Logger, Migration, Pool } from '#platform';
 import { projectionCheckpointMigration } from './checkpoint.js';
-import type { EventStore } from './event-store.js';
+import { type EventStore, Unavailable } from './event-store.js';
+import { storeAddress } from './hosts.js';
 import { installationMigration, type InstallationPorts, requireOwnLog, settleInstallation } from './installation.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { markMigration, postgresMarkBook } from './marks.js';
 import { OwnLog, type OwnLogOptions } from './own-log.js';
 import { createPostgresEventStore, eventStoreMigration } from './postgres.js';
 import { readModelMigration } from './read-model.js';
+
+/** A start gives up if the event store does not answer within this time, so that its supervisor sees the reason soon. */
+const ANSWERS_WITHIN_MS = 8_000;
 
 /** Tables of this lib, for `migrate`. */
 export const eventStoreMigrations: readonly Migration[] = [
@@ -63,8 +67,15 @@ export const openEventStore = async (
 export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;
   const { kurrentdbUrl, databaseUrl, log, stop, wrap = (store) => store } = options;
-  const bare = await openEventStore(kurrentdbUrl, databaseUrl, log, async (missing, server) => own?.checkSession(missing, server));
+  const opening = openEventStore(kurrentdbUrl, databaseUrl, log, async (missing, server) => own?.checkSession(missing, server));
+  const away = () => new Unavailable(`the event store at ${storeAddress(kurrentdbUrl, databaseUrl)} does not answer`);
+  const until = options.clock.monotonic() + ANSWERS_WITHIN_MS;
+  const bare = await within(options.clock, ANSWERS_WITHIN_MS, opening, away).catch((error: unknown) => {
+    void opening.then((late) => late.close()).catch(() => undefined);
+    throw error;
+  });
   try {
+    if (kurrentdbUrl !== null) await within(options.clock, Math.max(0, until - options.clock.monotonic()), orStopped(bare.head(), stop), away);
     return (own = await orStopped(guardLog(wrap(bare), options), stop));
   } catch (error) {
     await bare.close();

@@ -261,8 +261,14 @@ export class OwnLog implements EventStore, LogGate {
     const others = known.marks.filter(({ mark }) => !this.found.has(nameOf(mark)));
     const lostOfOthers = others.length > 0 ? await store.missing(others.map(({ mark }) => mark)) : [];
     const wanted = [...own, ...others];
-    const finding = other ?? findingOf(wanted, [...missing, ...lostOfOthers]) ?? (whole ? await this.outside(known.checkpoints) : null);
+    const lost = findingOf(wanted, [...missing, ...lostOfOthers]);
+    // The incident names what the log is now. A log without identity that holds events of ours is ours, and has lost its begin.
+    const stranger = whole ? other : lost && (await this.otherLog());
+    const isOurs = stranger?.inLog === null && wanted.length > missing.length + lostOfOthers.length;
+    const finding = (isOurs ? null : stranger?.finding) ?? lost ?? (isOurs ? { ...stranger.finding, kind: 'lost_events' as const } : null);
     if (finding) return finding;
+    const beyond = whole ? await this.outside(known.checkpoints) : null;
+    if (beyond) return beyond;
     if (whole) this.wholeAt = begun;
     this.found = new Set(known.marks.map(({ mark }) => nameOf(mark)));
     this.confirmed = newest(wanted.map(({ mark }) => mark));
@@ -280,12 +286,13 @@ export class OwnLog implements EventStore, LogGate {
     return [...marks, ...this.acknowledged.map((mark) => ({ where: 'an event that this process has appended', mark, confirmed: false }))];
   }
 
-  private async otherLog(): Promise<Finding | null> {
+  /** `inLog`: the installation that the log names. null: none. */
+  private async otherLog(): Promise<{ readonly finding: Finding; readonly inLog: string | null } | null> {
     const { store, installationId } = this.options;
     const inLog = await installationIn(store);
     if (inLog === installationId) return null;
-    const is = inLog === null ? 'belongs to no installation' : `belongs to installation ${inLog}`;
-    return { kind: 'other_log', message: `it ${is}, and this database to ${installationId}`, mark: null };
+    const is = inLog !== null ? `belongs to installation ${inLog}` : (await store.head()) === null ? 'is empty' : 'belongs to no installation';
+    return { finding: { kind: 'other_log', message: `it ${is}, and this database belongs to ${installationId}`, mark: null }, inLog };
   }
 
   /** Checks that the log reaches every checkpoint and holds the event of the newest signed head. */

@@ -3,7 +3,7 @@
  * references of the attempt are finalised at the gateway before its key or its checkout gets an answer (C64, T7).
  */
 import { gatewaysOfAllTime } from '#accounts';
-import type { KeptIntent, Origin } from '#eventstore';
+import { type KeptIntent, type Origin, Unavailable } from '#eventstore';
 import { Deadline, ServiceError, timestamp } from '#kernel';
 import { gatewayAccountsOf, gatewayRef, type PaymentPorts } from './charge.js';
 import type { KeptEvent } from './gateway/call.js';
@@ -93,6 +93,8 @@ const findCharge = async (
     const call = { ref: references.charge, op: 'charge', leg, account, begunAt, amountCents: cents(part), chargeTransactionId: null, last4: null } as const;
     const found = await finalizeReference(ports, gateway, call, deadline);
     if (isNoCharge(found)) continue;
+    // No row says that a call may have begun. The next round asks again.
+    if (create.portal && found.kind === 'cannot_tell' && found.why !== 'not_visible') throw new Unavailable('the gateway cannot tell now');
     const transactionId = chargedBy(found);
     return { references: left, charged: transactionId === null ? [] : [{ leg, transactionId, why: 'lost' }] };
   }
