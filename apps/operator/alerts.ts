@@ -42,7 +42,10 @@ export const addAlerts = (program: Command, { action }: Terminal): void => {
         ]);
         return {
           json: alerts,
-          text: fired.length === 0 ? 'no alert fires' : incidentLine(incident) + table(['ALERT', 'SEVERITY', 'COUNT', 'USD', 'OLDEST', 'THRESHOLD', 'FIRST'], rows),
+          text:
+            fired.length === 0
+              ? 'no alert fires'
+              : incidentLine(incident) + table(['ALERT', 'SEVERITY', 'COUNT', 'USD', 'OLDEST', 'THRESHOLD', 'FIRST'], rows),
           exitCode: fired.length === 0 ? 0 : 1,
         };
       }),

@@ -39,7 +39,8 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
     .description('ids, head, checkpoints, marks and the open incident')
     .action(
       stores.action(async (context) => {
-        if (!(await hasInstallation(context.pool))) return { json: { ...NO_INSTALLATION, store: context.where }, text: 'no installation: this database is new' };
+        if (!(await hasInstallation(context.pool)))
+          return { json: { ...NO_INSTALLATION, store: context.where }, text: 'no installation: this database is new' };
         const known = await (await bookOf(context)).read();
         const { rows } = await context.pool.query<{ id: string; generation: number }>('select id, generation from installation');
         const status = {
@@ -110,7 +111,12 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
         const mend = async () => [...(await restoreIntents(ports, kept)), ...(await finishEmptyCreates(ports, await endedCreates(services.pool)))];
         const ended = await mend().finally(() => unguarded.close());
         // The keys of lost intents may be lost with them. No request may claim them anew.
-        const events = (await readStreams(store, ended.map(({ paymentId }) => paymentStream(paymentId)))).flat();
+        const events = (
+          await readStreams(
+            store,
+            ended.map(({ paymentId }) => paymentStream(paymentId)),
+          )
+        ).flat();
         await transaction(services.pool, (client) =>
           compareKeys({ store, answers: payments.answers, personal, clock }, postgresKeyRows(client), events),
         );
@@ -143,7 +149,9 @@ const hasInstallation = async (pool: Pool): Promise<boolean> => {
 const openIncident = async (context: Stores, lost: readonly Examined[]): Promise<void> => {
   const inLog = await installationIn(context.store);
   const [first] = lost;
-  const message = first ? `it does not hold the event at ${first.position}, ${first.where}` : 'it does not bear out rows of the list or stored answers';
+  const message = first
+    ? `it does not hold the event at ${first.position}, ${first.where}`
+    : 'it does not bear out rows of the list or stored answers';
   const finding =
     inLog !== null && inLog !== (await installationOf(context.pool))
       ? { kind: 'other_log' as const, message: `it belongs to installation ${inLog}`, mark: null }

@@ -126,7 +126,8 @@ export class OwnLog implements EventStore, LogGate {
         },
       );
       // The marks of this check cover the intents before it.
-      if ((await this.keepMarks()) && isWhole) await forget().catch((error: unknown) => log.warn({ err: error }, 'kept intents could not be deleted'));
+      if ((await this.keepMarks()) && isWhole)
+        await forget().catch((error: unknown) => log.warn({ err: error }, 'kept intents could not be deleted'));
     }
     await this.keepMarks();
   }

@@ -197,12 +197,10 @@ export const charge = async (
     const intent = { position: loaded.appendedAt ?? null, begunAt };
     const kept = { type: 'PaymentInitiated', at: begunAt, data: { attemptId, idempotency, ...plan, personal: null } } as const;
     const calls = beginning(ports, { paymentId: attempt.paymentId, intent: kept }, attempt.holds ?? null);
-    outcome = await moveMoney(calls, gateways, plan, attempt, intent, request, deadline).catch(
-      (error: unknown) => {
-        // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
-        throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
-      },
-    );
+    outcome = await moveMoney(calls, gateways, plan, attempt, intent, request, deadline).catch((error: unknown) => {
+      // Either the intent may be lost, or a leg may be charged already (C76). In both cases the outcome is unknown.
+      throw error instanceof StoreIncident ? timeout(attempt.paymentId) : error;
+    });
   } finally {
     slot.release();
   }

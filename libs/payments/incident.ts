@@ -75,10 +75,7 @@ const FINISH_MS = 60_000;
 /**
  * Ends those creates whose streams are empty, so that their intents cannot arrive later (C64). Call this only after the log was found whole.
  */
-export const finishEmptyCreates = async (
-  ports: PaymentPorts,
-  creates: readonly EmptyCreate[],
-): Promise<readonly Ended[]> => {
+export const finishEmptyCreates = async (ports: PaymentPorts, creates: readonly EmptyCreate[]): Promise<readonly Ended[]> => {
   const all: Ended[] = [];
   for (const create of creates) {
     const loaded = await ports.streams.load(create.paymentId);

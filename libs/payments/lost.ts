@@ -68,7 +68,8 @@ export const noteLost = async (
   origin: Origin,
 ): Promise<void> => {
   const { store } = ports.streams;
-  if (charged.length === 0) return void (await raiseStaffTask(ports, store, paymentId, 'outcome_overdue', { attemptId, why: 'lost', until: null }, origin));
+  if (charged.length === 0)
+    return void (await raiseStaffTask(ports, store, paymentId, 'outcome_overdue', { attemptId, why: 'lost', until: null }, origin));
   if (await raiseStaffTask(ports, store, paymentId, 'charge_cannot_be_undone', { legs: [...charged] }, origin))
     await ports.ownLog.report(`it does not hold the outcome of payment ${paymentId}, which the gateway has charged`);
 };
@@ -90,7 +91,16 @@ const findCharge = async (
     const left = legs.slice(index).map(({ leg: one, account: of, references: names }) => ({ leg: one, account: of, references: names }));
     const gateway = ports.gateways.find(account);
     if (!gateway) return { references: left, charged: [] };
-    const call = { ref: references.charge, op: 'charge', leg, account, begunAt, amountCents: cents(part), chargeTransactionId: null, last4: null } as const;
+    const call = {
+      ref: references.charge,
+      op: 'charge',
+      leg,
+      account,
+      begunAt,
+      amountCents: cents(part),
+      chargeTransactionId: null,
+      last4: null,
+    } as const;
     const found = await finalizeReference(ports, gateway, call, deadline);
     if (isNoCharge(found)) continue;
     // No row says that a call may have begun. The next round asks again.
@@ -162,7 +172,10 @@ export const restoreIntents = async (ports: PaymentPorts, kept: readonly KeptInt
         loaded = await ports.streams.load(paymentId);
       }
       if (!attemptOf((await restoreReversal(ports, loaded, intent, origin, deadline)).payment, attemptId))
-        throw new ServiceError('INVALID_STATE', `An earlier refund or void of payment ${paymentId} is open, and its gateway cannot tell. Try again later.`);
+        throw new ServiceError(
+          'INVALID_STATE',
+          `An earlier refund or void of payment ${paymentId} is open, and its gateway cannot tell. Try again later.`,
+        );
       restored.push({ paymentId, ended: 'lost' });
     } else {
       if (loaded.revision !== null) continue;

@@ -122,7 +122,9 @@ const resolveOnce = async (
     found.push({
       terms: leg,
       evidence:
-        cents(leg) > 0 && (sentBack[leg.leg] ?? 0) >= cents(leg) ? { shows: 'undone' } : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
+        cents(leg) > 0 && (sentBack[leg.leg] ?? 0) >= cents(leg)
+          ? { shows: 'undone' }
+          : evidenceOf(await lookup(ports, asked, leg, deadline), settled[leg.leg]),
     });
   for (const { terms: leg, evidence: shown } of found) if (!(shown.shows === 'charged' && returned(leg.leg))) refuseContradiction(as, leg, shown);
   if (as === 'failed' && found.every(({ evidence: shown }) => shown.shows === 'undone'))

@@ -595,7 +595,14 @@ describe('a gateway that can tell only after the batch', () => {
       await settle(id);
       const attemptId = house.ids.uuid();
       const recorded = { keySpace: house.accountId, keyHash: 'a', fingerprint: 'b', kid: 'c', operation: 'refund' };
-      const key = { attemptId, recorded, renew: () => Promise.reject(new Error('no new attempt')), holds: null, begun: false as const, claimedAt: '' };
+      const key = {
+        attemptId,
+        recorded,
+        renew: () => Promise.reject(new Error('no new attempt')),
+        holds: null,
+        begun: false as const,
+        claimedAt: '',
+      };
       change = (inner) => ({
         refund: async (call, signal) => {
           await inner.refund(call, signal);

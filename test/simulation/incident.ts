@@ -4,15 +4,7 @@
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { timestamp } from '#kernel';
-import {
-  finishEmptyCreates,
-  type GatewayAccount,
-  NO_FILTERS,
-  type PaymentPorts,
-  paymentStream,
-  PaymentStreams,
-  restoreIntents,
-} from '#payments';
+import { finishEmptyCreates, type GatewayAccount, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams, restoreIntents } from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
 import { bankGateway, directWire } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';

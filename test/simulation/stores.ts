@@ -165,7 +165,12 @@ export interface KeyRow {
   begun: KeyAttempt['begun'];
 }
 
-const attemptIn = ({ paymentId, attemptId, createdAt, begun }: KeyRow): KeyAttempt => ({ paymentId, attemptId, claimedAt: timestamp(createdAt), begun });
+const attemptIn = ({ paymentId, attemptId, createdAt, begun }: KeyRow): KeyAttempt => ({
+  paymentId,
+  attemptId,
+  claimedAt: timestamp(createdAt),
+  begun,
+});
 
 type ClaimRow = Pick<KeyRow, 'accountId' | 'keyHash' | 'operation' | 'fp' | 'fpKid' | 'fpFromLog' | 'paymentId' | 'attemptId'>;
 
@@ -424,7 +429,8 @@ export const memoryIdempotency = (table: KeyTable, keys: KeyRing, ids: Ids, stat
         const rows = await statement('purge.open', () => table.expiredWithoutAnswer(limit, kept), true);
         for (const row of rows) {
           if (stop?.aborted) break;
-          if (await resolved({ accountId: row.accountId, operation: row.operation, ...attemptIn(row) }).catch(() => false)) deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
+          if (await resolved({ accountId: row.accountId, operation: row.operation, ...attemptIn(row) }).catch(() => false))
+            deleted += await statement('purge.delete', () => table.deleteWithoutAnswer(row));
           else kept += 1;
         }
         if (rows.length < limit || stop?.aborted) return deleted;

@@ -150,7 +150,17 @@ const pay = async (service: Service, partner: TestAccount): Promise<string> => {
   // Finish a create like the key sweeper after a process died before recording the intent.
   const { clock, ids } = service.services;
   const sweeper = { actor: { type: 'recovery' as const, id: 'key-sweeper' }, correlationId: ids.uuid() };
-  await finishCreate(payments.ports, { paymentId: ids.uuid(), attemptId: ids.uuid(), claimedAt: timestamp(clock.now()), begun: false }, partner.accountId, sweeper, new Deadline(clock, 5_000));
+  await finishCreate(
+    payments.ports,
+    { paymentId: ids.uuid(), attemptId: ids.uuid(), claimedAt: timestamp(clock.now()), begun: false },
+    partner.accountId,
+    sweeper,
+    new Deadline(clock, 5_000),
+  );
+  // The log has lost an intent, and no gateway can tell.
+  const blind = { ...payments.ports, gateways: { find: () => null } };
+  const lost = { paymentId: ids.uuid(), attemptId: ids.uuid(), claimedAt: timestamp(clock.now()), begun: null };
+  await finishCreate(blind, lost, partner.accountId, sweeper, new Deadline(clock, 5_000));
 
   return created(CARD.settlementRejected);
 };

@@ -58,7 +58,9 @@ export class Marks {
         const ofFiles = [...this.kept].flatMap(([name, lists]): KnownMark[] =>
           name === process
             ? []
-            : lists.flatMap((list) => (list.at(-1)?.mark ? [{ where: `the kept intents of ${name}`, mark: list.at(-1)!.mark!, confirmed: false }] : [])),
+            : lists.flatMap((list) =>
+                list.at(-1)?.mark ? [{ where: `the kept intents of ${name}`, mark: list.at(-1)!.mark!, confirmed: false }] : [],
+              ),
         );
         const ofCheckpoints = checkpoints.flatMap(({ name, event }): KnownMark[] =>
           event ? [{ where: `the checkpoint ${name}`, mark: event, confirmed: true }] : [],

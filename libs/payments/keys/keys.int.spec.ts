@@ -552,7 +552,8 @@ describe('onceByKey', () => {
       await leaseEnds(key);
       return { key, owned };
     };
-    const reconciliationRequired = async ({ paymentId: id }: { paymentId: string }) => new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id });
+    const reconciliationRequired = async ({ paymentId: id }: { paymentId: string }) =>
+      new ServiceError('IDEMPOTENCY_RECONCILIATION_REQUIRED', 'x', { id });
     test('reserved → 409 RECONCILIATION_REQUIRED', async () => {
       const { key, owned } = await vanished();
       const error = await refusal(ask(key, { ...counted, takeOver: async () => 'reserved', reconciliationRequired }));

@@ -46,7 +46,14 @@ const purge = async (bound: Bound, prepare: (own: OwnLog) => Promise<void>): Pro
 };
 const newBound = (): Bound => {
   const ids = systemIds(() => clock.now());
-  return { accountId: ids.uuid(), paymentId: ids.uuid(), attemptId: ids.uuid(), operation: 'create', claimedAt: new Date(clock.now()).toISOString(), begun: false };
+  return {
+    accountId: ids.uuid(),
+    paymentId: ids.uuid(),
+    attemptId: ids.uuid(),
+    operation: 'create',
+    claimedAt: new Date(clock.now()).toISOString(),
+    begun: false,
+  };
 };
 
 test('a reserved key of a payment that never began is deleted', async () => {
