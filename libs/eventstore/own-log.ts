@@ -263,9 +263,10 @@ export class OwnLog implements EventStore, LogGate {
     const lostOfOthers = others.length > 0 ? await store.missing(others.map(({ mark }) => mark)) : [];
     const wanted = [...own, ...others];
     const lost = findingOf(wanted, [...missing, ...lostOfOthers]);
-    // The incident names what the log is now. A log without identity that holds events of ours is ours, and has lost its begin.
+    // The incident names what the log is now. A log without identity that holds an event which a check has found before is ours.
     const stranger = whole ? other : lost && (await this.otherLog());
-    const isOurs = stranger?.inLog === null && wanted.length > missing.length + lostOfOthers.length;
+    const absent = new Set([...missing, ...lostOfOthers].map(nameOf));
+    const isOurs = stranger?.inLog === null && wanted.some(({ confirmed, mark }) => confirmed && !absent.has(nameOf(mark)));
     const finding = (isOurs ? null : stranger?.finding) ?? lost ?? (isOurs ? { ...stranger.finding, kind: 'lost_events' as const } : null);
     if (finding) return finding;
     const beyond = whole ? await this.outside(known.checkpoints) : null;

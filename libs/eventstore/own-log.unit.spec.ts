@@ -1,11 +1,16 @@
 /** If the log is another one or has lost events, the guard stops every append. An outage does not count as a loss. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
+import { appendFile, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { createLogger } from '#platform';
 import { newEvents, newStream } from '../../test/support/event-store.contract.js';
 import { earlierCopy, type ExchangeableStore, exchangeableStore } from '../../test/support/exchangeable-store.js';
 import { INSTALLATION, Marks, writeInstallation } from '../../test/support/mark-book.js';
 import { MovableClock } from '../../test/support/clock.js';
 import { type EventStore, type Mark, OutcomeUnknown, type Position, StoreIncident, Unavailable } from './event-store.js';
+import { INSTALLATION_STREAM } from './installation.js';
+import { keptIntents, postgresMarkBook } from './marks.js';
 import { memoryEventStore } from './memory.js';
 import { OwnLog } from './own-log.js';
 
@@ -301,4 +306,57 @@ describe('an incident that another process has written down', () => {
     await own.keepMarks();
     expect(marks.rows.get('a')?.acknowledged?.position).toBe(position);
   });
+});
+
+describe('intents that are kept outside of the log', () => {
+  test('an intent is kept before its call may begin; if the log loses it at once, the next process finds the loss', async () => {
+    const own = await openLog();
+    await append(own, 3);
+    await own.verified(null);
+    await own.keepMarks();
+    const copy = await earlierCopy(bare, 4);
+    await own.verified(await append(own), { paymentId: 'p' });
+    expect([...marks.kept.values()].flat(2)).toMatchObject([{ intent: { paymentId: 'p' }, mark: { id: expect.any(String) } }]);
+    store.exchange(copy);
+    expect((await openLog({ process: 'b', appendsProve: true })).incident).toMatchObject({ kind: 'lost_events' });
+  });
+
+  test('if it cannot be kept, the call does not begin', async () => {
+    const own = await openLog();
+    marks.bookOf = () => ({ ...new Marks(clock).bookOf('x'), keep: () => Promise.reject(new Error('the disk is full')) });
+    const other = await openLog({ process: 'b' });
+    await expect(other.verified(await append(other), {})).rejects.toThrow('the disk is full');
+    expect(own.incident).toBeNull();
+  });
+
+  test('files: every line that was kept is read; a turn deletes what came before it; a half line does not count', async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'payfold-marks-'));
+    const options = { pool: null as never, folder, installationId: 'i', processId: 'p', name: 'spec', pid: 1, clock };
+    const book = postgresMarkBook(options);
+    const one = (n: number) => ({ mark: { position: `${n}` as Position, id: `${n}` }, intent: { n } });
+    const numbers = async () => (await keptIntents(options)).map(({ intent }) => (intent as { n: number }).n);
+    await book.keep([one(1), one(2)]);
+    const forget = book.turn();
+    await book.keep([one(3)]);
+    await appendFile(join(folder, 'q-0.intents'), '{"installationId":"i","gener');
+    expect(await numbers()).toEqual([1, 2, 3]);
+    await forget();
+    expect(await numbers()).toEqual([3]);
+    await rm(folder, { recursive: true });
+  });
+});
+
+test('a log without identity that holds an event which a check has found before is ours, and has lost events', async () => {
+  const own = await openLog();
+  await append(own, 2);
+  await own.verified(null);
+  store.exchange({
+    ...bare,
+    read: async function* (stream, from, max) {
+      if (stream !== INSTALLATION_STREAM) yield* bare.read(stream, from, max);
+    },
+  });
+  clock.advance(10_000);
+  await expect(own.verified(null)).rejects.toThrow(StoreIncident);
+  expect(own.incident).toMatchObject({ kind: 'lost_events' });
 });
