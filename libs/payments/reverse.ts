@@ -224,7 +224,7 @@ export const reversalEffect = async (ports: PaymentPorts, request: ReverseReques
   const loaded = await ports.streams.load(request.paymentId);
   const { payment } = loaded;
   const intent = { attemptId: ports.ids.uuid(), idempotency: null };
-  const decided = () => decider.decide(payment, command(ports, request, loaded, intent, null, timestamp(ports.clock.now())));
+  const decided = () => decider.decide(payment, command(ports, request, loaded, intent, timestamp(ports.clock.now())));
   if (payment.phase !== 'charged') throw new Error(`${request.paymentId}: not refused although ${payment.phase}: ${decided().length}`);
   for (const { account } of payment.legs) if (!ports.gateways.find(account)) await ports.gateways.load?.(account);
   const open = openAttempt(payment);
