@@ -208,6 +208,12 @@ test('a lost refund: the retry finds what the gateway executed, sends nothing, a
   await leaseEnds();
   // Behind the guard of the log, the answer is 503 until the incident is closed.
   expect([(await refund()).status, await refunds(), incident()?.kind]).toEqual([200, 1, 'lost_events']);
-  expect((await house.history(id)).slice(-4)).toEqual(['RefundRequested', 'ReconciliationStarted', 'PaymentRefunded', 'ReversalEnded']);
+  expect((await house.history(id)).slice(-5)).toEqual([
+    'RefundRequested',
+    'ReconciliationStarted',
+    'PaymentRefunded',
+    'ReversalEnded',
+    'ReversalAcknowledged',
+  ]);
   expect(await house.view(id)).toMatchObject({ status: 'partially_refunded', refundedAmountCents: 1_000 });
 });
