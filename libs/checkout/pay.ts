@@ -4,7 +4,7 @@
  *
  * The request, a waiting page, and the worker after a crash all read the payment's stream in the same way ({@link follow}).
  */
-import type { Directory, Portal } from '#accounts';
+import { type Directory, gatewaysOfPortal, type Portal } from '#accounts';
 import { Conflict, type Origin, StoreIncident } from '#eventstore';
 import { isReadOnly, type Slot } from '#platform';
 import { ageMs, type Cents, Deadline, type ErrorCode, nothingBegun, ServiceError, unreachable } from '#kernel';
@@ -228,13 +228,14 @@ export const follow = async (
 const VANISHED = 'the checkout request vanished before it began';
 
 const emptyAttempt = async (
-  { directory }: CheckoutPorts,
+  { directory, payments }: CheckoutPorts,
   { accountId, portalId }: CheckoutTerms,
   { attemptId, paymentId, startedAt: claimedAt }: Attempt,
 ): Promise<EmptyCreate> => {
-  const gateway = (await directory.portal(portalId))?.gateway;
-  const portal = { portalId, accounts: gateway ? gatewayAccountsOf(gateway) : [] };
-  return { paymentId, attemptId, accountId, claimedAt, begun: gateway ? null : false, portal };
+  // The portal may have got another gateway since the attempt.
+  const present = (await directory.portal(portalId))?.gateway ?? [];
+  const accounts = (await gatewaysOfPortal(payments.streams.store, portalId)).concat(present).flatMap(gatewayAccountsOf);
+  return { paymentId, attemptId, accountId, claimedAt, begun: accounts.length > 0 ? null : false, portal: { portalId, accounts } };
 };
 
 /** {@link follow}, repeated once if another writer was first. */

@@ -73,6 +73,8 @@ export const eventInWords = ({ type, data }: PaymentEvent): string => {
       return `the processor gave no clear answer about ${chargeOf(data.leg)} (${words(data.cause)})`;
     case 'PaymentAbandoned':
       return `the request ended before it began: ${data.reason}`;
+    case 'PaymentLost':
+      return 'the log has lost the end of this charge: its result is unknown, and staff decide about it';
     case 'ReconciliationStarted':
       return 'the processor is asked what became of the request';
     case 'VoidRequested':

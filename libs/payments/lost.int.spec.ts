@@ -8,6 +8,7 @@ import { sent } from '../../test/support/answers.js';
 import { eventually } from '../../test/support/eventually.js';
 import { type Ground, type House, openGround, openHouse } from '../../test/support/payments.js';
 import { chargeOnce, type PaymentServices, reverseOnce } from './commands.js';
+import { lookUpKey } from './keys/look-up.js';
 import { purgeKeys, sweepKeys } from './keys/sweep.js';
 import { createRecovery } from './recovery.js';
 import { STAFF_TASK_STREAM, staffTaskId, type StaffTaskReason } from './staff.js';
@@ -175,6 +176,47 @@ describe('the charge was executed', () => {
     const id = (await rowsOf())[0]!.payment_id;
     expect(read(await request('k')).id).toBe(id);
     expect(await house.history(id)).toEqual(['PaymentInitiated', 'PaymentLost']);
+  });
+
+  test.each([true, false])('the key is reserved, its stream is lost, and the partner looks the key up; the gateway is away: %s', async (away) => {
+    loses = true;
+    await vanish('k', FIRST_CALL);
+    isAway = away;
+    await ground.pool.query(`update idempotency_key set state = 'reserved', lease_until = null where api_account_id = $1`, [house.accountId]);
+    const id = (await rowsOf())[0]!.payment_id;
+    const found = await lookUpKey(services, house.accountId, 'k').catch(({ code }: { code: string }) => code);
+    // An incident is open after a charge was found.
+    expect(found).toEqual(away ? { payments: [expect.objectContaining({ id, status: 'unknown' })], nextCursor: null, keyState: 'reserved' } : 'IDEMPOTENCY_UNAVAILABLE'); // prettier-ignore
+    expect([await house.history(id), incident()?.kind]).toEqual([['PaymentInitiated', 'PaymentLost'], away ? undefined : 'lost_events']);
+  });
+
+  // With each fault, the key says that nothing was charged, although the bank holds the charge.
+  test.each<[string, () => void]>([
+    [
+      'an empty stream is answered from the log alone',
+      () => {
+        const { claim } = services.idempotency;
+        services.idempotency.claim = async (asked) => {
+          const claimed = await claim(asked);
+          return claimed.kind === 'owned' ? { ...claimed, begun: false } : claimed;
+        };
+      },
+    ],
+    [
+      'the mark is written after the call',
+      () => {
+        const { holds } = services.idempotency;
+        services.idempotency.holds = async (...given) => {
+          house.calls.after('charge.fee', () => holds(...given));
+          return true;
+        };
+      },
+    ],
+  ])('a planted fault is found: %s', async (_what, plant) => {
+    plant();
+    loses = true;
+    await vanish('k', FIRST_CALL);
+    expect([read(await request('k')), await charged()]).toEqual([{ status: 409, message: NOTHING, id: null }, 1]);
   });
 
   test('the purge keeps the key', async () => {

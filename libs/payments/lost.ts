@@ -126,7 +126,7 @@ const accountsOfAllTime = async ({ streams }: PaymentPorts): Promise<readonly Ga
 
 /** The legs that an attempt may have charged. The intent is lost, and with it the amounts. */
 const legsOf = (attemptId: string, accounts: readonly GatewayAccount[]): readonly LegTerms[] =>
-  accounts.flatMap((account) =>
+  [...new Map(accounts.map((account) => [JSON.stringify(account), account])).values()].flatMap((account) =>
     LEGS.map((leg) => {
       const references = { charge: gatewayRef(attemptId, leg, 'charge'), reversal: gatewayRef(attemptId, leg, 'reversal') };
       return { leg, account, references, principalCents: 0, feeCents: 0 };

@@ -36,7 +36,7 @@ export const attend = async (world: World): Promise<void> => {
 
 /** The same steps as in apps/operator/log.ts. `refused`: the incident stays open. */
 const resume = async (world: World): Promise<'resumed' | 'refused'> => {
-  const { sim, log: store, marks, keys } = world;
+  const { sim, log: store, marks, keys, bank } = world;
   const process = new Process('staff');
   const clock = sim.clock(process);
   const book = marks.bookOf('staff');
@@ -52,13 +52,23 @@ const resume = async (world: World): Promise<'resumed' | 'refused'> => {
   );
   const whole = { ...ports, streams: new PaymentStreams(store, clock, ids), ownLog: foundWhole } as unknown as PaymentPorts;
   const kept = [...marks.kept.values()].flat(2);
-  for (const { paymentId, ended } of [...(await restoreIntents(whole, kept)), ...(await finishEmptyCreates(whole, creates))])
-    sim.note('staff', `create ${paymentId}: ${ended}`);
+  for (const { paymentId, ended } of [...(await restoreIntents(whole, kept)), ...(await finishEmptyCreates(whole, creates))]) {
+    sim.note('staff', `payment ${paymentId}: ${ended}`);
+    const stream = await collect(store.read(paymentStream(paymentId)));
+    const refs = stream.filter(({ meta }) => meta.actor.id === 'log-resume').flatMap(({ data }) => referencesIn(data));
+    world.check(!refs.some((ref) => bank.sent.has(ref)), 'C76: a charge, void or refund without an intent in the log');
+  }
   world.feeds.forget();
   marks.close(unheldMarks(places));
   sim.note('staff', 'the incident is closed');
   await ownLog.begin();
   return ownLog.incident ? 'refused' : 'resumed';
+};
+
+/** The gateway references in the data of an event. */
+const referencesIn = (data: unknown): readonly string[] => {
+  const { legs = [], references = [] } = data as Partial<Record<'legs' | 'references', readonly { readonly references?: Record<string, string> }[]>>;
+  return [...legs, ...references].flatMap(({ references: names = {} }) => Object.values(names));
 };
 
 /** True if a list row or a stored answer needs an event that the log does not have. The same as `unborne`, on the simulated tables. */

@@ -135,6 +135,13 @@ const READS: readonly Ask['kind'][] = ['get', 'list', 'look', 'endpoints'];
 const overlaps = (exchange: Exchange, { exchanges }: Intention): boolean =>
   exchanges.some((other) => other !== exchange && other.sentAt < exchange.answeredAt && (other.reply === null || other.answeredAt > exchange.sentAt));
 
+/** The legs that a payment may have charged: those of its intent, or those that are left of a lost one. */
+const chargesOf = (events: readonly Recorded[]): readonly Pick<Intent['legs'][number], 'leg' | 'references'>[] => {
+  const { legs } = events[0]!.data as unknown as Partial<Intent>;
+  const lost = events.find(({ type }) => type === 'PaymentLost')?.data as { readonly references: Intent['legs'] } | undefined;
+  return legs ?? lost!.references;
+};
+
 /** Statuses that may follow each status (States and transitions; C29). */
 const NEXT: Readonly<Record<string, readonly string[]>> = {
   pending: ['pending', 'succeeded', 'failed', 'unknown', 'voided', 'partially_refunded', 'refunded'],
@@ -550,13 +557,14 @@ export class Oracle {
 
   /** True if the bank cannot say whether it charged, or if no void can undo the charge any more. Then only staff may decide (C29). */
   private waitsForAPerson(events: readonly Recorded[]): boolean {
-    // The log may have lost the end of the create. Then its caller may have been told that it succeeded.
-    if (events.some(({ type }) => type === 'PaymentLost')) return true;
+    const isLost = events.some(({ type }) => type === 'PaymentLost');
     const intent = events[0]!.data as unknown as Intent;
-    return intent.legs.some(({ references }) => {
+    return chargesOf(events).some(({ references }) => {
       const executed = this.world.bank.answers.get(references.charge);
       if (executed?.cannotTell) return true;
       const charge = this.chargeUnder(references.charge);
+      // The log has lost the end of the create. Its caller may have been told that it succeeded, so the charge is never undone by itself.
+      if (isLost && charge !== undefined) return this.world.bank.remaining(charge) > 0;
       if (charge === undefined || this.abilityOf(intent).voids === 'none') return false;
       return charge.batchId !== null || charge.card === 'voidRejected';
     });
@@ -571,7 +579,7 @@ export class Oracle {
     const found = [];
     for (const [stream, events] of await this.streams()) {
       if (this.folded(events)?.phase !== 'unknown') continue;
-      const { legs } = events[0]!.data as unknown as Intent;
+      const legs = chargesOf(events);
       const { bank } = this.world;
       const canTell = legs.every(({ references }) => !bank.answers.get(references.charge)?.cannotTell);
       const charged = legs.map(({ leg, references }) => {
@@ -608,9 +616,32 @@ export class Oracle {
     this.auditKeys(streams);
     this.auditList(streams);
     const sessions = await this.checkouts();
+    this.auditLost(streams, sessions);
     auditSessions(sessions, bookOf, (requestId) => this.sessionOfRequest(requestId), this.world.bank, this.world.tables.intakes, check);
     auditUnfinished(sessions, this.world.tables.unfinished, check);
     this.auditCardData(streams, sessions);
+  }
+
+  /**
+   * C64: a payment counts as lost only if the log has lost the intent of its request. A checkout has no row that tells whether a call began. So if its
+   * attempt never began, it may count as lost until a bank can tell that tells late.
+   */
+  private auditLost(streams: ReadonlyMap<string, readonly Recorded[]>, sessions: ReadonlyMap<string, readonly Recorded[]>): void {
+    const { watch, bank } = this.world;
+    const ofCheckouts = new Set([...sessions.values()].flat().map(({ data }) => (data as { readonly paymentId?: string }).paymentId));
+    for (const [stream, events] of streams) {
+      const lost = events.find(({ type }) => type === 'PaymentLost');
+      if (!lost) continue;
+      const refs = chargesOf([lost]).map(({ references }) => references.charge);
+      // An intent that was appended again has another request.
+      const requests = refs.flatMap((ref) => watch?.requestOf.get(ref) ?? []).filter((id) => this.byRequest.has(id));
+      const wasLost = watch?.loss && requests.some((id) => id !== events[0]!.meta.correlationId);
+      const neverBegan =
+        ofCheckouts.has(paymentIdOf(stream)) &&
+        this.abilityOf(lost.data as unknown as Intent).finalize === 'after_batch' &&
+        refs.every((ref) => !bank.sent.has(ref));
+      this.check(!!wasLost || neverBegan, 'C64: a payment counts as lost, and the log lost nothing of it');
+    }
   }
 
   /** The session of a payer's request. null: it was another request. */
@@ -672,8 +703,7 @@ export class Oracle {
           must(phase === 'none' || phase === 'pending', event.type);
           book.phase = 'unknown';
           fenced = true;
-          const lost = data as unknown as { readonly references: readonly { readonly references: { readonly charge: string } }[] };
-          if (!book.intent) book.chargeRefs = lost.references.map(({ references }) => references.charge);
+          if (!book.intent) book.chargeRefs = chargesOf(events).map(({ references }) => references.charge);
           break;
         }
         case 'PaymentCreated':

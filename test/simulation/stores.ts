@@ -323,7 +323,7 @@ export class KeyTable {
   ofCreate(name: KeyName): CreateKey | null {
     const row = this.find(name);
     if (!row || row.operation !== 'create' || row.state === 'released' || (row.state === 'completed' && row.expiresAt <= this.now())) return null;
-    return { state: row.state, paymentId: row.paymentId, leaseLeft: row.state === 'in_progress' ? (row.leaseUntil! - this.now()) / 1000 : null };
+    return { state: row.state, ...attemptIn(row), leaseLeft: row.state === 'in_progress' ? (row.leaseUntil! - this.now()) / 1000 : null };
   }
 
   takeOverStale(limit: number, only?: KeyName): KeyRow[] {

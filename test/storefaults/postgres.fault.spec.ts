@@ -5,7 +5,7 @@
 import { afterEach, expect, test } from '@jest/globals';
 import { NOTICED_MS, slowest } from './exchange.js';
 import { doubles } from './nodes.js';
-import { playPromotion, playPutBack, playPutBackUnderKurrentDb } from './postgres.js';
+import { playPromotion, playPutBack, playPutBackAtOnce, playPutBackUnderKurrentDb } from './postgres.js';
 
 const TEST_MS = 300_000;
 
@@ -13,6 +13,8 @@ const nodes = doubles();
 afterEach(() => nodes.end());
 
 test('the embedded Postgres is put back to an earlier copy: known keys are not charged again', playPutBack, TEST_MS);
+
+test('it is put back to a copy from just before a create: the key names the payment, and is not charged again', playPutBackAtOnce, TEST_MS);
 
 test(
   'an asynchronous standby that has fallen behind is promoted: known keys are not charged again',

@@ -5,11 +5,12 @@
 import { expect } from '@jest/globals';
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { appendFileSync, readlinkSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { appendFileSync, readdirSync, readFileSync, readlinkSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import pg from 'pg';
+import type { Mark } from '#eventstore';
 import { freePort, startEmbeddedPostgres } from '#platform';
 import { Random } from '../../apps/demo/city.js';
 import { startProxy } from '../chaos/proxy.js';
@@ -67,6 +68,67 @@ export const playPutBack = async (): Promise<void> => {
     expect(await anyKnows(installation)).toBe(false);
     for (const create of partner.creates) expect(await partner.again(create)).toMatchObject({ status: 200, replayed: true });
     expect(chargesOf(await installation.bank.truth())).toBe(6);
+  } finally {
+    await installation.remove();
+  }
+};
+
+const PUT_BACK_TRIES = 6;
+
+/** True if a check had found the intent of the payment before the end. Then the log may be used again only with it. */
+const wasConfirmed = (folder: string, paymentId: string): boolean => {
+  const texts = (extension: string) =>
+    readdirSync(folder).flatMap((name) => (name.endsWith(extension) ? readFileSync(join(folder, name), 'utf8') : []));
+  const kept = texts('.intents').flatMap((text) => text.split('\n').filter((line) => line.includes(paymentId)));
+  if (kept.length === 0) return true;
+  const { mark } = JSON.parse(kept[0]!) as { mark: Mark };
+  return texts('.json').some((text) => ((JSON.parse(text) as { confirmed: Mark | null }).confirmed?.position ?? '') >= mark.position);
+};
+
+/**
+ * Postgres is put back to a copy from before one create, and the marks stay. Only the kept intent tells about the create: the worker stands still, and
+ * everything is killed as soon as the create is answered, before a check. Staff close the incident. Then the key names its payment and never charges
+ * again.
+ */
+export const playPutBackAtOnce = async (): Promise<void> => {
+  const installation = await Installation.start({ node: null, database: false });
+  const partner = new Partner(installation.partner);
+  const folder = join(installation.dataDir.data, 'postgres');
+  const earlier = join(installation.dataDir.path, 'earlier');
+  try {
+    await partner.create();
+    let lost: Create | null = null;
+    // A check may come between the answer and the kill. Then another create is tried.
+    for (let tries = 1; !lost; tries++) {
+      expect(tries).toBeLessThanOrEqual(PUT_BACK_TRIES);
+      await installation.stopService();
+      copyFolder(folder, earlier);
+      await installation.startService();
+      kill(installation.service.children().find(({ args }) => args.includes('worker/main.js'))!.pid, 'SIGSTOP');
+      const create = await partner.create();
+      await installation.service.killTree();
+      expect(create.sent).toMatchObject([{ status: 200 }]);
+      if (wasConfirmed(join(installation.dataDir.data, 'marks'), paymentOf(create))) await installation.startService();
+      else lost = create;
+    }
+    copyFolder(earlier, folder);
+    const from = Date.now();
+    await installation.startService();
+    await installation.noticed(from);
+    expect(await partner.again(lost)).toMatchObject({ status: 503, code: 'IDEMPOTENCY_UNAVAILABLE', retryAfter: '60' });
+    expect((await partner.find(paymentOf(lost))).status).toBe(503);
+
+    const id = paymentOf(lost);
+    const resumed = await installation.command('log', 'resume', '--by', 'Dana', '--reason', 'there is no newer copy', '--json', '--yes');
+    expect(resumed).toMatchObject({ code: 0, stderr: '' });
+    expect(JSON.parse(resumed.stdout)).toMatchObject({ abandoned: [], lost: [id] });
+    await eventually(async () => !(await anyKnows(installation)));
+    for (let again = 0; again < 2; again++)
+      expect(await partner.again(lost)).toMatchObject({ status: 409, code: 'IDEMPOTENCY_RECONCILIATION_REQUIRED', paymentId: id });
+    expect(JSON.parse((await partner.find(id)).text)).toMatchObject({ data: { id, status: 'unknown', amountCents: lost.amountCents } });
+    const truth = await installation.bank.truth();
+    expect(chargesOf(truth)).toBe(partner.creates.length);
+    expect(judgeMoney(truth, partner, { from, to: Date.now() })).toEqual([]);
   } finally {
     await installation.remove();
   }

@@ -73,9 +73,8 @@ export interface KeyName {
   readonly keyHash: Buffer;
 }
 
-export interface CreateKey {
+export interface CreateKey extends KeyAttempt {
   readonly state: 'in_progress' | 'completed' | 'reserved';
-  readonly paymentId: string;
   /** Seconds until the lease ends. null: no request runs. */
   readonly leaseLeft: number | null;
 }

@@ -5,7 +5,7 @@ import { findPayment, type PaymentServices } from '../commands.js';
 import type { PaymentPage } from '../list.js';
 import { MAX_RETRY_AFTER_SECONDS } from './key-store.js';
 import { atStableTime, inProgress, storeIncident } from './once-by-key.js';
-import { sweepKeys } from './sweep.js';
+import { finishReserved, sweepKeys } from './sweep.js';
 
 /** `absent` promises nothing: the request may still be on its way, or its key may be forgotten. */
 export const KEY_STATES = ['completed', 'reserved', 'absent'] as const;
@@ -41,11 +41,22 @@ export const lookUpKey = async (services: PaymentServices, accountId: string, ke
   if (!claims.isOpen) throw keyUnreadable();
   if (row === null) return { payments: [], nextCursor: null, keyState: 'absent' };
   if (row.state === 'in_progress') throw inProgress(Math.min(MAX_RETRY_AFTER_SECONDS, Math.max(1, Math.ceil(row.leaseLeft ?? 1))));
-  const payment = await findPayment(services, accountId, row.paymentId).catch((error: unknown) => {
-    if (error instanceof ServiceError && error.code === 'PAYMENT_NOT_FOUND') return null;
-    if (error instanceof Unavailable) throw keyUnreadable();
-    throw error;
-  });
+  const { paymentId } = row;
+  const find = () =>
+    findPayment(services, accountId, paymentId).catch((error: unknown) => {
+      if (error instanceof ServiceError && error.code === 'PAYMENT_NOT_FOUND') return null;
+      if (error instanceof Unavailable) throw keyUnreadable();
+      throw error;
+    });
+  let payment = await find();
+  if (row.state === 'reserved' && payment === null) {
+    const create = { ...row, accountId };
+    await atStableTime(ports, () => finishReserved(services, create)).catch((error: unknown) => {
+      log.warn({ paymentId, err: error }, 'a create without events could not be ended');
+      throw keyUnreadable();
+    });
+    payment = await find();
+  }
   // The answer of a completed key names a payment. Without it, the stream is lost.
   if (row.state === 'completed' && payment === null) throw storeIncident();
   return { payments: payment ? [payment] : [], nextCursor: null, keyState: row.state };

@@ -175,7 +175,7 @@ export const postgresIdempotency = (pool: Pool, keys: KeyRing, ids: Ids, options
     ofCreate: async (of) => {
       const row = await find(of);
       if (!row || row.begins_anew || row.operation !== 'create' || row.state === 'released') return null;
-      return { state: row.state, paymentId: row.payment_id, leaseLeft: row.state === 'in_progress' ? (row.lease_left ?? 0) : null };
+      return { state: row.state, ...attemptIn(row), leaseLeft: row.state === 'in_progress' ? (row.lease_left ?? 0) : null };
     },
     takeOverStale: async (limit, only) => {
       const { rows } = await pool.query<BoundRow>(TAKE_OVER_STALE, [LEASE_SECONDS, limit, only?.accountId ?? null, only?.keyHash ?? null]);
