@@ -73,7 +73,7 @@ export const playPutBack = async (): Promise<void> => {
   }
 };
 
-const PUT_BACK_TRIES = 6;
+const PUT_BACK_TRIES = 20;
 
 /** True if a check had found the intent of the payment before the end. Then the log may be used again only with it. */
 const wasConfirmed = (folder: string, paymentId: string): boolean => {
@@ -97,20 +97,25 @@ export const playPutBackAtOnce = async (): Promise<void> => {
   const earlier = join(installation.dataDir.path, 'earlier');
   try {
     await partner.create();
+    const all = installation.service.children();
+    const isWorker = ({ args }: { readonly args: string }) => args.includes('worker/main.js');
+    const signal = (name: NodeJS.Signals, among = all) => among.forEach(({ pid }) => kill(pid, name));
     let lost: Create | null = null;
-    // A check may come between the answer and the kill. Then another create is tried.
+    // A check may come before everything stands still. Then the next create is tried.
     for (let tries = 1; !lost; tries++) {
       expect(tries).toBeLessThanOrEqual(PUT_BACK_TRIES);
-      await installation.stopService();
+      signal('SIGSTOP', installation.service.children());
       copyFolder(folder, earlier);
-      await installation.startService();
-      kill(installation.service.children().find(({ args }) => args.includes('worker/main.js'))!.pid, 'SIGSTOP');
+      signal(
+        'SIGCONT',
+        installation.service.children().filter((one) => !isWorker(one)),
+      );
       const create = await partner.create();
-      await installation.service.killTree();
+      signal('SIGSTOP');
       expect(create.sent).toMatchObject([{ status: 200 }]);
-      if (wasConfirmed(join(installation.dataDir.data, 'marks'), paymentOf(create))) await installation.startService();
-      else lost = create;
+      if (!wasConfirmed(join(installation.dataDir.data, 'marks'), paymentOf(create))) lost = create;
     }
+    await installation.service.killTree();
     copyFolder(earlier, folder);
     const from = Date.now();
     await installation.startService();
