@@ -5,7 +5,7 @@
 import { readFileSync } from 'node:fs';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from '@jest/globals';
 import { createVendorGateway } from '#gateways';
-import { Deadline } from '#kernel';
+import { Deadline, timestamp } from '#kernel';
 import { Bank, bankGateway, CARDS, directWire, type GatewayName } from '../../test/simulation/bank.js';
 import { COMBINED, FEE, type Ground, type House, openGround, openHouse, refused } from '../../test/support/payments.js';
 import { charge, type PaymentPorts } from './charge.js';
@@ -427,7 +427,8 @@ describe('a charge that was voided before the call, and the gateway does not say
   });
   test('a repeat of our own call: it was our own void', async () => {
     const id = await payAndChange();
-    const key: KeyBinding = { attemptId: house.ids.uuid(), recorded: null as never, renew: async () => house.ids.uuid(), holds: null };
+    const claimed = { attemptId: house.ids.uuid(), claimedAt: timestamp(house.clock.now()), begun: false } as const;
+    const key: KeyBinding = { ...claimed, recorded: null as never, renew: async () => house.ids.uuid(), holds: null };
     // The process dies between the call and the record of its outcome.
     const streams = new Proxy(ports.streams, {
       get: (real, name) => {
