@@ -425,6 +425,7 @@ class Fuzzer {
   private queryValue(name: string, schema: Schema): string | null {
     if (name === 'portalId') return this.target.portalId;
     if (name === 'cursor') return null;
+    if (name === 'idempotencyKey') return this.sample(fc.stringMatching(/^[!-~]{1,40}$/));
     if (name === 'status') return this.pick(['succeeded', 'failed', 'voided', 'refunded', 'partially_refunded', 'unknown', 'pending']);
     if (name === 'from') return this.pick(['2020-01-01', '2026-01-31T12:00:00Z', '2026-01-31T12:00:00+05:30']);
     if (name === 'to') return this.pick(['2099-01-01', '2098-12-31T23:59:59.999Z']);
