@@ -264,58 +264,102 @@ interface FileHead {
 interface MarkFile extends OwnMarks, FileHead {}
 
 /**
- * A file that was opened longer ago gets no more lines: another process may be about to delete it. Shorter than {@link FORGET_AFTER_SECONDS}.
+ * A file that was written longer ago gets no more lines: another process may be about to delete it. Shorter than {@link FORGET_AFTER_SECONDS}.
  */
 const KEPT_IN_ONE_FILE_MS = 30_000;
+/** Files get zeros in advance. So a line changes no length, and costs the disk one write instead of two. */
+const ZEROS = Buffer.alloc(262_144);
+
+interface KeptFile {
+  readonly file: string;
+  readonly handle: FileHandle;
+  length: number;
+  used: number;
+  /** Wall clock. */
+  writtenAt: number;
+}
 
 /**
- * The intents of a process, in files of its own. Each check turns to a new file. When the check has found every event, the files before it are
- * deleted.
+ * The intents of a process, in files of its own. Each check turns to another file. When the check has found every event, the files before it are
+ * emptied, and used again.
  */
 const keptFiles = ({ folder, processId, installationId, clock }: MarkBookOptions, name: string): Pick<MarkBook, 'keep' | 'turn'> => {
-  const files: string[] = [];
   let number = 0;
-  let present: { readonly number: number; readonly openedAt: number; readonly handle: FileHandle } | null = null;
-  const fileNow = async (): Promise<FileHandle> => {
-    if (present && clock.realNow() - present.openedAt >= KEPT_IN_ONE_FILE_MS) number += 1;
-    if (present?.number === number) return present.handle;
-    const before = present;
+  const full: KeptFile[] = [];
+  const empty: KeptFile[] = [];
+  let present: KeptFile | null = null;
+  /** Gets lines at this moment, so it is emptied later. */
+  let busy: KeptFile | null = null;
+  const mayGo = ({ writtenAt }: KeptFile) => clock.realNow() - writtenAt >= KEPT_IN_ONE_FILE_MS;
+  const write = async (to: KeptFile, bytes: Buffer, at: number): Promise<void> => {
+    to.writtenAt = clock.realNow();
+    let done = 0;
+    while (done < bytes.length) done += (await to.handle.write(bytes, done, bytes.length - done, at + done)).bytesWritten;
+  };
+  const remove = async ({ file, handle }: KeptFile): Promise<void> => {
+    await handle.close();
+    await rm(file, { force: true });
+  };
+  const leave = (): void => {
+    if (present) full.push(present);
     present = null;
-    await before?.handle.close();
+  };
+  const fileNow = async (): Promise<KeptFile> => {
+    if (present && mayGo(present)) leave();
+    while (!present && empty.length > 0) {
+      const next = empty.pop()!;
+      if (mayGo(next)) await remove(next);
+      else present = next;
+    }
+    if (present) return present;
     await mkdir(folder, { recursive: true, mode: 0o700 });
-    const file = join(folder, `${processId}-${number}${KEPT_EXTENSION}`);
-    const handle = await open(file, 'a', 0o600);
-    files.push(file);
+    const file = join(folder, `${processId}-${number++}${KEPT_EXTENSION}`);
+    const made: KeptFile = { file, handle: await open(file, 'w', 0o600), length: 0, used: 0, writtenAt: clock.realNow() };
     // The name of a new file is on the disk only when its folder is.
     const directory = await open(folder);
     await directory.sync().finally(() => directory.close());
-    present = { number, openedAt: clock.realNow(), handle };
-    return handle;
+    return (present = made);
   };
   return {
     keep: async (intents) => {
-      const handle = await fileNow();
+      const to = (busy = await fileNow());
       const head: FileHead = { installationId, name, generation: GENERATION };
+      const lines = Buffer.from(intents.map((kept) => `${JSON.stringify({ ...head, ...kept })}\n`).join(''));
       try {
-        await handle.appendFile(intents.map((kept) => `${JSON.stringify({ ...head, ...kept })}\n`).join(''));
-        await handle.datasync();
+        for (; to.used + lines.length > to.length; to.length += ZEROS.length) await write(to, ZEROS, to.length);
+        await write(to, lines, to.used);
+        await to.handle.datasync();
+        to.used += lines.length;
       } catch (error) {
         // A line may be half written, so the next one goes to another file.
-        number += 1;
+        leave();
         throw error;
+      } finally {
+        busy = null;
       }
     },
     turn: () => {
-      const old = files.length;
-      number += 1;
+      if (present && present.used > 0) leave();
+      const old = full.length;
       return async () => {
-        for (const file of files.splice(0, old)) await rm(file, { force: true });
+        for (const one of full.splice(0, old)) {
+          if (one === busy || mayGo(one)) {
+            if (one === busy) full.push(one);
+            else await remove(one);
+            continue;
+          }
+          // What a crash leaves of these lines are intents that the log holds.
+          for (let at = 0; at < one.used; at += ZEROS.length) await write(one, ZEROS.subarray(0, Math.min(ZEROS.length, one.used - at)), at);
+          one.used = 0;
+          empty.push(one);
+        }
       };
     },
   };
 };
 
-/** The lines of a file of kept intents, oldest first. A last line that is half written does not count: its call did not begin. */
+/** The lines of a file of kept intents, oldest first. A line that is half written does not count: its call did not begin. Nor does one that is half
+ * emptied. */
 const readKeptLines = async (file: string, last = false): Promise<readonly (KeptIntent & FileHead)[]> => {
   const bytes = await readFile(file).catch((error: NodeJS.ErrnoException) => {
     if (['ENOENT', 'EACCES'].includes(error.code ?? '')) return Buffer.alloc(0);
@@ -325,7 +369,14 @@ const readKeptLines = async (file: string, last = false): Promise<readonly (Kept
   if (end < 0) return [];
   const begin = last && end > 0 ? bytes.lastIndexOf(LINE_END, end - 1) + 1 : 0;
   const lines = bytes.subarray(begin, end).toString('utf8').split('\n');
-  return lines.map((line) => JSON.parse(line) as KeptIntent & FileHead);
+  return lines.flatMap((line) => {
+    try {
+      return JSON.parse(line) as KeptIntent & FileHead;
+    } catch (error) {
+      if (error instanceof SyntaxError) return [];
+      throw error;
+    }
+  });
 };
 
 /** Every intent that processes of the installation have kept and not forgotten, dead ones included. */

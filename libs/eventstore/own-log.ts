@@ -7,7 +7,7 @@
  */
 import { setMaxListeners } from 'node:events';
 import { type Clock, type Json, orStopped, timestamp } from '#kernel';
-import { type Logger, shared } from '#platform';
+import { batched, type Logger, shared } from '#platform';
 import {
   type EventStore,
   type Expected,
@@ -21,6 +21,8 @@ import {
 import { installationIn, type SealedPlace } from './installation.js';
 import type { Finding, Incident, KeptIntent, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
 
+/** Intents of one write to MARKS_DIR. */
+const MOST_KEPT_AT_ONCE = 1_000;
 /** The pause between two routine checks. */
 const CHECK_EVERY_MS = 1_000;
 /** A check that found a fault is repeated once after this pause. */
@@ -83,8 +85,6 @@ export class OwnLog implements EventStore, LogGate {
   private acknowledged: Mark[] = [];
   /** The newest event whose append was acknowledged to this process. */
   private newestTold: Mark | null = null;
-  /** Intents that wait to be kept outside of the log. */
-  private readonly unkept: KeptIntent[] = [];
   /** The marks of other processes, files and checkpoints that a check of this process has found. */
   private found: ReadonlySet<string> = new Set();
   /** The last events of reads that wait for a check. */
@@ -151,8 +151,8 @@ export class OwnLog implements EventStore, LogGate {
 
   async verified(intent: Position | null, kept?: Json): Promise<void> {
     this.refuse();
-    if (kept !== undefined) this.unkept.push({ mark: this.newestTold ?? this.confirmed, intent: kept });
-    await Promise.all([kept === undefined ? null : this.keepIntents(), intent !== null && this.options.appendsProve ? null : this.check()]);
+    const keeping = kept === undefined ? null : this.keepIntent({ mark: this.newestTold ?? this.confirmed, intent: kept });
+    await Promise.all([keeping, intent !== null && this.options.appendsProve ? null : this.check()]);
     this.refuse();
   }
 
@@ -161,14 +161,16 @@ export class OwnLog implements EventStore, LogGate {
   }
 
   /** Intents of requests that arrive together share one write. */
-  private readonly keepIntents = shared(async () => {
-    const intents = this.unkept.splice(0);
-    if (intents.length === 0) return;
-    await this.options.book.keep(intents).catch((error: unknown) => {
-      this.options.log.error({ err: error }, 'intents cannot be kept in MARKS_DIR, so their gateway calls do not begin');
-      throw error;
-    });
-  });
+  private readonly keepIntent = batched(
+    async (intents: readonly KeptIntent[]) => {
+      await this.options.book.keep(intents).catch((error: unknown) => {
+        this.options.log.error({ err: error }, 'intents cannot be kept in MARKS_DIR, so their gateway calls do not begin');
+        throw error;
+      });
+      return intents.map(() => true);
+    },
+    { maxItems: MOST_KEPT_AT_ONCE, inFlight: 1 },
+  );
 
   async verifiedRead(last: Mark | null): Promise<boolean> {
     // On Postgres, events and rows are in one database and can only be restored together. So no check is needed.

@@ -1,6 +1,6 @@
 /** If the log is another one or has lost events, the guard stops every append. An outage does not count as a loss. */
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
-import { appendFile, mkdtemp, rm } from 'node:fs/promises';
+import { appendFile, mkdtemp, readdir, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createLogger } from '#platform';
@@ -342,6 +342,17 @@ describe('intents that are kept outside of the log', () => {
     expect(await numbers()).toEqual([1, 2, 3]);
     await forget();
     expect(await numbers()).toEqual([3]);
+    // The emptied file is used again, also for more than it has room for.
+    const forgetThird = book.turn();
+    await book.keep([{ ...one(4), intent: { n: 4, text: 'x'.repeat(600_000) } }, one(5)]);
+    await forgetThird();
+    await book.keep([one(6)]);
+    expect([await numbers(), (await readdir(folder)).length]).toEqual([[4, 5, 6], 3]);
+    // Another process may delete a file that was not written for a minute. So nothing is added to it.
+    clock.advance(31_000);
+    await book.turn()();
+    await book.keep([one(7)]);
+    expect([await numbers(), (await readdir(folder)).filter((name) => name.startsWith('p-'))]).toEqual([[7], ['p-2.intents']]);
     await rm(folder, { recursive: true });
   });
 });
