@@ -195,9 +195,9 @@ describe('the charge was executed', () => {
     [
       'an empty stream is answered from the log alone',
       () => {
-        const { claim } = services.idempotency;
+        const before = { ...services.idempotency };
         services.idempotency.claim = async (asked) => {
-          const claimed = await claim(asked);
+          const claimed = await before.claim(asked);
           return claimed.kind === 'owned' ? { ...claimed, begun: false } : claimed;
         };
       },
@@ -205,9 +205,9 @@ describe('the charge was executed', () => {
     [
       'the mark is written after the call',
       () => {
-        const { holds } = services.idempotency;
+        const before = { ...services.idempotency };
         services.idempotency.holds = async (...given) => {
-          house.calls.after('charge.fee', () => holds(...given));
+          house.calls.after('charge.fee', () => before.holds(...given));
           return true;
         };
       },

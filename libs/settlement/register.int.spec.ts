@@ -239,7 +239,9 @@ test('the same, for a line that the processor adds to a complete batch', async (
 });
 
 let closedAt: string;
-beforeEach(() => (closedAt = timestamp(house.clock.now())));
+beforeEach(() => {
+  closedAt = timestamp(house.clock.now());
+});
 /** A batch `b-1` of sales without a payment here, by transaction and cents, as a source lists it. `fileId` null: the interface. */
 const listed = async (sales: readonly (readonly [transactionId: string, cents: number])[], fileId: string | null, ports = settlement) => {
   const account: GatewayAccount = { gateway, merchantAccount: 'agency-1', credentialsRef: 'none', environment: 'sandbox' };
