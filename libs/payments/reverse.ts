@@ -190,7 +190,7 @@ export const reverse = async (
       }
       const next = await streams.execute(loaded, [intent(sealing)], origin, deadline, INTENT);
       const opened = new OpenedKeys(new Map(sealing ? [[sealing.id, sealing]] : []));
-      const [kept] = decider.decide(payment, intent(null)) as readonly IntentEvent[];
+      const [kept] = decider.decide(payment, intent(sealing)) as readonly IntentEvent[];
       const calls = beginning(ports, { paymentId: request.paymentId, intent: kept! }, key?.holds ?? null);
       return executed(await run(calls, next, attemptId, opened, origin, deadline, notAfter, false));
     } catch (error) {

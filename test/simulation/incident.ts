@@ -4,12 +4,21 @@
  */
 import { examineLog, foundWhole, isWhole, OwnLog, unheldMarks } from '#eventstore';
 import { timestamp } from '#kernel';
-import { finishEmptyCreates, type GatewayAccount, NO_FILTERS, type PaymentPorts, paymentStream, PaymentStreams, restoreIntents } from '#payments';
+import {
+  finishEmptyCreates,
+  type GatewayAccount,
+  GatewaySlots,
+  NO_FILTERS,
+  type PaymentPorts,
+  paymentStream,
+  PaymentStreams,
+  restoreIntents,
+} from '#payments';
 import { INSTALLATION } from '../support/mark-book.js';
 import { bankGateway, directWire } from './bank.js';
 import { isKeyed, type Oracle, told, type Told } from './oracle.js';
 import { chargeAsk, type Outside } from './partners.js';
-import { ACCOUNTS, type Ask, CHECK_EVERY_MS, logger, PORTALS, type Reply, USUAL_PORTALS, type World } from './service.js';
+import { ACCOUNTS, type Ask, CHECK_EVERY_MS, logger, PORTALS, type Reply, SLOTS, USUAL_PORTALS, type World } from './service.js';
 import { Process } from './simulator.js';
 import { collect } from './stores.js';
 
@@ -46,7 +55,8 @@ const resume = async (world: World): Promise<'resumed' | 'refused'> => {
   const ownLog = new OwnLog({ store, book, installationId: INSTALLATION, clock, log, appendsProve: false });
   const ids = sim.ids();
   const find = (account: GatewayAccount) => bankGateway(world.bank, account, directWire, () => sim.now);
-  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find }, log } satisfies Partial<PaymentPorts>; // prettier-ignore
+  const slots = new GatewaySlots(clock, SLOTS);
+  const ports = { clock, ids, streams: new PaymentStreams(ownLog, clock, ids), ownLog, gateways: { find }, slots, log } satisfies Partial<PaymentPorts>; // prettier-ignore
   const creates = [...keys.rows.values()].flatMap(({ operation, state, createdAt, ...row }) =>
     operation === 'create' && state === 'reserved' ? [{ ...row, claimedAt: timestamp(createdAt) }] : [],
   );

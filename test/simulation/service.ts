@@ -269,7 +269,7 @@ const CLAIMS_EVERY_MS = { open: 20_000, closed: 5_000 } as const;
 const PROJECTION_LEASE_MS = 120_000;
 /** One slot, so that requests wait for one and are refused. */
 const FEW = { slots: 1, waitingAlone: 1, waitingShared: 2, refusal: 'too many', retryAfterSeconds: 5 } as const;
-const SLOTS: GatewaySlotLimits = { partners: FEW, house: FEW };
+export const SLOTS: GatewaySlotLimits = { partners: FEW, house: FEW };
 
 /** Everything that outlives a process: the stores, the bank, the replicas. */
 export class World {
