@@ -93,6 +93,13 @@ export class Process {
     this.pausedUntil = now + ms;
   }
 
+  /** A crash ends a pause or freeze: the next start begins with clocks that go. */
+  end(now: number): void {
+    this.frozenMs = this.missedMs(now);
+    this.freeze = null;
+    this.pausedUntil = 0;
+  }
+
   missedMs(now: number): number {
     return this.frozenMs + (this.freeze ? Math.min(now, this.freeze.until) - this.freeze.from : 0);
   }
@@ -284,7 +291,7 @@ export class Simulator {
     this.note(process.id, 'CRASH');
     process.incarnation += 1;
     process.up = false;
-    process.pausedUntil = 0;
+    process.end(this.now);
     process.onCrash();
     const { incarnation } = process;
     this.at(downMs, () => {
