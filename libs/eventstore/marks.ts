@@ -325,11 +325,13 @@ const keptFiles = ({ folder, processId, installationId, clock }: MarkBookOptions
       const to = (busy = await fileNow());
       const head: FileHead = { installationId, name, generation: GENERATION };
       const lines = Buffer.from(intents.map((kept) => `${JSON.stringify({ ...head, ...kept })}\n`).join(''));
+      // Counted before they are written, so that also half a line is emptied before the file is used again.
+      const at = to.used;
+      to.used += lines.length;
       try {
-        for (; to.used + lines.length > to.length; to.length += ZEROS.length) await write(to, ZEROS, to.length);
-        await write(to, lines, to.used);
+        for (; to.used > to.length; to.length += ZEROS.length) await write(to, ZEROS, to.length);
+        await write(to, lines, at);
         await to.handle.datasync();
-        to.used += lines.length;
       } catch (error) {
         // A line may be half written, so the next one goes to another file.
         leave();
@@ -348,7 +350,7 @@ const keptFiles = ({ folder, processId, installationId, clock }: MarkBookOptions
             else await remove(one);
             continue;
           }
-          // What a crash leaves of these lines are intents that the log holds.
+          // A crash may leave some of these lines. The log holds their intents.
           for (let at = 0; at < one.used; at += ZEROS.length) await write(one, ZEROS.subarray(0, Math.min(ZEROS.length, one.used - at)), at);
           one.used = 0;
           empty.push(one);

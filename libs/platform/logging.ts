@@ -40,7 +40,7 @@ export const createLogger = (level: string, name: string, destination: { write(l
       redact: ['authorization', 'headers.authorization', 'req.headers.authorization', '*.cvv', '*.cardNumber'],
       hooks: {
         logMethod(given, method) {
-          if (!saysOnlyAway(given[0], (at, fields, message) => this[at](fields, message))) method.apply(this, given);
+          if (!saysOnlyAway(given[0], (...line) => method.apply(this, line))) method.apply(this, given);
         },
         streamWrite: (line) => {
           const masked = maskCardNumbers(line);

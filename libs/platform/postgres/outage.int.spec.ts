@@ -25,7 +25,7 @@ afterAll(async () => {
   await database.drop();
 });
 
-/** What the loops and requests of a process do. */
+/** Asks the database, as loops and requests do, and logs a failure. */
 const tried = async (fields: object, message: string) => {
   try {
     await pool.query('select 1');
@@ -48,6 +48,17 @@ test('one line when it goes, one when it is back, and every line about a payment
   expect(lines.map(({ msg }) => msg)).toEqual(['the database is away', 'a charge', 'something else', 'the database is back']);
   expect(lines.at(-1)).toMatchObject({ seconds: expect.any(Number), leftOut: expect.any(Number) });
   expect(lines.at(-1)!.leftOut).toBeGreaterThanOrEqual(20);
+
+  // A log of errors only hears of it, too.
+  lines.length = 0;
+  log.level = 'error';
+  proxy.poison({ kind: 'down' });
+  proxy.cut();
+  await pool.query('select 1').catch((err: unknown) => log.error({ err }, 'a loop'));
+  proxy.heal();
+  await eventually(async () => (await tried({}, 'a loop')) && lines.some(({ msg }) => msg === 'the database is back'), { timeoutMs: 10_000 });
+  expect(lines.map(({ msg }) => msg)).toEqual(['the database is away', 'the database is back']);
+  log.level = 'info';
 
   // A statement that takes too long says nothing about the server.
   lines.length = 0;

@@ -10,7 +10,7 @@ const QUIET_MS = 1_000;
 /** Errors within errors that are looked at. */
 const MAX_CAUSES = 4;
 
-type Write = (level: 'warn' | 'info', fields: object, message: string) => void;
+type Write = (fields: object, message: string) => void;
 
 const databaseErrorIn = (error: unknown): DatabaseUnavailable | null => {
   let current = error;
@@ -21,18 +21,21 @@ const databaseErrorIn = (error: unknown): DatabaseUnavailable | null => {
 
 let begun: { readonly at: number; readonly write: Write; failedAt: number; leftOut: number } | null = null;
 
-/** True: the line says only that the database is away. It must not be written. `write`: writes another line to the same log. */
+/**
+ * True: the line says only that the database is away. It must not be written. `write`: writes another line to the same log, at the level of this one. So
+ * a log that shows this line shows the outage, too.
+ */
 export const saysOnlyAway = (fields: unknown, write: Write): boolean => {
-  const { err, ...others } = (fields ?? {}) as { err?: unknown };
-  const error = err === undefined ? null : databaseErrorIn(err);
+  if (typeof fields !== 'object' || fields === null || !('err' in fields)) return false;
+  const error = databaseErrorIn(fields.err);
   if (!error || (!begun && !isAway(error))) return false;
   const at = systemClock.monotonic();
   if (!begun) {
     begun = { at, write, failedAt: at, leftOut: 0 };
-    write('warn', { cause: error.message }, 'the database is away');
+    write({ cause: error.message }, 'the database is away');
   }
   begun.failedAt = at;
-  if (Object.keys(others).some((name) => /id$/i.test(name))) return false;
+  if (Object.keys(fields).some((name) => /id$/i.test(name))) return false;
   begun.leftOut += 1;
   return true;
 };
@@ -44,5 +47,5 @@ export const databaseAnswered = (): void => {
   if (now - begun.failedAt < QUIET_MS) return;
   const { at, write, leftOut } = begun;
   begun = null;
-  write('info', { seconds: Math.round((now - at) / 1_000), leftOut }, 'the database is back');
+  write({ seconds: Math.round((now - at) / 1_000), leftOut }, 'the database is back');
 };
