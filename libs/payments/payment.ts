@@ -615,7 +615,7 @@ export const undoneByRequest = ({ takenBack = [] }: { readonly takenBack?: reado
 
 const takenBackByRefund = (data: { readonly takenBack?: readonly TakenBack[] }) => withUndone([], undoneByRequest(data));
 
-/** What is known of a create whose intent is lost: no amounts, lines or card. */
+/** A create whose intent is lost. Amounts, lines and card are not known. */
 const lostTerms = ({ attemptId, accountId, portalId, references }: LostCreate, at: string): Known => ({
   terms: {
     accountId,

@@ -791,10 +791,14 @@ export interface Register {
 
 /** Goes on where the last call for the account ended. A full page leads on; after a shorter one, the next call begins anew. */
 const unexplainedIn = (pool: Pool): Register['unexplained'] => {
-  const places = new Map<string, { readonly chargedAt: string | null; readonly ref: string | null; readonly exceptionId: string | null }>();
+  /** The last rows of the last call. undefined: begin anew. */
+  const places = new Map<
+    string,
+    { readonly charge: { charged_at: string; ref: string } | undefined; readonly refund: { exception_id: string } | undefined }
+  >();
   return async ({ gateway, merchantAccount }, chargedBefore, limit) => {
     const account = JSON.stringify([gateway, merchantAccount]);
-    const after = places.get(account) ?? { chargedAt: null, ref: null, exceptionId: null };
+    const after = places.get(account);
     const [charges, refunds] = await Promise.all([
       pool.query<{ transaction_id: string; payment_id: string; leg: Leg; charged_at: string; ref: string }>(
         `select transaction_id, payment_id, leg, moved_at::text as charged_at, ref from gateway_transaction t
@@ -803,21 +807,16 @@ const unexplainedIn = (pool: Pool): Register['unexplained'] => {
            and not exists (select from settlement_exception d where d.payment_id = t.payment_id
              and d.transaction_id = t.transaction_id and d.type = 'sale' and not d.superseded)
          order by moved_at, ref limit $4`,
-        [gateway, merchantAccount, chargedBefore, limit, after.chargedAt, after.ref],
+        [gateway, merchantAccount, chargedBefore, limit, after?.charge?.charged_at, after?.charge?.ref],
       ),
       pool.query<{ transaction_id: string; exception_id: string }>(
         `select transaction_id, exception_id from settlement_exception
          where gateway = $1 and merchant_account = $2 and kind = 'MISSING_HERE' and type = 'refund' and ref is null and payment_id is null
            and not superseded and not ended and ($4::uuid is null or exception_id > $4::uuid) order by exception_id limit $3`,
-        [gateway, merchantAccount, limit, after.exceptionId],
+        [gateway, merchantAccount, limit, after?.refund?.exception_id],
       ),
     ]);
-    const lastCharge = charges.rows.length < limit ? null : charges.rows.at(-1)!;
-    places.set(account, {
-      chargedAt: lastCharge?.charged_at ?? null,
-      ref: lastCharge?.ref ?? null,
-      exceptionId: refunds.rows.length < limit ? null : refunds.rows.at(-1)!.exception_id,
-    });
+    places.set(account, { charge: charges.rows[limit - 1], refund: refunds.rows[limit - 1] });
     return [
       ...charges.rows.map((row) => ({ transactionId: row.transaction_id, charge: { paymentId: row.payment_id, leg: row.leg } })),
       ...refunds.rows.map((row) => ({ transactionId: row.transaction_id, charge: null })),

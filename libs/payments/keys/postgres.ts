@@ -367,24 +367,32 @@ interface FinishRow extends KeyName {
   readonly answer: StoredAnswer | null;
 }
 
-/** true for each row that still belonged to its owner. Each fence is used only once, so it identifies the row. */
-const finishRows = async (pool: Pool, rows: readonly FinishRow[], keepHours: number): Promise<boolean[]> => {
-  const { rows: finished } = await pool.query<{ fence: string }>({
-    name: 'idempotency-finish',
-    text: FINISH,
-    values: [
-      rows.map(({ accountId }) => accountId),
-      rows.map(({ keyHash }) => keyHash),
-      rows.map(({ fence }) => fence),
-      rows.map(({ to }) => to),
-      rows.map(({ answer }) => answer?.status ?? null),
-      rows.map(({ answer }) => answer?.body ?? null),
-      keepHours,
-    ],
-  });
-  const fences = new Set(finished.map(({ fence }) => fence));
+/**
+ * Runs an update of rows by their owners. Its first parameters are accounts, key hashes and fences, then `values`. true for each row that still belonged
+ * to its owner. Each fence is used only once, so it identifies the row.
+ */
+const updateOwned = async (
+  pool: Pool,
+  query: { readonly name: string; readonly text: string },
+  rows: readonly (KeyName & { readonly fence: string })[],
+  ...values: readonly unknown[]
+): Promise<boolean[]> => {
+  const owners = [rows.map(({ accountId }) => accountId), rows.map(({ keyHash }) => keyHash), rows.map(({ fence }) => fence)];
+  const { rows: updated } = await pool.query<{ fence: string }>({ ...query, values: [...owners, ...values] });
+  const fences = new Set(updated.map(({ fence }) => fence));
   return rows.map(({ fence }) => fences.has(fence));
 };
+
+const finishRows = (pool: Pool, rows: readonly FinishRow[], keepHours: number): Promise<boolean[]> =>
+  updateOwned(
+    pool,
+    { name: 'idempotency-finish', text: FINISH },
+    rows,
+    rows.map(({ to }) => to),
+    rows.map(({ answer }) => answer?.status ?? null),
+    rows.map(({ answer }) => answer?.body ?? null),
+    keepHours,
+  );
 
 const LOCKED = `locked as materialized (
     select 1 from idempotency_key where (api_account_id, key_hash) in (select * from unnest($1::uuid[], $2::bytea[]))
@@ -411,21 +419,14 @@ interface BeginRow extends KeyName {
 }
 
 /** true for each row that still belongs to its owner and attempt. It holds the intent then. */
-const beginRows = async (pool: Pool, rows: readonly BeginRow[]): Promise<boolean[]> => {
-  const { rows: begun } = await pool.query<{ fence: string }>({
-    name: 'idempotency-begin',
-    text: BEGIN,
-    values: [
-      rows.map(({ accountId }) => accountId),
-      rows.map(({ keyHash }) => keyHash),
-      rows.map(({ fence }) => fence),
-      rows.map(({ attemptId }) => attemptId),
-      rows.map(({ intent }) => JSON.stringify(intent)),
-    ],
-  });
-  const fences = new Set(begun.map(({ fence }) => fence));
-  return rows.map(({ fence }) => fences.has(fence));
-};
+const beginRows = (pool: Pool, rows: readonly BeginRow[]): Promise<boolean[]> =>
+  updateOwned(
+    pool,
+    { name: 'idempotency-begin', text: BEGIN },
+    rows,
+    rows.map(({ attemptId }) => attemptId),
+    rows.map(({ intent }) => JSON.stringify(intent)),
+  );
 
 /** Rows are locked in the same order as by claims. */
 const BEGIN = `
