@@ -9,7 +9,7 @@ import type { Claims } from './keys/claims.js';
 import type { IdempotencyStore, KeyAttempt, Operation, RequestText } from './keys/key-store.js';
 import { type AnswerEncoder, type Answered, atStableTime, type KeyedWork, onceByKey, type Result, storeIncident } from './keys/once-by-key.js';
 import type { PaymentListPorts } from './list.js';
-import { finishEmptyCreate } from './lost.js';
+import { finishEmptyCreate, VANISHED } from './lost.js';
 import { isVisible, openOf, payment as decider, type Payment, type PaymentEvent, type VisiblePayment } from './payment.js';
 import { type PaymentView, paymentView, type ReversalView } from './payment.view.js';
 import { keyOfText, openPayment } from './personal.js';
@@ -74,9 +74,6 @@ export const chargeOnce = (services: PaymentServices, request: ChargeRequest, re
     },
   });
 };
-
-/** Why the stream of a create was closed before it began. */
-const VANISHED = 'the request vanished before it began';
 
 /**
  * Decides how the key of a create ends if its owner vanished (T7). If the stream holds PaymentCreated or PaymentDeclined, the answer is made again

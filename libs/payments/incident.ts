@@ -3,11 +3,10 @@
  * requests whose intents are not in the log (C64, C76).
  */
 import { type EventStore, readStreams } from '#eventstore';
-import { Deadline } from '#kernel';
 import type { Pool } from '#platform';
 import type { PaymentPorts } from './charge.js';
 import { attemptIn, type AttemptRow } from './keys/postgres.js';
-import { type EmptyCreate, type Ended, finishEmptyCreate } from './lost.js';
+import { type EmptyCreate, type Ended, finishIfEmpty } from './lost.js';
 import { paymentStream } from './stream.js';
 
 /** Rows of one page of a comparison. */
@@ -78,12 +77,8 @@ const FINISH_MS = 60_000;
 export const finishEmptyCreates = async (ports: PaymentPorts, creates: readonly EmptyCreate[]): Promise<readonly Ended[]> => {
   const all: Ended[] = [];
   for (const create of creates) {
-    const loaded = await ports.streams.load(create.paymentId);
-    if (loaded.revision !== null) continue;
-    const origin = { actor: { type: 'recovery' as const, id: 'log-resume' }, correlationId: ports.ids.uuid() };
-    const deadline = new Deadline(ports.clock, FINISH_MS);
-    const ended = await finishEmptyCreate(ports, loaded, create, 'the intent went to a log that was not ours', origin, deadline);
-    all.push({ paymentId: create.paymentId, ended });
+    const ended = await finishIfEmpty(ports, create, 'the intent went to a log that was not ours', 'log-resume', FINISH_MS);
+    if (ended) all.push({ paymentId: create.paymentId, ended });
   }
   return all;
 };

@@ -14,6 +14,9 @@ import { finalizeReference, resolveReversal } from './reverse.js';
 import { raiseStaffTask } from './staff.js';
 import type { LoadedPayment } from './stream.js';
 
+/** Why the stream of a create was closed before it began. */
+export const VANISHED = 'the request vanished before it began';
+
 /** The portal of a create whose intent is not known. */
 const NO_PORTAL = '00000000-0000-0000-0000-000000000000';
 
@@ -54,6 +57,20 @@ export const finishEmptyCreate = async (
   await streams.execute(loaded, [...restored, lost], origin, deadline);
   await noteLost(ports, paymentId, attemptId, charged, origin);
   return 'lost';
+};
+
+/** {@link finishEmptyCreate} for a task of the service, if the stream is empty. null: it is not. `by`: the name of the task. */
+export const finishIfEmpty = async (
+  ports: PaymentPorts,
+  create: EmptyCreate,
+  reason: string,
+  by: string,
+  withinMs: number,
+): Promise<'abandoned' | 'lost' | null> => {
+  const loaded = await ports.streams.load(create.paymentId);
+  if (loaded.revision !== null) return null;
+  const origin = { actor: { type: 'recovery' as const, id: by }, correlationId: ports.ids.uuid() };
+  return finishEmptyCreate(ports, loaded, create, reason, origin, new Deadline(ports.clock, withinMs));
 };
 
 /** A leg whose charge the gateway shows, and that it did not undo. */

@@ -3,9 +3,10 @@ import { Unavailable } from '#eventstore';
 import { ServiceError } from '#kernel';
 import { findPayment, type PaymentServices } from '../commands.js';
 import type { PaymentPage } from '../list.js';
+import { finishIfEmpty, VANISHED } from '../lost.js';
 import { MAX_RETRY_AFTER_SECONDS } from './key-store.js';
 import { atStableTime, inProgress, storeIncident } from './once-by-key.js';
-import { finishReserved, sweepKeys } from './sweep.js';
+import { SWEEP_DEADLINE_MS, sweepKeys } from './sweep.js';
 
 /** `absent` promises nothing: the request may still be on its way, or its key may be forgotten. */
 export const KEY_STATES = ['completed', 'reserved', 'absent'] as const;
@@ -50,8 +51,9 @@ export const lookUpKey = async (services: PaymentServices, accountId: string, ke
     });
   let payment = await find();
   if (row.state === 'reserved' && payment === null) {
+    // An empty stream may be a lost one, so the gateway may have to be asked (T5).
     const create = { ...row, accountId };
-    await atStableTime(ports, () => finishReserved(services, create)).catch((error: unknown) => {
+    await atStableTime(ports, () => finishIfEmpty(ports, create, VANISHED, 'key-look-up', SWEEP_DEADLINE_MS)).catch((error: unknown) => {
       log.warn({ paymentId, err: error }, 'a create without events could not be ended');
       throw keyUnreadable();
     });

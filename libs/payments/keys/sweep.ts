@@ -3,12 +3,12 @@ import { Deadline } from '#kernel';
 import { PURGE_BATCH } from '#platform';
 import { type PaymentServices, finishCreate } from '../commands.js';
 import { resultOf } from '../payment.js';
-import { type EmptyCreate, finishEmptyCreate, restoreReversal } from '../lost.js';
+import { finishEmptyCreate, restoreReversal } from '../lost.js';
 import { KEEP_HOURS, type KeyAttempt, type KeyName } from './key-store.js';
 import { toStore } from './once-by-key.js';
 
 const SWEEP_BATCH = 100;
-const SWEEP_DEADLINE_MS = 20_000;
+export const SWEEP_DEADLINE_MS = 20_000;
 const HOUR_MS = 3_600_000;
 
 /**
@@ -31,14 +31,6 @@ export const sweepKeys = async ({ ports, idempotency, answers, log }: PaymentSer
       log.warn({ paymentId: row.paymentId, err: error }, 'a key whose request vanished cannot be finished yet');
     }
   }
-};
-
-/** Ends the create of a reserved key if its stream is empty. An empty stream may be a lost one, so the gateway may have to be asked (T5). */
-export const finishReserved = async ({ ports }: PaymentServices, create: EmptyCreate): Promise<void> => {
-  const loaded = await ports.streams.load(create.paymentId);
-  if (loaded.revision !== null) return;
-  const origin = { actor: { type: 'recovery' as const, id: 'key-look-up' }, correlationId: ports.ids.uuid() };
-  await finishEmptyCreate(ports, loaded, create, 'the request vanished before it began', origin, new Deadline(ports.clock, SWEEP_DEADLINE_MS));
 };
 
 /**
