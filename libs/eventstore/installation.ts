@@ -70,11 +70,20 @@ type Belonging = { readonly is: 'known' | 'new' } | { readonly refused: string }
 const LOOKS = 10;
 const LOOK_AGAIN_MS = 200;
 
+/** Throws if the events of the database lie in another kind of store than the configuration says. Asks the database alone, so it runs before a store is opened. */
+export const requirePlace = async ({ pool, kurrentdbUrl }: Pick<InstallationPorts, 'pool' | 'kurrentdbUrl'>): Promise<void> => {
+  const { seen, onKurrentdb } = await followed(pool);
+  if (!seen || onKurrentdb === (kurrentdbUrl !== null)) return;
+  const [place, advice] = onKurrentdb ? ['KurrentDB', 'set KURRENTDB_URL'] : ['Postgres', 'unset KURRENTDB_URL, or take another database'];
+  throw new Error(`the events of this database lie in ${place}; ${advice}; nothing was changed`);
+};
+
 /**
  * Throws if the log does not belong to the database, and changes nothing. Runs before the migrations. Another process may be making the installation
  * now, so the log is refused only after {@link LOOKS} looks.
  */
 export const requireOwnLog = async (ports: InstallationPorts): Promise<void> => {
+  await requirePlace(ports);
   for (let look = 1; ; look++) {
     const found = await belonging(ports);
     if (!('refused' in found)) return;
@@ -112,13 +121,7 @@ export const installationIn = async (store: Pick<EventStore, 'read'>): Promise<s
 
 const belonging = async (ports: InstallationPorts): Promise<Belonging> => {
   const { pool, store, kurrentdbUrl } = ports;
-  const { seen, onKurrentdb } = await followed(pool);
-  if (seen && onKurrentdb !== (kurrentdbUrl !== null))
-    return {
-      refused: onKurrentdb
-        ? 'the events of this database lie in KurrentDB; set KURRENTDB_URL'
-        : 'the events of this database lie in Postgres; unset KURRENTDB_URL, or take another database',
-    };
+  const { seen } = await followed(pool);
   // The log is read before the row. A first start writes the row before the event, so the row of a found event exists.
   const [inLog, head] = [await installationIn(store), await store.head()];
   const row = await rowOf(pool);

@@ -5,8 +5,7 @@ import { orStopped, within } from '#kernel';
 import type { Logger, Migration, Pool } from '#platform';
 import { projectionCheckpointMigration } from './checkpoint.js';
 import { type EventStore, Unavailable } from './event-store.js';
-import { storeAddress } from './hosts.js';
-import { installationMigration, type InstallationPorts, requireOwnLog, settleInstallation } from './installation.js';
+import { installationMigration, type InstallationPorts, requireOwnLog, requirePlace, settleInstallation } from './installation.js';
 import { createKurrentDbEventStore } from './kurrentdb.js';
 import { markMigration, postgresMarkBook } from './marks.js';
 import { OwnLog, type OwnLogOptions } from './own-log.js';
@@ -67,27 +66,29 @@ export const openEventStore = async (
 export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;
   const { kurrentdbUrl, databaseUrl, log, stop, wrap = (store) => store } = options;
+  await requirePlace(options);
   const opening = openEventStore(kurrentdbUrl, databaseUrl, log, async (missing, server) => own?.checkSession(missing, server));
-  const away = () => new Unavailable(`the event store at ${storeAddress(kurrentdbUrl, databaseUrl)} does not answer`);
   const until = options.clock.monotonic() + ANSWERS_WITHIN_MS;
   const bare = await within(options.clock, ANSWERS_WITHIN_MS, opening, away).catch((error: unknown) => {
     void opening.then((late) => late.close()).catch(() => undefined);
     throw error;
   });
   try {
-    if (kurrentdbUrl !== null) await within(options.clock, Math.max(0, until - options.clock.monotonic()), orStopped(bare.head(), stop), away);
-    return (own = await orStopped(guardLog(wrap(bare), options), stop));
+    return (own = await orStopped(guardLog(wrap(bare), options, Math.max(0, until - options.clock.monotonic())), stop));
   } catch (error) {
     await bare.close();
     throw error;
   }
 };
 
-/** Puts the guard around an opened store. Refuses a log as {@link openOwnLog} does. */
-export const guardLog = async (store: EventStore, options: GuardOptions): Promise<OwnLog> => {
+const away = () => new Unavailable('KurrentDB does not answer');
+
+/** Puts the guard around an opened store. Refuses a log as {@link openOwnLog} does. `answersWithinMs`: how long KurrentDB has for its first answer. */
+export const guardLog = async (store: EventStore, options: GuardOptions, answersWithinMs = ANSWERS_WITHIN_MS): Promise<OwnLog> => {
   const { kurrentdbUrl, databaseUrl, pool, marksDir, process, clock, log, prepare, newId, sealedEnd, signedHead } = options;
   const installation = { pool, store, clock, newId, kurrentdbUrl, databaseUrl, sealedEnd };
-  if (kurrentdbUrl !== null || (await hasLog(pool))) await requireOwnLog(installation);
+  if (kurrentdbUrl !== null) await within(clock, answersWithinMs, requireOwnLog(installation), away);
+  else if (await hasLog(pool)) await requireOwnLog(installation);
   await prepare();
   const installationId = await settleInstallation(installation);
   const { id: processId, name, pid } = process;
