@@ -79,6 +79,8 @@ export interface LogProgress {
   heads: number;
   /** The last head that agreed. */
   agreed: { readonly size: number; readonly at: string } | null;
+  /** Events of another installation, which were passed over. Absent in a verification that an earlier release began. */
+  foreign?: Findings;
   readonly found: { readonly events: Findings; readonly tiles: Findings; readonly heads: Findings };
 }
 
@@ -90,14 +92,17 @@ export const logProgress = (from: LogPlace, end: LogPlace): LogProgress => ({
   payments: 0,
   heads: 0,
   agreed: null,
+  foreign: noFindings(),
   found: { events: noFindings(), tiles: noFindings(), heads: noFindings() },
 });
 
-export const logChecks = ({ from, reached, heads, found }: LogProgress): Check[] => [
+export const logChecks = ({ from, reached, heads, foreign, found }: LogProgress): Check[] => [
   checkOf(
     'events',
     found.events,
-    `${reached.size - from.size} events ${from.size > 0 ? `after the first ${from.size} ` : ''}are those that were sealed`,
+    `${reached.size - from.size} events ${from.size > 0 ? `after the first ${from.size} ` : ''}are those that were sealed${
+      foreign?.count ? `; passed over: ${checkOf('', foreign, '').detail}` : ''
+    }`,
   ),
   checkOf('tiles', found.tiles, 'the tree is whole'),
   checkOf('heads', found.heads, `${heads} signed heads agree`),
@@ -172,11 +177,16 @@ export class LogVerification {
     const to = wanted >= end.size ? end.size : wanted - (wanted % TILE_HASHES);
     const tree = await this.begin();
     const changed = new Set<string>();
+    const foreign = (progress.foreign ??= noFindings());
+    const onForeign = ({ type, id, stream, position, meta }: Recorded) =>
+      find(foreign, `the event at position ${position} (${type} ${id} in ${stream}) of installation ${meta.installation}`);
     let [count, last] = [before.size, before.position];
     if (before.size === 0) await this.compareHeads(0);
     try {
       if (to > count)
-        reading: for await (const read of readAhead(store.readAll((last || null) as Position | null, { until: end.position as Position }))) {
+        reading: for await (const read of readAhead(
+          store.readAll((last || null) as Position | null, { until: end.position as Position, onForeign }),
+        )) {
           // The hashes of a page do not yield to the event loop. This pause lets the request for the next page go out first.
           await new Promise((turned) => setImmediate(turned));
           for (const event of read) {

@@ -19,6 +19,8 @@ export interface Meta {
   readonly actor: Actor;
   readonly correlationId: string;
   readonly causationId?: string;
+  /** The installation that appended the event. Only in logs on KurrentDB; absent in events of release 0.2 and earlier. */
+  readonly installation?: string;
 }
 
 /** An event before it is stored. `v` is the schema version of `data`. Only the newest version is written. */
@@ -89,10 +91,13 @@ export interface EventStore {
    * {@link readStreams} works with every store.
    */
   readStreams?(streams: readonly string[]): Promise<readonly (readonly Recorded[])[]>;
-  /** Yields the events of the log after a position (null: from the start), in batches and in log order, up to and including `until`. */
+  /**
+   * Yields the events of the log after a position (null: from the start), in batches and in log order, up to and including `until`. `onForeign`:
+   * called for each event of another installation, which is passed over (by `OwnLog`).
+   */
   readAll(
     after: Position | null,
-    options?: { max?: number; until?: Position; streamPrefixes?: readonly string[] },
+    options?: { max?: number; until?: Position; streamPrefixes?: readonly string[]; onForeign?: (event: Recorded) => void },
   ): AsyncIterable<readonly Recorded[]>;
   /** Follows the log after a position, without end. Continues by itself after an outage. Delivers each event at least once. */
   subscribe(after: Position | null, options?: { streamPrefixes?: readonly string[] }): Subscription;

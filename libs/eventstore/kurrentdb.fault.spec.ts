@@ -10,7 +10,7 @@ import { createPool, migrate, type Client } from '#platform';
 import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
 import { postgresCheckpoint } from './checkpoint.js';
 import { NotInTheLog } from './codec.js';
-import { requireOwnLog } from './installation.js';
+import { INSTALLATION_STREAM, requireOwnLog } from './installation.js';
 import { createKurrentDbEventStore, type KurrentDbOptions } from './kurrentdb.js';
 import { createSubscriber } from './subscriber.js';
 import { eventStoreMigrations } from './index.js';
@@ -73,6 +73,74 @@ const timed = async <T>(work: () => Promise<T>): Promise<[T, number]> => {
   const begun = performance.now();
   return [await work(), performance.now() - begun];
 };
+
+describe('another server answers at the address', () => {
+  const SWAPS = 15;
+  /** Makes the log of the double that of an installation, and opens a store for it. */
+  const openOwn = async () => {
+    const [created] = newEvents(1);
+    await store.append(INSTALLATION_STREAM, 'no_stream', [created!]);
+    double.calls.read = 0;
+    const opened = await createKurrentDbEventStore(double.url(), { timings: QUICK, installationId: () => created!.id });
+    cleanUps.push(() => opened.close());
+    return opened;
+  };
+  const appendOne = (to: EventStore) => to.append(newStream(), 'no_stream', newEvents(1));
+
+  test('its installation is read once over each connection, before the first append', async () => {
+    const own = await openOwn();
+    const { calls } = double;
+    const before = calls.read;
+    for (let n = 0; n < 5; n++) await appendOne(own);
+    expect(calls.read - before).toBe(1);
+    double.kill();
+    await double.start();
+    await appendOne(own);
+    expect(calls.read - before).toBe(2);
+  });
+
+  test('under load, in many swaps: no event reaches the other log; all goes on when the right one is back', async () => {
+    const own = await openOwn();
+    const other = await node();
+    await (await open(other.url())).append(INSTALLATION_STREAM, 'no_stream', newEvents(1));
+    other.kill();
+    other.port = double.port;
+    let over = false;
+    cleanUps.push(() => (over = true));
+    let done = 0;
+    const load = Array.from({ length: 16 }, async () => {
+      while (!over)
+        await appendOne(own).then(
+          () => (done += 1),
+          () => systemClock.sleep(10),
+        );
+    });
+    for (let swap = 0; swap < SWAPS; swap++) {
+      const before = done;
+      await eventually(() => done > before);
+      double.kill();
+      await other.start();
+      const asked = other.calls.read;
+      await eventually(() => other.calls.read > asked || other.log.length > 1);
+      await systemClock.sleep(50);
+      other.kill();
+      await double.start();
+    }
+    over = true;
+    await Promise.all(load);
+    expect([other.log.length, other.calls.append]).toEqual([1, 1]);
+  });
+
+  test('a log whose installation cannot be read is an outage, and nothing is sent', async () => {
+    const own = await openOwn();
+    const before = double.calls.append;
+    double.everyRead = 'unavailable';
+    expect(await outcome(appendOne(own))).toBeInstanceOf(Unavailable);
+    double.everyRead = null;
+    expect(double.calls.append).toBe(before);
+    await appendOne(own);
+  });
+});
 
 describe('appends', () => {
   test('go over the unary call, to the leader, never over the shared batch stream (K7)', async () => {

@@ -10,6 +10,8 @@
  *   (K7).
  * - Our own timer ends every call that gets no answer. Some calls of the client ignore deadlines, and some promises stay pending for ever (K1, K5,
  *   K12).
+ * - A channel is closed when its connection ends, and the client makes another one. So a channel is one connection to one server. Before the first
+ *   append over a new channel, the installation of its log is read over that channel: another log may answer at the address by now.
  * - A client whose calls keep failing, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. An earlier try of this append may have caused the conflict (K12).
  * - Reads ask for an exact number of events and take all of them (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
@@ -21,6 +23,8 @@
  * - Errors that the client throws outside of a call do not end the process, nor do its unhandled rejections (K2, K6, K13).
  */
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
+import type { CallOptions, Channel, Metadata } from '@grpc/grpc-js';
+import type { StreamsClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/streams_grpc_pb.js';
 import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { setMaxListeners } from 'node:events';
 import { Writable } from 'node:stream';
@@ -42,6 +46,8 @@ import {
   type Subscription,
   type SubscriptionItem,
 } from './event-store.js';
+import { firstEventId } from './first-event.js';
+import { INSTALLATION_STREAM } from './installation.js';
 import { silentSeeds, withoutSeeds } from './seeds.js';
 
 type Client = KurrentDBClient;
@@ -117,6 +123,8 @@ const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as cons
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
+  /** The installation whose log this must be. Nothing is appended over a connection to the log of another one. null: not known yet, no check. */
+  readonly installationId?: () => string | null;
   /** Called for faults that the adapter repairs itself, such as a subscription that ended or a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
   /** Called for a stream into which another program wrote, at most once a minute for all streams. Events of that program are skipped. */
@@ -155,6 +163,8 @@ type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
 class NoAnswer extends Error {}
 /** A repeat would end with the same error. */
 class Fault extends Error {}
+/** The log behind the connection of an append was not checked. Nothing was sent. */
+class Unchecked extends Error {}
 
 /** The verdict for each `type` of the client's errors. Some transport errors have no `type`; their gRPC `code` decides (K2). */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
@@ -168,6 +178,10 @@ const BY_TYPE: Readonly<Record<string, Verdict>> = {
   unknown: 'lost',
 };
 const GRPC_INVALID_ARGUMENT = 3;
+/** States of a channel, by the numbers of gRPC. */
+const READY = 2;
+const SHUTDOWN = 4;
+const stateOf = (channel: Channel): number => channel.getConnectivityState(false);
 const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
 const NEVER_CONNECTED = /Failed to discover|Channel has been shut down|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
 
@@ -182,7 +196,7 @@ const isNoBoundary = (error: unknown): boolean => {
 
 const judge = (error: unknown): Verdict => {
   const { type, code, message } = error as { type?: string; code?: unknown; message?: string };
-  if (NEVER_CONNECTED.test(message ?? '')) return 'unsent';
+  if (error instanceof Unchecked || NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
   if (error instanceof Fault || error instanceof NotInTheLog || error instanceof TypeError) return 'fault';
   // Of the errors of type `unknown`, only "BadRequest" is our fault. After others, such as "Server Is Not Ready", a repeat helps.
@@ -294,24 +308,30 @@ const outgoing = (driver: Driver, events: readonly NewEvent[], serialised: reado
 // ---- the client, and when to take a new one
 
 type UnaryAppend = (...args: unknown[]) => unknown;
+interface Service {
+  append?: UnaryAppend;
+  getChannel(): Channel;
+}
 
 /** Parts of the client that its types do not show. */
 interface Internals {
-  handleError: (client: unknown, error: Error) => Promise<void>;
-  getGRPCClient: (service: unknown, name: string) => Promise<{ append?: UnaryAppend }>;
-  getChannel: () => Promise<{ close(): void }>;
+  handleError: (client: Pick<Service, 'getChannel'>, error: Error) => Promise<void>;
+  getGRPCClient: (service: unknown, name: string) => Promise<Service>;
+  getChannel: () => Promise<Channel>;
   supports: () => Promise<boolean>;
+  callArguments: (options: { requiresLeader: boolean; deadline: number; credentials?: Credentials }) => [Metadata, CallOptions];
 }
 
 /**
- * Passes an error that `append` throws to the callback of the call. The client calls `append` inside an async promise executor. If the channel is
- * closed, gRPC throws there, and the unhandled rejection would end the process.
+ * Runs `refuse` before each append, at the last moment before gRPC takes the call. Passes its error, and any error that `append` throws, to the
+ * callback of the call. The client calls `append` inside an async promise executor, so an unhandled rejection would end the process.
  */
-const withoutThrow = <T extends { append?: UnaryAppend }>(service: T): T => {
+const refusing = (service: Service, refuse: () => void): Service => {
   const { append } = service;
   if (!append || Object.hasOwn(service, 'append')) return service;
   service.append = (...args) => {
     try {
+      refuse();
       return append.apply(service, args);
     } catch (error) {
       const reply = args.at(-1) as (error: unknown) => void;
@@ -338,6 +358,9 @@ class Connection {
   private readonly url: string;
   private silent: readonly string[] = [];
   private askedAt = Number.NEGATIVE_INFINITY;
+  private readonly watched = new WeakSet<Channel>();
+  /** Channels whose log was checked. */
+  private readonly checked = new WeakSet<Channel>();
   /** The credentials of the URL, decoded. They are passed with every call, because the client's reads do not decode `%40` and the like. */
   readonly user: { credentials?: Credentials } = {};
   /**
@@ -352,6 +375,7 @@ class Connection {
     private readonly clock: Clock,
     private readonly timings: KurrentDbTimings,
     private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
+    private readonly installationId: () => string | null,
   ) {
     this.url = Object.entries(URL_DEFAULTS)
       .filter(([name]) => !new RegExp(`[?&]${name}=`, 'i').test(url))
@@ -430,7 +454,9 @@ class Connection {
       ]);
       const service = await (this.client as unknown as Internals).getGRPCClient(gossip.GossipClient, 'gossip');
       return new Promise<boolean>((resolve, reject) =>
-        (service as GossipClient).read(new shared.Empty(), (error, info) => (error ? reject(error) : resolve(info.getMembersList().length > 1))),
+        (service as unknown as GossipClient).read(new shared.Empty(), (error, info) =>
+          error ? reject(error) : resolve(info.getMembersList().length > 1),
+        ),
       );
     };
     return within(this.clock, this.timings.graceMs, asking(), () => new NoAnswer()).catch(() => true);
@@ -442,12 +468,56 @@ class Connection {
     // After an error the client starts a clean-up and does not handle its rejection.
     const handleError = internals.handleError;
     internals.handleError = (failed, error) => handleError(failed, error).catch(() => undefined);
+    const getChannel = internals.getChannel;
+    internals.getChannel = async () => {
+      const channel = await getChannel();
+      if (!this.watched.has(channel)) this.watch(internals, channel);
+      return channel;
+    };
     const getGRPCClient = internals.getGRPCClient;
-    internals.getGRPCClient = async (service, name) => withoutThrow(await getGRPCClient(service, name));
+    internals.getGRPCClient = async (kind, name) => {
+      const service = await getGRPCClient(kind, name);
+      return refusing(service, () => {
+        if (this.installationId() !== null && !this.checked.has(service.getChannel()))
+          throw new Unchecked('the connection was replaced before the append');
+      });
+    };
     // Over TLS without credentials, the client asks whether the server supports the batch stream. The answer false makes the client use the unary
     // call.
     if (!this.unary.credentials) internals.supports = async () => false;
     return client;
+  }
+
+  /** Closes the channel at once when its connection ends. Else gRPC would send waiting calls over a new connection, maybe to another server. */
+  private watch(internals: Internals, channel: Channel): void {
+    this.watched.add(channel);
+    const state = stateOf(channel);
+    if (state === SHUTDOWN) return;
+    channel.watchConnectivityState(state, Number.POSITIVE_INFINITY, () => {
+      if (state !== READY || stateOf(channel) === SHUTDOWN) return this.watch(internals, channel);
+      channel.close();
+      // The client then makes another channel, as after a call that failed.
+      void internals.handleError({ getChannel: () => channel }, new this.driver.UnavailableError(undefined, 'the connection has ended'));
+    });
+  }
+
+  /** Resolves if the log behind the connection for appends is that of the installation. Throws {@link Unchecked}. */
+  async requireChecked(client: Client): Promise<void> {
+    const installationId = this.installationId();
+    if (installationId === null) return;
+    const internals = client as unknown as Internals;
+    if (this.checked.has(await internals.getChannel())) return;
+    const { default: services } = await import('@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/streams_grpc_pb.js');
+    const service = await internals.getGRPCClient(services.StreamsClient, 'streams');
+    const call = internals.callArguments({ requiresLeader: true, deadline: this.timings.tryMs, ...this.unary });
+    const inLog = await firstEventId(service as unknown as StreamsClient, INSTALLATION_STREAM, ...call).catch((error: unknown) => {
+      // The client then looks for another leader, or connects again.
+      void internals.handleError(service, asError(error));
+      throw new Unchecked(`its installation could not be read: ${describe(error)}`, { cause: error });
+    });
+    if (inLog !== installationId)
+      throw new Unchecked(`the log at its address belongs to ${inLog === null ? 'no installation' : `installation ${inLog}`}`);
+    this.checked.add(service.getChannel());
   }
 
   private connect(): Client {
@@ -492,7 +562,7 @@ class KurrentDbEventStore implements EventStore {
     this.timings = { ...TIMINGS, ...options.timings };
     this.onTrouble = options.onTrouble ?? (() => undefined);
     this.onForeign = options.onForeign ?? (() => undefined);
-    this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble);
+    this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble, options.installationId ?? (() => null));
     this.slots = new Slots(this.clock);
   }
 
@@ -523,6 +593,12 @@ class KurrentDbEventStore implements EventStore {
       const tryMs = Math.max(1, Math.min(this.timings.tryMs, deadline - begun));
       let failure: Error;
       try {
+        await within(
+          this.clock,
+          deadline - begun,
+          this.connection.requireChecked(client),
+          () => new Unchecked('its installation could not be read in time'),
+        );
         const result = await within(
           this.clock,
           tryMs + this.timings.graceMs,

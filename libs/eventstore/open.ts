@@ -44,17 +44,18 @@ export interface OpenLogOptions extends GuardOptions {
 
 /**
  * Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. The store has no guard: it does not refuse the log of
- * another installation.
+ * another installation. `own`: the guard, which then checks the log before the first append over each new session or connection.
  */
 export const openEventStore = async (
   kurrentdbUrl: string | null,
   databaseUrl: string,
   log: Pick<Logger, 'warn' | 'error'>,
-  checkSession?: (missing: EventStore['missing'], server: string) => Promise<void>,
+  own?: () => OwnLog | null,
 ): Promise<EventStore> =>
   kurrentdbUrl === null
-    ? createPostgresEventStore(databaseUrl, checkSession && { checkSession })
+    ? createPostgresEventStore(databaseUrl, own && { checkSession: async (missing, server) => own()?.checkSession(missing, server) })
     : createKurrentDbEventStore(kurrentdbUrl, {
+        ...(own && { installationId: () => own()?.installationId ?? null }),
         onTrouble: (message, error) => log.warn({ err: error }, message),
         onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
       });
@@ -67,7 +68,7 @@ export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
   let own: OwnLog | null = null;
   const { kurrentdbUrl, databaseUrl, log, stop, wrap = (store) => store } = options;
   await requirePlace(options);
-  const opening = openEventStore(kurrentdbUrl, databaseUrl, log, async (missing, server) => own?.checkSession(missing, server));
+  const opening = openEventStore(kurrentdbUrl, databaseUrl, log, () => own);
   const until = options.clock.monotonic() + ANSWERS_WITHIN_MS;
   const bare = await within(options.clock, ANSWERS_WITHIN_MS, opening, away).catch((error: unknown) => {
     void opening.then((late) => late.close()).catch(() => undefined);

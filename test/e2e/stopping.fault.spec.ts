@@ -2,6 +2,7 @@
  * The event store or the database is unavailable when a process gets a signal to stop: a service that is starting, a running service, or a command. Each must leave
  * no process, and end within the grace period of an orchestrator (usually 30 s).
  */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, test } from '@jest/globals';
 import { createPool } from '#platform';
 import { Random } from '../../apps/demo/city.js';
@@ -161,6 +162,8 @@ describe('a database that accepts connections and does not answer', () => {
         expect(await pay(service)).toBe(200);
         proxy.poison({ kind: 'timeout' });
         const unanswered = pay(service);
+        // The request must arrive before the signal.
+        await sleep(1_000);
         await endsWithin(SERVICE_ENDS_MS, service);
         expect(await unanswered).toBeGreaterThanOrEqual(500);
       } finally {

@@ -2,6 +2,7 @@
 import { expect } from '@jest/globals';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inParallel } from '../chaos/partners.js';
+import type { Position } from '#eventstore';
 import { eventually } from '../support/eventually.js';
 import { Installation } from './installation.js';
 import { fillAsForeign, type Node, type Nodes, urlOf, withLog } from './nodes.js';
@@ -69,6 +70,7 @@ export const playExchange = async (
     await sleep(TRAFFIC_MS);
     await eventually(() => partner.paid.length >= 5);
     const other = await prepare(nodes, right, replacement);
+    const end = await withLog(urlOf(other.port), (store) => store.head());
     const before = partner.paid.length;
     await eventually(() => partner.paid.length >= before + 5);
     if (traffic === 'idle') {
@@ -113,6 +115,7 @@ export const playExchange = async (
       ...judgeMoney(await installation.bank.truth(), partner, window),
       ...judgeAnswers(partner.sent, window, noticedAt),
       ...(await judgeLog(right, partner)),
+      ...(await judgeOther(other, end)),
     ];
     expect(violations).toEqual([]);
 
@@ -148,6 +151,14 @@ export const anyKnows = async ({ witnesses }: Installation): Promise<boolean> =>
 
 /** Waits long enough for every process to check the log and store its marks. */
 export const settled = (): Promise<void> => sleep(2_500);
+
+/** Nothing may be appended to the other log after it took the address. `end`: its end before. Returns the violations. */
+const judgeOther = (other: Node, end: Position | null): Promise<string[]> =>
+  withLog(urlOf(other.port), async (store) => {
+    const violations: string[] = [];
+    for await (const batch of store.readAll(end)) for (const { type, stream } of batch) violations.push(`the other log got ${type} in ${stream}`);
+    return violations;
+  });
 
 /** Every payment that was answered 200 must have its outcome in the right log. Returns the violations. */
 export const judgeLog = (node: Node, partner: Partner): Promise<string[]> => judgeLogAt(urlOf(node.port), partner);
