@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { systemClock } from '#kernel';
 import { createPool, migrate, type Client } from '#platform';
-import { Conflict, OutcomeUnknown, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
+import { Conflict, OutcomeUnknown, StoreIncident, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
 import { postgresCheckpoint } from './checkpoint.js';
 import { NotInTheLog } from './codec.js';
 import { INSTALLATION_STREAM, requireOwnLog } from './installation.js';
@@ -81,13 +81,19 @@ describe('another server answers at the address', () => {
     const [created] = newEvents(1);
     await store.append(INSTALLATION_STREAM, 'no_stream', [created!]);
     double.calls.read = 0;
-    const opened = await createKurrentDbEventStore(double.url(), { timings: QUICK, installationId: () => created!.id });
+    const opened: EventStore = await createKurrentDbEventStore(double.url(), {
+      timings: QUICK,
+      checkConnection: async () => {
+        for await (const { id } of opened.read(INSTALLATION_STREAM, 0n, 1)) if (id === created!.id) return;
+        throw new StoreIncident('another log');
+      },
+    });
     cleanUps.push(() => opened.close());
     return opened;
   };
   const appendOne = (to: EventStore) => to.append(newStream(), 'no_stream', newEvents(1));
 
-  test('its installation is read once over each connection, before the first append', async () => {
+  test('the log is checked once over each connection, before the first append', async () => {
     const own = await openOwn();
     const { calls } = double;
     const before = calls.read;
@@ -131,7 +137,7 @@ describe('another server answers at the address', () => {
     expect([other.log.length, other.calls.append]).toEqual([1, 1]);
   });
 
-  test('a log whose installation cannot be read is an outage, and nothing is sent', async () => {
+  test('a log that cannot be checked is an outage, and nothing is sent', async () => {
     const own = await openOwn();
     const before = double.calls.append;
     double.everyRead = 'unavailable';

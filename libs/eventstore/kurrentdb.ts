@@ -8,16 +8,15 @@
  *
  * - Appends use the unary call, never the client's shared batch stream. When that stream has ended without an error, its next append waits for ever
  *   (K7).
- * - Our own timer ends every call that gets no answer. Some calls of the client ignore deadlines, and some promises stay pending for ever (K1, K5,
- *   K12).
- * - A channel is closed when its connection ends, and the client makes another one. So a channel is one connection to one server. Before the first
- *   append over a new channel, the installation of its log is read over that channel: another log may answer at the address by now.
+ * - Our own timer ends every call that gets no answer. Some promises of the client stay pending for ever (K1, K12).
+ * - Reads are our own calls over the channel of the appends. The client's reads ignore deadlines, hang after one that was left early, hide the reason
+ *   of a refusal, and go over another connection (K5, K9, K15, K18).
+ * - A channel is closed when its connection ends, and the client makes another one. So a channel is one connection to one server. The log
+ *   behind a new channel is checked before the first append over it: another log may answer at the address by now (K18).
  * - A client whose calls keep failing, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. An earlier try of this append may have caused the conflict (K12).
- * - Reads ask for an exact number of events and take all of them (K9). Positions of reads are inclusive, positions of subscriptions exclusive (K10).
+ * - Positions of reads are inclusive, positions of subscriptions exclusive (K10).
  * - If the log ends before a known event, the log is read again for some seconds. The node may be a deposed leader (K16).
- * - A read from a position where no event begins fails like an outage. A subscription from that position fails with the true reason. So after a
- *   failed read the adapter tries a subscription (K15).
  * - A reader has one queue and one supervised subscription. When the subscription ends, a new one begins with the last of our events in the queue,
  *   and drops that event (K3, K4, K13). If the new subscription begins with another event, the log was exchanged.
  * - Errors that the client throws outside of a call do not end the process, nor do its unhandled rejections (K2, K6, K13).
@@ -25,7 +24,7 @@
 import type { GossipClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/gossip_grpc_pb.js';
 import type { CallOptions, Channel, Metadata } from '@grpc/grpc-js';
 import type { StreamsClient } from '@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/streams_grpc_pb.js';
-import type { EventData, KurrentDBClient, Position as LogPosition, ReadAllOptions, ResolvedEvent } from '@kurrent/kurrentdb-client';
+import type { EventData, KurrentDBClient, Position as LogPosition, ResolvedEvent } from '@kurrent/kurrentdb-client';
 import { setMaxListeners } from 'node:events';
 import { Writable } from 'node:stream';
 import { orStopped, systemClock, within, type Clock } from '#kernel';
@@ -34,6 +33,7 @@ import { BeyondTheEnd, matchesPrefix, NoEventThere, NotInTheLog, serialise, size
 import {
   Conflict,
   OutcomeUnknown,
+  StoreIncident,
   Unavailable,
   UnreadableStream,
   type EventStore,
@@ -46,8 +46,7 @@ import {
   type Subscription,
   type SubscriptionItem,
 } from './event-store.js';
-import { firstEventId } from './first-event.js';
-import { INSTALLATION_STREAM } from './installation.js';
+import { readEvents, type LogRead, type ReadRequest } from './kurrentdb-read.js';
 import { silentSeeds, withoutSeeds } from './seeds.js';
 
 type Client = KurrentDBClient;
@@ -123,8 +122,8 @@ const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as cons
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
-  /** The installation whose log this must be. Nothing is appended over a connection to the log of another one. null: not known yet, no check. */
-  readonly installationId?: () => string | null;
+  /** Checks the log by reads of this store, before the first append over each connection. If it throws, nothing is appended over the connection. */
+  readonly checkConnection?: () => Promise<void>;
   /** Called for faults that the adapter repairs itself, such as a subscription that ended or a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
   /** Called for a stream into which another program wrote, at most once a minute for all streams. Events of that program are skipped. */
@@ -157,7 +156,7 @@ const loadDriver = async (): Promise<Driver> => {
 // ---- what errors mean
 
 /** The meaning of a failed call. `unsent`: nothing reached the server. `lost`: the server may have executed it. `fault`: a repeat would not help. */
-type Verdict = 'conflict' | 'not_found' | 'unsent' | 'lost' | 'fault';
+type Verdict = 'conflict' | 'unsent' | 'lost' | 'fault';
 
 /** A call that our own timer ended. */
 class NoAnswer extends Error {}
@@ -169,7 +168,6 @@ class Unchecked extends Error {}
 /** The verdict for each `type` of the client's errors. Some transport errors have no `type`; their gRPC `code` decides (K2). */
 const BY_TYPE: Readonly<Record<string, Verdict>> = {
   'wrong-expected-version': 'conflict',
-  'stream-not-found': 'not_found',
   'not-leader': 'unsent',
   unavailable: 'lost',
   cancelled: 'lost',
@@ -178,6 +176,7 @@ const BY_TYPE: Readonly<Record<string, Verdict>> = {
   unknown: 'lost',
 };
 const GRPC_INVALID_ARGUMENT = 3;
+const REFUSED_READ = /ReadAllResult: InvalidPosition/;
 /** States of a channel, by the numbers of gRPC. */
 const READY = 2;
 const SHUTDOWN = 4;
@@ -185,13 +184,10 @@ const stateOf = (channel: Channel): number => channel.getConnectivityState(false
 const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
 const NEVER_CONNECTED = /Failed to discover|Channel has been shut down|No connection established|ECONNREFUSED|ENOTFOUND|Name resolution failed/i;
 
-/**
- * True if the server refused a subscription because no event begins at its position. A read from that position fails as `unavailable`, without a
- * reason.
- */
+/** True if the server refused a read or a subscription because no event begins at its position. */
 const isNoBoundary = (error: unknown): boolean => {
   const { code, message } = error as { code?: unknown; message?: string };
-  return code === GRPC_INVALID_ARGUMENT && /invalid position/i.test(message ?? '');
+  return REFUSED_READ.test(message ?? '') || (code === GRPC_INVALID_ARGUMENT && /invalid position/i.test(message ?? ''));
 };
 
 const judge = (error: unknown): Verdict => {
@@ -199,8 +195,8 @@ const judge = (error: unknown): Verdict => {
   if (error instanceof Unchecked || NEVER_CONNECTED.test(message ?? '')) return 'unsent';
   if (error instanceof NoAnswer) return 'lost';
   if (error instanceof Fault || error instanceof NotInTheLog || error instanceof TypeError) return 'fault';
-  // Of the errors of type `unknown`, only "BadRequest" is our fault. After others, such as "Server Is Not Ready", a repeat helps.
-  if (/BadRequest/.test(message ?? '')) return 'fault';
+  // Of the errors of type `unknown`, only "BadRequest" and a refused position are our fault. After others, such as "Server Is Not Ready", a repeat helps.
+  if (/BadRequest/.test(message ?? '') || isNoBoundary(error)) return 'fault';
   if (type !== undefined) return BY_TYPE[type] ?? 'fault';
   if (typeof code === 'number') return GRPC_LOST.includes(code) ? 'lost' : 'fault';
   return 'lost';
@@ -375,7 +371,7 @@ class Connection {
     private readonly clock: Clock,
     private readonly timings: KurrentDbTimings,
     private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>,
-    private readonly installationId: () => string | null,
+    private readonly checkConnection: KurrentDbOptions['checkConnection'],
   ) {
     this.url = Object.entries(URL_DEFAULTS)
       .filter(([name]) => !new RegExp(`[?&]${name}=`, 'i').test(url))
@@ -478,8 +474,7 @@ class Connection {
     internals.getGRPCClient = async (kind, name) => {
       const service = await getGRPCClient(kind, name);
       return refusing(service, () => {
-        if (this.installationId() !== null && !this.checked.has(service.getChannel()))
-          throw new Unchecked('the connection was replaced before the append');
+        if (this.checkConnection && !this.checked.has(service.getChannel())) throw new Unchecked('the connection was replaced before the append');
       });
     };
     // Over TLS without credentials, the client asks whether the server supports the batch stream. The answer false makes the client use the unary
@@ -501,23 +496,37 @@ class Connection {
     });
   }
 
-  /** Resolves if the log behind the connection for appends is that of the installation. Throws {@link Unchecked}. */
-  async requireChecked(client: Client): Promise<void> {
-    const installationId = this.installationId();
-    if (installationId === null) return;
+  /** One bounded read. Throws the error of the call, as the client shows it. */
+  async *read(client: Client, request: ReadRequest): AsyncGenerator<ResolvedEvent, void, void> {
+    const service = await this.streamsOf(client);
     const internals = client as unknown as Internals;
-    if (this.checked.has(await internals.getChannel())) return;
-    const { default: services } = await import('@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/streams_grpc_pb.js');
-    const service = await internals.getGRPCClient(services.StreamsClient, 'streams');
-    const call = internals.callArguments({ requiresLeader: true, deadline: this.timings.tryMs, ...this.unary });
-    const inLog = await firstEventId(service as unknown as StreamsClient, INSTALLATION_STREAM, ...call).catch((error: unknown) => {
+    const call = internals.callArguments({ requiresLeader: true, deadline: this.timings.readMs, ...this.unary });
+    try {
+      yield* readEvents(service, request, ...call);
+    } catch (error) {
       // The client then looks for another leader, or connects again.
-      void internals.handleError(service, asError(error));
-      throw new Unchecked(`its installation could not be read: ${describe(error)}`, { cause: error });
+      void internals.handleError(service as unknown as Service, asError(error));
+      throw this.driver.convertToCommandError(asError(error));
+    }
+  }
+
+  /** Resolves if the log behind the present connection was checked. Throws {@link Unchecked} or StoreIncident. */
+  async requireChecked(client: Client): Promise<void> {
+    if (!this.checkConnection) return;
+    const { getChannel } = client as unknown as Internals;
+    const channel = await getChannel();
+    if (this.checked.has(channel)) return;
+    await this.checkConnection().catch((error: unknown) => {
+      throw error instanceof StoreIncident ? error : new Unchecked(`its log could not be checked: ${describe(error)}`, { cause: error });
     });
-    if (inLog !== installationId)
-      throw new Unchecked(`the log at its address belongs to ${inLog === null ? 'no installation' : `installation ${inLog}`}`);
-    this.checked.add(service.getChannel());
+    // The reads of the check went over this channel, if the client still uses it.
+    if (client !== this.client || (await getChannel()) !== channel) throw new Unchecked('the connection was replaced during the check of its log');
+    this.checked.add(channel);
+  }
+
+  private async streamsOf(client: Client): Promise<StreamsClient> {
+    const { default: services } = await import('@kurrent/kurrentdb-client/generated/kurrentdb/protocols/v1/streams_grpc_pb.js');
+    return (await (client as unknown as Internals).getGRPCClient(services.StreamsClient, 'streams')) as unknown as StreamsClient;
   }
 
   private connect(): Client {
@@ -562,7 +571,7 @@ class KurrentDbEventStore implements EventStore {
     this.timings = { ...TIMINGS, ...options.timings };
     this.onTrouble = options.onTrouble ?? (() => undefined);
     this.onForeign = options.onForeign ?? (() => undefined);
-    this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble, options.installationId ?? (() => null));
+    this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble, options.checkConnection);
     this.slots = new Slots(this.clock);
   }
 
@@ -597,7 +606,7 @@ class KurrentDbEventStore implements EventStore {
           this.clock,
           deadline - begun,
           this.connection.requireChecked(client),
-          () => new Unchecked('its installation could not be read in time'),
+          () => new Unchecked('its log could not be checked in time'),
         );
         const result = await within(
           this.clock,
@@ -615,6 +624,7 @@ class KurrentDbEventStore implements EventStore {
         // The server recognised a repeat and no longer knows the position of the original.
         return (await this.readBack(stream, expected, serialised)) ?? this.vanished(stream);
       } catch (error) {
+        if (error instanceof StoreIncident) throw maybe ? new OutcomeUnknown(`${stream}: ${error.message}`, { cause: error }) : error;
         const verdict = judge(error);
         failure = asError(error);
         if (verdict === 'conflict') {
@@ -676,9 +686,7 @@ class KurrentDbEventStore implements EventStore {
   async *read(stream: string, from = 0n, max = Number.POSITIVE_INFINITY): AsyncGenerator<Recorded, void, void> {
     for (let left = max; left > 0;) {
       const count = Math.min(left, PAGE_EVENTS);
-      const events = await this.page(stream, (client) =>
-        client.readStream(stream, { fromRevision: from, maxCount: count, requiresLeader: true, ...this.connection.user }),
-      );
+      const events = await this.page(stream, (client) => this.connection.read(client, { stream, from, maxCount: count }));
       for (const event of events) yield event;
       if (events.length < count) return;
       left -= events.length;
@@ -720,7 +728,7 @@ class KurrentDbEventStore implements EventStore {
       if (until !== undefined && position !== null && position >= until) return;
       // The read includes the event at `position`. So ask for one event more, and drop that one.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
-      const page = (await this.readLog(position, { maxCount: count, filter })).map(logged);
+      const page = (await this.readLog({ from: position === null ? 'start' : fromText(position), maxCount: count, filter })).map(logged);
       const known = position ?? '';
       // The page is empty if no event from the position on passes the filter, or if the log ends before the position. In the second case `headBehind`
       // throws.
@@ -807,9 +815,8 @@ class KurrentDbEventStore implements EventStore {
   private async placeOf(position: Position): Promise<Place | null> {
     const [first] = await this.eventsFrom(position, 1);
     if (first?.position !== position || first.event === null) return null;
-    const { BACKWARDS, streamNameFilter } = this.driver;
-    const filter = streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
-    const [before] = await this.readLog(position, { direction: BACKWARDS, maxCount: 1, filter });
+    const filter = this.driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
+    const [before] = await this.readLog({ from: fromText(position), isBackwards: true, maxCount: 1, filter });
     return { position, id: first.id, before: before ? logged(before).position : null };
   }
 
@@ -820,7 +827,7 @@ class KurrentDbEventStore implements EventStore {
   private async eventsFrom(position: Position, maxCount: number): Promise<readonly Logged[]> {
     const begun = this.clock.monotonic();
     for (;;) {
-      const page = await this.readLog(position, { maxCount });
+      const page = await this.readLog({ from: fromText(position), maxCount });
       if (page.length > 0 || !(await this.mayBeDeposed(begun))) return page.map(logged);
       await this.clock.sleep(this.timings.retryMs);
     }
@@ -847,8 +854,7 @@ class KurrentDbEventStore implements EventStore {
 
   private async readHead(): Promise<Position | null> {
     const filter = this.driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
-    const { END, BACKWARDS } = this.driver;
-    const [last] = await this.readLog(null, { fromPosition: END, direction: BACKWARDS, maxCount: 1, filter });
+    const [last] = await this.readLog({ from: 'end', isBackwards: true, maxCount: 1, filter });
     return last?.event?.position ? toText(last.event.position) : null;
   }
 
@@ -880,17 +886,15 @@ class KurrentDbEventStore implements EventStore {
     return events.map(recorded);
   }
 
-  /** A bounded read of the log from a position on (null: from the start). Throws NoEventThere if no event begins at the position. */
-  private readLog(from: Position | null, options: ReadAllOptions & { maxCount: number }): Promise<ResolvedEvent[]> {
-    const place = from === null ? {} : { fromPosition: fromText(from) };
-    return this.raw((client) => client.readAll({ ...place, ...options, requiresLeader: true, ...this.connection.user }), from);
+  /** A bounded read of the log. Throws NoEventThere if no event begins at the position. */
+  private readLog(request: LogRead): Promise<ResolvedEvent[]> {
+    return this.raw((client) => this.connection.read(client, request)).catch((error: unknown) => {
+      throw typeof request.from === 'object' && isNoBoundary((error as Error).cause ?? {}) ? new NoEventThere(toText(request.from)) : error;
+    });
   }
 
-  /**
-   * Runs a bounded read, and repeats it until it succeeds or the time is up. `from`: the first position, for a read of the log. Throws NoEventThere
-   * if no event begins there.
-   */
-  private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>, from: Position | null = null): Promise<ResolvedEvent[]> {
+  /** Runs a bounded read, and repeats it until it succeeds or the time is up. */
+  private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<ResolvedEvent[]> {
     const deadline = this.clock.monotonic() + this.timings.readMs;
     for (;;) {
       this.open();
@@ -901,36 +905,14 @@ class KurrentDbEventStore implements EventStore {
         this.connection.succeeded(client);
         return events;
       } catch (error) {
-        const verdict = judge(error);
-        if (verdict === 'not_found') {
+        if (!isTransport(judge(error))) {
           this.connection.succeeded(client);
-          return [];
-        }
-        if (!isTransport(verdict)) throw new Fault(`KurrentDB refused the read: ${describe(error)}`, { cause: error });
-        if (from !== null && (error as { type?: string }).type === 'unavailable' && (await this.isRefused(client, from))) {
-          this.connection.succeeded(client);
-          throw new NoEventThere(from);
+          throw new Fault(`KurrentDB refused the read: ${describe(error)}`, { cause: error });
         }
         this.connection.failed(client, begun, error);
         if (this.clock.monotonic() + this.timings.retryMs >= deadline) throw new Unavailable(`KurrentDB: ${describe(error)}`, { cause: error });
         await this.clock.sleep(this.timings.retryMs);
       }
-    }
-  }
-
-  /** True if the server refuses the position. false: it accepts the position, or there is another error or no answer. */
-  private async isRefused(client: Client, place: Position): Promise<boolean> {
-    const subscription = client.subscribeToAll({ fromPosition: fromText(place), requiresLeader: true, ...this.connection.user });
-    const answer = new Promise<boolean>((resolve) => {
-      for (const accepted of ['data', 'caughtUp', 'end', 'close'] as const) subscription.on(accepted, () => resolve(false));
-      // This listener is never removed: without it, an error after the end of the subscription would end the process.
-      subscription.on('error', (error) => resolve(isNoBoundary(error)));
-    });
-    try {
-      return await within(this.clock, this.timings.readStallMs, answer, () => new NoAnswer()).catch(() => false);
-    } finally {
-      void subscription.unsubscribe().catch(() => undefined);
-      subscription.destroy();
     }
   }
 
@@ -961,7 +943,7 @@ class KurrentDbEventStore implements EventStore {
     try {
       return await Promise.race([reading(), watching()]);
     } finally {
-      done.abort();
+      done.abort('done');
     }
   }
 }
@@ -1004,7 +986,7 @@ class Slots {
       this.waiting.shift();
       this.add(next.bytes);
       next.granted = true;
-      next.wake.abort();
+      next.wake.abort('done');
     }
   }
 
@@ -1081,7 +1063,7 @@ class Follower implements Subscription {
 
   async close(): Promise<void> {
     this.stop.abort();
-    this.wake.abort();
+    this.wake.abort('done');
     await this.supervised;
     await this.items.return();
     this.onClosed();
@@ -1118,7 +1100,7 @@ class Follower implements Subscription {
         if (this.stop.signal.aborted) return;
         if (!(error instanceof Unavailable) && !isTransport(judge(error))) {
           this.failure = asError(error);
-          this.wake.abort();
+          this.wake.abort('done');
           return;
         }
         onTrouble('a subscription ended and is taken up again', asError(error));
@@ -1136,7 +1118,7 @@ class Follower implements Subscription {
     const { head, headBehind, placeOf } = this.ports;
     if (this.seen !== null) this.place ??= await placeOf(this.seen);
     this.target = this.seen === null ? await head() : await headBehind(this.seen, this.stop.signal);
-    this.wake.abort();
+    this.wake.abort('done');
   }
 
   /** Runs one subscription of the client until it ends. */
@@ -1213,7 +1195,7 @@ class Follower implements Subscription {
       if (isTransport(judge(error))) connection.failed(client, since, error);
       throw error;
     } finally {
-      over.abort();
+      over.abort('done');
       this.resume = null;
       ended.catch(() => undefined);
       void subscription.unsubscribe().catch(() => undefined);
@@ -1227,6 +1209,6 @@ class Follower implements Subscription {
     else this.place = { position: next.position, id: next.id, before: this.seen };
     this.seen = next.position;
     this.queue.push(next);
-    this.wake.abort();
+    this.wake.abort('done');
   }
 }

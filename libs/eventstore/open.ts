@@ -55,7 +55,7 @@ export const openEventStore = async (
   kurrentdbUrl === null
     ? createPostgresEventStore(databaseUrl, own && { checkSession: async (missing, server) => own()?.checkSession(missing, server) })
     : createKurrentDbEventStore(kurrentdbUrl, {
-        ...(own && { installationId: () => own()?.installationId ?? null }),
+        ...(own && { checkConnection: async () => own()?.checkConnection() }),
         onTrouble: (message, error) => log.warn({ err: error }, message),
         onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
       });

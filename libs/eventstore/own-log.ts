@@ -103,10 +103,6 @@ export class OwnLog implements EventStore, LogGate {
   private opened = manyListeners();
   private readonly checkEveryMs: number;
 
-  get installationId(): string {
-    return this.options.installationId;
-  }
-
   constructor(private readonly options: OwnLogOptions) {
     this.checkEveryMs = options.checkEveryMs ?? CHECK_EVERY_MS;
   }
@@ -222,6 +218,12 @@ export class OwnLog implements EventStore, LogGate {
     await this.openIfFound(look, () => true);
     this.refuse();
     this.server = server;
+  }
+
+  /** Checks the log before the first append over a connection to KurrentDB. Throws {@link StoreIncident}, {@link Unavailable} and errors of the database. */
+  async checkConnection(): Promise<void> {
+    await this.check();
+    this.refuse();
   }
 
   /** Each answer comes from a check that began after the call. */
