@@ -11,10 +11,12 @@ import {
   keptIntents,
   type KnownMark,
   type MarkBook,
+  type EventStore,
   openEventStore,
   postgresMarkBook,
   readStreams,
   unheldMarks,
+  StoreIncident,
 } from '#eventstore';
 import { ServiceError, systemClock } from '#kernel';
 import { openKeys, type Pool, systemIds, transaction } from '#platform';
@@ -105,9 +107,15 @@ export const addLog = (program: Command, stores: Terminal<UpgradeContext>, termi
           await import('#payments');
         // The guard refuses every append until the incident is closed. What is mended here must be in the log before that.
         const { clock, ids, personal, log: logger } = payments.ports;
-        const unguarded = await openEventStore(config.kurrentdbUrl, databaseUrl, logger);
+        const installationId = await installationOf(pool);
+        const unguarded: EventStore = await openEventStore(config.kurrentdbUrl, databaseUrl, logger, () => ({
+          installationId,
+          checkConnection: async () => {
+            if ((await installationIn(unguarded)) !== installationId) throw new StoreIncident('the event store is not the log of this installation');
+          },
+        }));
         const ports = { ...payments.ports, ownLog: foundWhole, streams: new PaymentStreams(unguarded, clock, ids) };
-        const kept = await keptIntents({ folder: config.marksDir, installationId: await installationOf(pool) });
+        const kept = await keptIntents({ folder: config.marksDir, installationId });
         const mend = async () => [...(await restoreIntents(ports, kept)), ...(await finishEmptyCreates(ports, await endedCreates(services.pool)))];
         const ended = await mend().finally(() => unguarded.close());
         // The keys of lost intents may be lost with them. No request may claim them anew.

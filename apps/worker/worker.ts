@@ -5,6 +5,7 @@
 import { setMaxListeners } from 'node:events';
 import { finishSessions, postgresUnfinishedRows } from '#checkout';
 import { dropUnusedShapes, type LogGate } from '#eventstore';
+import { within } from '#kernel';
 import { BrokenPromise, type Difference, ForgedHead, isWarning, runDuePasses, signLog, sweepDrift } from '#audit';
 import { atStableTime, purgeKeys, purgeRefusals, purgeTries, purgeVelocity, sweepKeys } from '#payments';
 import type { Logger, SandboxTime } from '#platform';
@@ -28,6 +29,8 @@ const PURGE_EVERY_MS = 10 * 60_000;
 /** How often a worker looks whether a new day has begun, whose retention it must apply. */
 const RETENTION_EVERY_MS = 10 * 60_000;
 const DROP_UNUSED_EVERY_MS = 60 * 60_000;
+/** At a stop, work that takes longer is cut off, as by a crash. All of it survives that. Without the limit, reads of a store that is away add up. */
+const WORK_ENDS_MS = 5_000;
 
 interface Round {
   readonly name: string;
@@ -39,7 +42,7 @@ interface Loop extends Round {
 }
 
 export interface Worker {
-  /** Completes the work at hand. */
+  /** Completes the work at hand, but waits for it no longer than {@link WORK_ENDS_MS}. */
   stop(): Promise<void>;
 }
 
@@ -139,7 +142,10 @@ export const startWorker = (services: Services): Worker => {
     stop: async () => {
       stop.abort();
       wakeLoops();
-      await Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
+      const ended = Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
+      await within(clock, WORK_ENDS_MS, ended, () => new Error('late')).catch(() =>
+        log.warn(`the work of the worker did not end within ${WORK_ENDS_MS / 1_000} s and is cut off`),
+      );
     },
   };
 };

@@ -79,7 +79,7 @@ export interface LogProgress {
   heads: number;
   /** The last head that agreed. */
   agreed: { readonly size: number; readonly at: string } | null;
-  /** Events of another installation, which were passed over. Absent in a verification that an earlier release began. */
+  /** Events of another installation, which were skipped. Absent in a verification that an earlier release began. */
   foreign?: Findings;
   readonly found: { readonly events: Findings; readonly tiles: Findings; readonly heads: Findings };
 }
@@ -101,7 +101,7 @@ export const logChecks = ({ from, reached, heads, foreign, found }: LogProgress)
     'events',
     found.events,
     `${reached.size - from.size} events ${from.size > 0 ? `after the first ${from.size} ` : ''}are those that were sealed${
-      foreign?.count ? `; passed over: ${checkOf('', foreign, '').detail}` : ''
+      foreign?.count ? `; skipped ${foreign.count} of another installation: ${checkOf('', foreign, '').detail}` : ''
     }`,
   ),
   checkOf('tiles', found.tiles, 'the tree is whole'),
@@ -178,8 +178,8 @@ export class LogVerification {
     const tree = await this.begin();
     const changed = new Set<string>();
     const foreign = (progress.foreign ??= noFindings());
-    const onForeign = ({ type, id, stream, position, meta }: Recorded) =>
-      find(foreign, `the event at position ${position} (${type} ${id} in ${stream}) of installation ${meta.installation}`);
+    const others: Recorded[] = [];
+    const onForeign = (event: Recorded) => void others.push(event);
     let [count, last] = [before.size, before.position];
     if (before.size === 0) await this.compareHeads(0);
     try {
@@ -209,6 +209,9 @@ export class LogVerification {
       else throw error;
     }
     progress.reached = { size: count, position: last };
+    // A read may go beyond this part. The next part reads what follows once more.
+    for (const { type, id, stream, position, meta } of others)
+      if (position <= last) find(foreign, `${type} ${id} in ${stream} at position ${position}, of installation ${meta.installation}`);
     progress.over = count === end.size || count < to;
     if (!progress.over) return [...changed];
     await this.flush(count);

@@ -92,8 +92,8 @@ export interface EventStore {
    */
   readStreams?(streams: readonly string[]): Promise<readonly (readonly Recorded[])[]>;
   /**
-   * Yields the events of the log after a position (null: from the start), in batches and in log order, up to and including `until`. `onForeign`:
-   * called for each event of another installation, which is passed over (by `OwnLog`).
+   * Yields the events of the log after a position (null: from the start), in batches and in log order, up to and including `until`. Events of
+   * another installation are skipped, and `onForeign` is called with each of them.
    */
   readAll(
     after: Position | null,
@@ -193,7 +193,7 @@ export class StoreIncident extends Error {
   }
 }
 
-/** The stream was deleted, or another program wrote an event into it. Nothing can be decided on it. */
+/** The stream was deleted, or another program or installation wrote an event into it. Nothing can be decided on it. */
 export class UnreadableStream extends Error {
   constructor(
     readonly stream: string,

@@ -70,7 +70,7 @@ type Belonging = { readonly is: 'known' | 'new' } | { readonly refused: string }
 const LOOKS = 10;
 const LOOK_AGAIN_MS = 200;
 
-/** Throws if the events of the database lie in another kind of store than the configuration says. Asks the database alone, so it runs before a store is opened. */
+/** Throws if the database has followed a log in the other store than the configured one. Reads only the database, so it runs before a store is opened. */
 export const requirePlace = async ({ pool, kurrentdbUrl }: Pick<InstallationPorts, 'pool' | 'kurrentdbUrl'>): Promise<void> => {
   const { seen, onKurrentdb } = await followed(pool);
   if (!seen || onKurrentdb === (kurrentdbUrl !== null)) return;

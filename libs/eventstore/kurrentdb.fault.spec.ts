@@ -7,7 +7,16 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { systemClock } from '#kernel';
 import { createPool, migrate, type Client } from '#platform';
-import { Conflict, OutcomeUnknown, StoreIncident, Unavailable, type EventStore, type Position, type Recorded } from './event-store.js';
+import {
+  Conflict,
+  OutcomeUnknown,
+  StoreIncident,
+  Unavailable,
+  UnreadableStream,
+  type EventStore,
+  type Position,
+  type Recorded,
+} from './event-store.js';
 import { postgresCheckpoint } from './checkpoint.js';
 import { NotInTheLog } from './codec.js';
 import { INSTALLATION_STREAM, requireOwnLog } from './installation.js';
@@ -76,7 +85,7 @@ const timed = async <T>(work: () => Promise<T>): Promise<[T, number]> => {
 
 describe('another server answers at the address', () => {
   const SWAPS = 15;
-  /** Makes the log of the double that of an installation, and opens a store for it. */
+  /** Writes the first event of an installation to the double, and opens a store that checks for it. */
   const openOwn = async () => {
     const [created] = newEvents(1);
     await store.append(INSTALLATION_STREAM, 'no_stream', [created!]);
@@ -105,7 +114,7 @@ describe('another server answers at the address', () => {
     expect(calls.read - before).toBe(2);
   });
 
-  test('under load, in many swaps: no event reaches the other log; all goes on when the right one is back', async () => {
+  test('under load, while servers are swapped: no event reaches the other log, and appends work again on the right one', async () => {
     const own = await openOwn();
     const other = await node();
     await (await open(other.url())).append(INSTALLATION_STREAM, 'no_stream', newEvents(1));
@@ -135,6 +144,38 @@ describe('another server answers at the address', () => {
     over = true;
     await Promise.all(load);
     expect([other.log.length, other.calls.append]).toEqual([1, 1]);
+  });
+
+  test('readers skip events of another installation and report them; a read of the stream fails; own events name their installation', async () => {
+    const openFor = async (installation: string) => {
+      const opened = await createKurrentDbEventStore(double.url(), {
+        timings: QUICK,
+        installationId: () => installation,
+        onForeign: (stream, of) => foreign.push(`${stream} ${of}`),
+      });
+      cleanUps.push(() => opened.close());
+      return opened;
+    };
+    const [own, another] = await Promise.all([openFor('own'), openFor('another')]);
+    const [stream, theirs] = [newStream(), newStream()];
+    const appendTo = (to: EventStore, name: string) => to.append(name, 'no_stream', newEvents(1));
+    await appendTo(another, theirs);
+    await appendTo(own, stream);
+    const last = await appendTo(another, newStream());
+
+    const named: Recorded[] = [];
+    const read: Recorded[] = [];
+    // A full page has one event of ours, although another one came before it.
+    for await (const batch of own.readAll(null, { max: 1, onForeign: (event) => named.push(event) })) read.push(...batch);
+    expect(read.map((event) => [event.stream, event.meta.installation])).toEqual([[stream, 'own']]);
+    expect(named.map((event) => [event.stream, event.meta.installation])).toEqual([[theirs, 'another']]);
+    expect(foreign[0]).toBe(`${theirs} another`);
+
+    const reader = following(own, null);
+    cleanUps.push(() => reader.close());
+    await eventually(() => reader.items.some((item) => item.kind === 'checkpoint' && item.position === last.position));
+    expect(reader.events().map((event) => event.stream)).toEqual([stream]);
+    expect(await outcome(collect(own.read(theirs)))).toBeInstanceOf(UnreadableStream);
   });
 
   test('a log that cannot be checked is an outage, and nothing is sent', async () => {

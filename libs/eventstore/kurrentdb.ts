@@ -9,10 +9,10 @@
  * - Appends use the unary call, never the client's shared batch stream. When that stream has ended without an error, its next append waits for ever
  *   (K7).
  * - Our own timer ends every call that gets no answer. Some promises of the client stay pending for ever (K1, K12).
- * - Reads are our own calls over the channel of the appends. The client's reads ignore deadlines, hang after one that was left early, hide the reason
- *   of a refusal, and go over another connection (K5, K9, K15, K18).
- * - A channel is closed when its connection ends, and the client makes another one. So a channel is one connection to one server. The log
- *   behind a new channel is checked before the first append over it: another log may answer at the address by now (K18).
+ * - Reads are our own calls over the channel of the appends. The client's reads ignore deadlines, hang if an earlier read was left early, hide the
+ *   reason of a refusal, and use another connection (K5, K9, K15, K18).
+ * - A channel is closed when its connection ends, and the client makes another one. So a channel is one connection to one server. After a
+ *   reconnect, the address may lead to another log. So the log is checked on each new channel before the first append (K18).
  * - A client whose calls keep failing, reads included, is replaced. It does not find a new leader by itself (K7, K8).
  * - After a conflict the stream is read, and the events are compared by id. An earlier try of this append may have caused the conflict (K12).
  * - Positions of reads are inclusive, positions of subscriptions exclusive (K10).
@@ -46,7 +46,7 @@ import {
   type Subscription,
   type SubscriptionItem,
 } from './event-store.js';
-import { readEvents, type LogRead, type ReadRequest } from './kurrentdb-read.js';
+import { readEvents, type LogRead, type ReadRequest, type StreamRead } from './kurrentdb-read.js';
 import { silentSeeds, withoutSeeds } from './seeds.js';
 
 type Client = KurrentDBClient;
@@ -122,12 +122,17 @@ const URL_DEFAULTS = { maxDiscoverAttempts: 50, discoveryInterval: 100 } as cons
 
 export interface KurrentDbOptions {
   readonly clock?: Clock;
+  /** The installation of the log. Its events name it; events that name another one are skipped. null: not known yet. */
+  readonly installationId?: () => string | null;
   /** Checks the log by reads of this store, before the first append over each connection. If it throws, nothing is appended over the connection. */
   readonly checkConnection?: () => Promise<void>;
   /** Called for faults that the adapter repairs itself, such as a subscription that ended or a client that was replaced. */
   readonly onTrouble?: (message: string, error?: Error) => void;
-  /** Called for a stream into which another program wrote, at most once a minute for all streams. Events of that program are skipped. */
-  readonly onForeign?: (stream: string) => void;
+  /**
+   * Called for a stream into which another program or another installation wrote, at most once a minute for all streams. Their events are skipped.
+   * `installation`: null for another program.
+   */
+  readonly onForeign?: (stream: string, installation: string | null) => void;
   readonly timings?: Partial<KurrentDbTimings>;
 }
 
@@ -179,6 +184,7 @@ const GRPC_INVALID_ARGUMENT = 3;
 const REFUSED_READ = /ReadAllResult: InvalidPosition/;
 /** States of a channel, by the numbers of gRPC. */
 const READY = 2;
+const TRANSIENT_FAILURE = 3;
 const SHUTDOWN = 4;
 const stateOf = (channel: Channel): number => channel.getConnectivityState(false);
 const GRPC_LOST = [1, 2, 4, 8, 10, 13, 14, 15];
@@ -251,17 +257,26 @@ const isOurs = ({ type, isJson, metadata }: LogEvent): boolean => {
   return typeof v === 'number' && typeof actor === 'object' && typeof correlationId === 'string';
 };
 
-/** One event of the log. `event` is null if Payfold did not write it. */
+/** One event of the log. `event` is null if Payfold did not write it, or if another installation did: then that event is in `other`. */
 interface Logged {
   readonly stream: string;
   readonly id: string;
   readonly position: Position;
   readonly event: Recorded | null;
+  readonly other: Recorded | null;
 }
 
-const logged = (resolved: ResolvedEvent): Logged => {
+const logged = (resolved: ResolvedEvent, installationId: string | null): Logged => {
   const event = eventOf(resolved);
-  return { stream: event.streamId, id: event.id.toLowerCase(), position: toText(event.position), event: isOurs(event) ? toRecorded(event) : null };
+  const written = isOurs(event) ? toRecorded(event) : null;
+  const isOther = installationId !== null && (written?.meta.installation ?? installationId) !== installationId;
+  return {
+    stream: event.streamId,
+    id: event.id.toLowerCase(),
+    position: toText(event.position),
+    event: isOther ? null : written,
+    other: isOther ? written : null,
+  };
 };
 
 type LogEvent = ReturnType<typeof eventOf>;
@@ -271,10 +286,11 @@ const eventOf = ({ event }: ResolvedEvent) => {
 };
 
 /** Converts an event of a stream that a command reads. Throws {@link UnreadableStream} if the event is not ours. */
-const recorded = (resolved: ResolvedEvent): Recorded => {
-  const event = eventOf(resolved);
-  if (!isOurs(event)) throw new UnreadableStream(event.streamId, `@${event.revision}: not an event of Payfold`);
-  return toRecorded(event);
+const recorded = (resolved: ResolvedEvent, installationId: string | null): Recorded => {
+  const { stream, event, other } = logged(resolved, installationId);
+  if (event) return event;
+  const whose = other ? `an event of installation ${other.meta.installation}` : 'not an event of Payfold';
+  throw new UnreadableStream(stream, `@${eventOf(resolved).revision}: ${whose}`);
 };
 
 const toRecorded = ({ streamId, id, revision, type, data, metadata, created, position }: LogEvent): Recorded => {
@@ -319,8 +335,8 @@ interface Internals {
 }
 
 /**
- * Runs `refuse` before each append, at the last moment before gRPC takes the call. Passes its error, and any error that `append` throws, to the
- * callback of the call. The client calls `append` inside an async promise executor, so an unhandled rejection would end the process.
+ * Runs `refuse` before each append, at the last moment before gRPC takes the call. If `refuse` or `append` throws, as gRPC does on a closed channel,
+ * the error goes to the callback of the call. The client calls `append` inside an async promise executor, where an error would end the process.
  */
 const refusing = (service: Service, refuse: () => void): Service => {
   const { append } = service;
@@ -357,7 +373,7 @@ class Connection {
   private readonly watched = new WeakSet<Channel>();
   /** Channels whose log was checked. */
   private readonly checked = new WeakSet<Channel>();
-  /** The credentials of the URL, decoded. They are passed with every call, because the client's reads do not decode `%40` and the like. */
+  /** The credentials of the URL, decoded, for subscriptions. */
   readonly user: { credentials?: Credentials } = {};
   /**
    * With credentials the client uses the unary call for appends. So if a plaintext URL has no credentials, invented ones are passed. The client never
@@ -489,28 +505,31 @@ class Connection {
     const state = stateOf(channel);
     if (state === SHUTDOWN) return;
     channel.watchConnectivityState(state, Number.POSITIVE_INFINITY, () => {
-      if (state !== READY || stateOf(channel) === SHUTDOWN) return this.watch(internals, channel);
+      const now = stateOf(channel);
+      if (now === SHUTDOWN) return;
+      // A channel that connects again after a failure may move to another server in silence, when its name is resolved again.
+      if (state !== READY && now !== TRANSIENT_FAILURE) return this.watch(internals, channel);
       channel.close();
-      // The client then makes another channel, as after a call that failed.
+      // `handleError` makes the client open another channel.
       void internals.handleError({ getChannel: () => channel }, new this.driver.UnavailableError(undefined, 'the connection has ended'));
     });
   }
 
-  /** One bounded read. Throws the error of the call, as the client shows it. */
-  async *read(client: Client, request: ReadRequest): AsyncGenerator<ResolvedEvent, void, void> {
+  /** One bounded read. `deadline`: milliseconds from now. Throws the error of the call, as the client shows it. */
+  async *read(client: Client, request: ReadRequest, deadline: number): AsyncGenerator<ResolvedEvent, void, void> {
     const service = await this.streamsOf(client);
     const internals = client as unknown as Internals;
-    const call = internals.callArguments({ requiresLeader: true, deadline: this.timings.readMs, ...this.unary });
+    const call = internals.callArguments({ requiresLeader: true, deadline, ...this.unary });
     try {
       yield* readEvents(service, request, ...call);
     } catch (error) {
-      // The client then looks for another leader, or connects again.
+      // `handleError` makes the client look for another leader or reconnect.
       void internals.handleError(service as unknown as Service, asError(error));
       throw this.driver.convertToCommandError(asError(error));
     }
   }
 
-  /** Resolves if the log behind the present connection was checked. Throws {@link Unchecked} or StoreIncident. */
+  /** Checks the log behind the present connection, unless that was done. Throws {@link Unchecked} if that cannot be done, or StoreIncident. */
   async requireChecked(client: Client): Promise<void> {
     if (!this.checkConnection) return;
     const { getChannel } = client as unknown as Internals;
@@ -519,7 +538,7 @@ class Connection {
     await this.checkConnection().catch((error: unknown) => {
       throw error instanceof StoreIncident ? error : new Unchecked(`its log could not be checked: ${describe(error)}`, { cause: error });
     });
-    // The reads of the check went over this channel, if the client still uses it.
+    // If the client still uses this channel, the reads of the check went over it. Otherwise they may have gone to another server.
     if (client !== this.client || (await getChannel()) !== channel) throw new Unchecked('the connection was replaced during the check of its log');
     this.checked.add(channel);
   }
@@ -559,6 +578,7 @@ class KurrentDbEventStore implements EventStore {
   private readonly followers = new Set<Follower>();
   private readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
   private readonly onForeign: NonNullable<KurrentDbOptions['onForeign']>;
+  private readonly installationId: () => string | null;
   private foreignAgainAt = Number.NEGATIVE_INFINITY;
   private closed = false;
 
@@ -571,6 +591,7 @@ class KurrentDbEventStore implements EventStore {
     this.timings = { ...TIMINGS, ...options.timings };
     this.onTrouble = options.onTrouble ?? (() => undefined);
     this.onForeign = options.onForeign ?? (() => undefined);
+    this.installationId = options.installationId ?? (() => null);
     this.connection = new Connection(driver, url, this.clock, this.timings, this.onTrouble, options.checkConnection);
     this.slots = new Slots(this.clock);
   }
@@ -581,13 +602,15 @@ class KurrentDbEventStore implements EventStore {
   }
 
   async append(stream: string, expected: Expected, events: readonly NewEvent[], options: { timeoutMs?: number } = {}) {
-    const serialised = serialise(stream, expected, events);
+    const installation = this.installationId();
+    const named = installation === null ? events : events.map((event) => ({ ...event, meta: { ...event.meta, installation } }));
+    const serialised = serialise(stream, expected, named);
     const deadline = this.clock.monotonic() + (options.timeoutMs ?? this.timings.appendMs);
     const bytes = sizeOf(serialised);
     this.open();
     const release = await this.slots.take(bytes, deadline);
     try {
-      return await this.appendUntil(deadline, stream, expected, serialised, outgoing(this.driver, events, serialised));
+      return await this.appendUntil(deadline, stream, expected, serialised, outgoing(this.driver, named, serialised));
     } finally {
       release();
     }
@@ -599,7 +622,6 @@ class KurrentDbEventStore implements EventStore {
     for (;;) {
       const client = this.connection.current;
       const begun = this.clock.monotonic();
-      const tryMs = Math.max(1, Math.min(this.timings.tryMs, deadline - begun));
       let failure: Error;
       try {
         await within(
@@ -608,6 +630,7 @@ class KurrentDbEventStore implements EventStore {
           this.connection.requireChecked(client),
           () => new Unchecked('its log could not be checked in time'),
         );
+        const tryMs = Math.max(1, Math.min(this.timings.tryMs, deadline - this.clock.monotonic()));
         const result = await within(
           this.clock,
           tryMs + this.timings.graceMs,
@@ -635,7 +658,7 @@ class KurrentDbEventStore implements EventStore {
           failure = outcome;
           maybe = true;
         } else if (isTransport(verdict)) {
-          this.connection.failed(client, begun, error);
+          if (!(error instanceof Unchecked)) this.connection.failed(client, begun, error);
           maybe ||= verdict === 'lost';
           // Without a revision, the server recognises a repeat only while it remembers the event ids. So the append is not repeated.
           if (verdict === 'lost' && expected === 'any') throw new OutcomeUnknown(`${stream}: ${describe(error)}`, { cause: error });
@@ -686,7 +709,7 @@ class KurrentDbEventStore implements EventStore {
   async *read(stream: string, from = 0n, max = Number.POSITIVE_INFINITY): AsyncGenerator<Recorded, void, void> {
     for (let left = max; left > 0;) {
       const count = Math.min(left, PAGE_EVENTS);
-      const events = await this.page(stream, (client) => this.connection.read(client, { stream, from, maxCount: count }));
+      const events = await this.page({ stream, from, maxCount: count });
       for (const event of events) yield event;
       if (events.length < count) return;
       left -= events.length;
@@ -694,11 +717,8 @@ class KurrentDbEventStore implements EventStore {
     }
   }
 
-  async *readAll(
-    after: Position | null,
-    { max = Number.POSITIVE_INFINITY, until, streamPrefixes }: { max?: number; until?: Position; streamPrefixes?: readonly string[] } = {},
-  ): AsyncGenerator<readonly Recorded[], void, void> {
-    for await (const page of this.logPages(after, { max, until, streamPrefixes })) {
+  async *readAll(...[after, options = {}]: Parameters<EventStore['readAll']>): AsyncGenerator<readonly Recorded[], void, void> {
+    for await (const page of this.logPages(after, options)) {
       const events = page.flatMap(({ event }) => event ?? []);
       if (events.length > 0) yield events;
     }
@@ -715,11 +735,7 @@ class KurrentDbEventStore implements EventStore {
 
   private async *logPages(
     after: Position | null,
-    {
-      max = Number.POSITIVE_INFINITY,
-      until,
-      streamPrefixes,
-    }: { max?: number | undefined; until?: Position | undefined; streamPrefixes?: readonly string[] | undefined },
+    { max = Number.POSITIVE_INFINITY, until, streamPrefixes, onForeign }: NonNullable<Parameters<EventStore['readAll']>[1]>,
   ): AsyncGenerator<readonly Logged[], void, void> {
     const { streamNameFilter } = this.driver;
     const filter = streamPrefixes ? streamNameFilter({ prefixes: [...streamPrefixes] }) : streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
@@ -728,16 +744,18 @@ class KurrentDbEventStore implements EventStore {
       if (until !== undefined && position !== null && position >= until) return;
       // The read includes the event at `position`. So ask for one event more, and drop that one.
       const count = Math.min(left, PAGE_EVENTS) + (position === null ? 0 : 1);
-      const page = (await this.readLog({ from: position === null ? 'start' : fromText(position), maxCount: count, filter })).map(logged);
+      const page = (await this.readLog({ from: position === null ? 'start' : fromText(position), maxCount: count, filter })).map(this.logged);
       const known = position ?? '';
       // The page is empty if no event from the position on passes the filter, or if the log ends before the position. In the second case `headBehind`
       // throws.
       if (page.length === 0 && position !== null) await this.headBehind(position);
       const events = page.filter((event) => event.position > known && (until === undefined || event.position <= until)).slice(0, left);
+      await this.requireHeld(events, onForeign);
       yield events;
-      left -= events.length;
+      // Only our events count. The next read goes on after the last event that was handed out.
+      left -= events.filter(({ event }) => event !== null).length;
       if (page.length < count || (until !== undefined && page.at(-1)!.position >= until)) return;
-      position = page.at(-1)!.position;
+      position = events.at(-1)?.position ?? page.at(-1)!.position;
     }
   }
 
@@ -749,7 +767,9 @@ class KurrentDbEventStore implements EventStore {
         timings: this.timings,
         connection: this.connection,
         onTrouble: this.onTrouble,
-        onForeign: (stream) => this.foreign(stream),
+        onForeign: (stream, installation) => this.foreign(stream, installation),
+        logged: this.logged,
+        requireHeld: (page) => this.requireHeld(page),
         headBehind: (position, signal) => this.headBehind(position, signal),
         head: () => this.head(),
         placeOf: (position) => this.placeOf(position),
@@ -817,7 +837,7 @@ class KurrentDbEventStore implements EventStore {
     if (first?.position !== position || first.event === null) return null;
     const filter = this.driver.streamNameFilter({ regex: NOT_A_SYSTEM_STREAM });
     const [before] = await this.readLog({ from: fromText(position), isBackwards: true, maxCount: 1, filter });
-    return { position, id: first.id, before: before ? logged(before).position : null };
+    return { position, id: first.id, before: before ? this.logged(before).position : null };
   }
 
   /**
@@ -828,7 +848,7 @@ class KurrentDbEventStore implements EventStore {
     const begun = this.clock.monotonic();
     for (;;) {
       const page = await this.readLog({ from: fromText(position), maxCount });
-      if (page.length > 0 || !(await this.mayBeDeposed(begun))) return page.map(logged);
+      if (page.length > 0 || !(await this.mayBeDeposed(begun))) return page.map(this.logged);
       await this.clock.sleep(this.timings.retryMs);
     }
   }
@@ -866,11 +886,28 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /** Reports at most one foreign stream a minute, because every subscription gets the same foreign events. */
-  private foreign(stream: string): void {
+  private foreign(stream: string, installation: string | null): void {
     const now = this.clock.monotonic();
     if (now < this.foreignAgainAt) return;
     this.foreignAgainAt = now + FOREIGN_EVERY_MS;
-    this.onForeign(stream);
+    this.onForeign(stream, installation);
+  }
+
+  private readonly logged = (resolved: ResolvedEvent): Logged => logged(resolved, this.installationId());
+
+  /**
+   * Calls `onForeign` with the events of another installation. Throws Unavailable if our log does not hold the last of them: then another log has
+   * answered the read, and its events must not be skipped.
+   */
+  private async requireHeld(page: readonly Logged[], onForeign?: (event: Recorded) => void): Promise<void> {
+    const others = page.flatMap(({ other }) => other ?? []);
+    const last = others.at(-1);
+    if (!last) return;
+    if ((await this.missing([last])).length > 0) throw new Unavailable('another log has answered a read');
+    for (const event of others) {
+      this.foreign(event.stream, event.meta.installation!);
+      onForeign?.(event);
+    }
   }
 
   private open(): void {
@@ -878,30 +915,30 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /** All events of one bounded read of a stream. Empty: there is no such stream. Throws UnreadableStream for a deleted stream. */
-  private async page(stream: string, read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<Recorded[]> {
-    const events = await this.raw(read).catch((error: unknown) => {
+  private async page(request: StreamRead): Promise<Recorded[]> {
+    const events = await this.raw(request).catch((error: unknown) => {
       const { type } = (asError(error).cause ?? {}) as { type?: string };
-      throw type === 'stream-deleted' ? new UnreadableStream(stream, ': it was deleted') : error;
+      throw type === 'stream-deleted' ? new UnreadableStream(request.stream, ': it was deleted') : error;
     });
-    return events.map(recorded);
+    return events.map((event) => recorded(event, this.installationId()));
   }
 
   /** A bounded read of the log. Throws NoEventThere if no event begins at the position. */
   private readLog(request: LogRead): Promise<ResolvedEvent[]> {
-    return this.raw((client) => this.connection.read(client, request)).catch((error: unknown) => {
+    return this.raw(request).catch((error: unknown) => {
       throw typeof request.from === 'object' && isNoBoundary((error as Error).cause ?? {}) ? new NoEventThere(toText(request.from)) : error;
     });
   }
 
   /** Runs a bounded read, and repeats it until it succeeds or the time is up. */
-  private async raw(read: (client: Client) => AsyncIterable<ResolvedEvent>): Promise<ResolvedEvent[]> {
+  private async raw(request: ReadRequest): Promise<ResolvedEvent[]> {
     const deadline = this.clock.monotonic() + this.timings.readMs;
     for (;;) {
       this.open();
       const client = this.connection.current;
       const begun = this.clock.monotonic();
       try {
-        const events = await this.drain(read(client), deadline);
+        const events = await this.drain(this.connection.read(client, request, deadline - begun), deadline);
         this.connection.succeeded(client);
         return events;
       } catch (error) {
@@ -917,8 +954,7 @@ class KurrentDbEventStore implements EventStore {
   }
 
   /**
-   * Takes all events of a read, because an unfinished read would block later reads. Throws NoAnswer if no event comes for `readStallMs`, or at the
-   * deadline.
+   * Takes all events of a read. Throws NoAnswer if no event comes for `readStallMs`, or at the deadline.
    */
   private async drain(events: AsyncIterable<ResolvedEvent>, deadline: number): Promise<ResolvedEvent[]> {
     const done = new AbortController();
@@ -1008,7 +1044,9 @@ interface FollowerPorts {
   readonly timings: KurrentDbTimings;
   readonly connection: Connection;
   readonly onTrouble: NonNullable<KurrentDbOptions['onTrouble']>;
-  readonly onForeign: (stream: string) => void;
+  readonly onForeign: (stream: string, installation: string | null) => void;
+  readonly logged: (resolved: ResolvedEvent) => Logged;
+  readonly requireHeld: (page: readonly Logged[]) => Promise<void>;
   readonly head: () => Promise<Position | null>;
   readonly headBehind: (position: Position, signal: AbortSignal) => Promise<Position>;
   readonly placeOf: (position: Position) => Promise<Place | null>;
@@ -1074,6 +1112,7 @@ class Follower implements Subscription {
       if (this.queue.length > 0) {
         const batch = this.queue.splice(0, PAGE_EVENTS);
         if (this.queue.length <= QUEUED_EVENTS / 2) this.resume?.();
+        await this.ports.requireHeld(batch);
         const events = batch.flatMap(({ event }) => (event && matchesPrefix(event.stream, this.prefixes) ? event : []));
         const last = batch.at(-1)!;
         if (events.length > 0) yield { kind: 'events', events };
@@ -1150,7 +1189,7 @@ class Follower implements Subscription {
           confirmed = true;
           heard = clock.monotonic();
           try {
-            const next = logged(resolved);
+            const next = this.ports.logged(resolved);
             if (!isSameLog && (next.position !== place!.position || next.id !== place!.id)) throw new NoEventThere(place!.position, place!.id);
             isSameLog = true;
             this.take(next);
@@ -1205,7 +1244,7 @@ class Follower implements Subscription {
 
   private take(next: Logged): void {
     if (this.seen !== null && next.position <= this.seen) return;
-    if (next.event === null) this.ports.onForeign(next.stream);
+    if (next.event === null) this.ports.onForeign(next.stream, next.other?.meta.installation ?? null);
     else this.place = { position: next.position, id: next.id, before: this.seen };
     this.seen = next.position;
     this.queue.push(next);

@@ -42,22 +42,36 @@ export interface OpenLogOptions extends GuardOptions {
   readonly stop?: AbortSignal | undefined;
 }
 
+/** Checks the log for an adapter. */
+export interface LogGuard {
+  readonly installationId: string;
+  /** For Postgres: see {@link OwnLog.checkSession}. */
+  checkSession?(missing: EventStore['missing'], server: string): Promise<void>;
+  /** For KurrentDB: see {@link OwnLog.checkConnection}. */
+  checkConnection(): Promise<void>;
+}
+
 /**
  * Opens the adapter for KurrentDB if its URL is configured, else the adapter for Postgres. The store has no guard: it does not refuse the log of
- * another installation. `own`: the guard, which then checks the log before the first append over each new session or connection.
+ * another installation. `guard`: returns the guard, or null while the log is being opened. With a guard, the log is checked before the first append
+ * over each new session or connection.
  */
 export const openEventStore = async (
   kurrentdbUrl: string | null,
   databaseUrl: string,
   log: Pick<Logger, 'warn' | 'error'>,
-  own?: () => OwnLog | null,
+  guard?: () => LogGuard | null,
 ): Promise<EventStore> =>
   kurrentdbUrl === null
-    ? createPostgresEventStore(databaseUrl, own && { checkSession: async (missing, server) => own()?.checkSession(missing, server) })
+    ? createPostgresEventStore(databaseUrl, guard && { checkSession: async (missing, server) => guard()?.checkSession?.(missing, server) })
     : createKurrentDbEventStore(kurrentdbUrl, {
-        ...(own && { checkConnection: async () => own()?.checkConnection() }),
+        ...(guard && { installationId: () => guard()?.installationId ?? null, checkConnection: async () => guard()?.checkConnection() }),
         onTrouble: (message, error) => log.warn({ err: error }, message),
-        onForeign: (stream) => log.error({ stream }, 'another program writes to the event store; its events are passed over'),
+        onForeign: (stream, installation) =>
+          log.error(
+            { stream, ...(installation && { installation }) },
+            `another ${installation ? 'installation wrote' : 'program writes'} to the event store; its events are skipped`,
+          ),
       });
 
 /**
@@ -84,7 +98,7 @@ export const openOwnLog = async (options: OpenLogOptions): Promise<OwnLog> => {
 
 const away = () => new Unavailable('KurrentDB does not answer');
 
-/** Puts the guard around an opened store. Refuses a log as {@link openOwnLog} does. `answersWithinMs`: how long KurrentDB has for its first answer. */
+/** Puts the guard around an opened store. Refuses a log as {@link openOwnLog} does. `answersWithinMs`: the limit for the first check of a log on KurrentDB. */
 export const guardLog = async (store: EventStore, options: GuardOptions, answersWithinMs = ANSWERS_WITHIN_MS): Promise<OwnLog> => {
   const { kurrentdbUrl, databaseUrl, pool, marksDir, process, clock, log, prepare, newId, sealedEnd, signedHead } = options;
   const installation = { pool, store, clock, newId, kurrentdbUrl, databaseUrl, sealedEnd };

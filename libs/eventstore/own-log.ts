@@ -15,12 +15,8 @@ import {
   type NewEvent,
   OutcomeUnknown,
   type Position,
-  type Recorded,
   StoreIncident,
-  type Subscription,
-  type SubscriptionItem,
   Unavailable,
-  UnreadableStream,
 } from './event-store.js';
 import { installationIn, type SealedPlace } from './installation.js';
 import type { Finding, Incident, KeptIntent, Known, KnownMark, MarkBook, OwnMarks } from './marks.js';
@@ -102,6 +98,10 @@ export class OwnLog implements EventStore, LogGate {
   private reportedAt = Number.NEGATIVE_INFINITY;
   private opened = manyListeners();
   private readonly checkEveryMs: number;
+
+  get installationId(): string {
+    return this.options.installationId;
+  }
 
   constructor(private readonly options: OwnLogOptions) {
     this.checkEveryMs = options.checkEveryMs ?? CHECK_EVERY_MS;
@@ -392,10 +392,7 @@ export class OwnLog implements EventStore, LogGate {
   async append(stream: string, expected: Expected, events: readonly NewEvent[], options?: { timeoutMs?: number }) {
     this.refuse();
     const confirmed = this.confirmed;
-    const { installationId: installation, appendsProve, store } = this.options;
-    // On Postgres, log and database cannot be exchanged apart. So events need no installation there.
-    const named = appendsProve ? events : events.map((event) => ({ ...event, meta: { ...event.meta, installation } }));
-    const appending = store.append(stream, expected, named, options);
+    const appending = this.options.store.append(stream, expected, events, options);
     const appended = await this.orIncident(appending);
     this.hasAppended = true;
     const mark = { position: appended.position, id: events.at(-1)!.id.toLowerCase() };
@@ -422,60 +419,9 @@ export class OwnLog implements EventStore, LogGate {
     }
   }
 
-  // On Postgres, nothing of another installation can be in the log, so its reads pass through.
-  read: EventStore['read'] = (...given) => (this.options.appendsProve ? this.options.store.read(...given) : this.ownRead(...given));
-  readAll: EventStore['readAll'] = (...given) => (this.options.appendsProve ? this.options.store.readAll(...given) : this.ownReadAll(...given));
-  subscribe: EventStore['subscribe'] = (...given) => {
-    const subscription = this.options.store.subscribe(...given);
-    return this.options.appendsProve
-      ? subscription
-      : { [Symbol.asyncIterator]: () => this.ownItems(subscription), close: () => subscription.close() };
-  };
-
-  private async *ownRead(...[stream, ...rest]: Parameters<EventStore['read']>): AsyncGenerator<Recorded, void, void> {
-    for await (const event of this.options.store.read(stream, ...rest)) {
-      if (this.isForeign(event)) throw new UnreadableStream(stream, `@${event.revision}: an event of installation ${event.meta.installation}`);
-      yield event;
-    }
-  }
-
-  private async *ownReadAll(...[after, options]: Parameters<EventStore['readAll']>): AsyncGenerator<readonly Recorded[], void, void> {
-    for await (const batch of this.options.store.readAll(after, options)) {
-      const own = this.ownOf(batch, options?.onForeign);
-      if (own.length > 0) yield own;
-    }
-  }
-
-  private async *ownItems(subscription: Subscription): AsyncGenerator<SubscriptionItem, void, void> {
-    for await (const item of subscription) {
-      const events = item.kind === 'events' ? this.ownOf(item.events) : [];
-      if (item.kind !== 'events' || events.length === item.events.length) yield item;
-      else {
-        if (events.length > 0) yield { kind: 'events', events };
-        yield { kind: 'checkpoint', position: item.events.at(-1)!.position };
-      }
-    }
-  }
-
-  /** Without the events that another installation appended. They are in the log if two installations were swapped during an append. */
-  private ownOf(batch: readonly Recorded[], onForeign?: (event: Recorded) => void): readonly Recorded[] {
-    const foreign = batch.filter((event) => this.isForeign(event));
-    if (foreign.length === 0) return batch;
-    for (const event of foreign) {
-      const { stream, position, meta } = event;
-      this.options.log.error(
-        { stream, position, installation: meta.installation },
-        'the log holds an event of another installation; it is passed over',
-      );
-      onForeign?.(event);
-    }
-    return batch.filter((event) => !foreign.includes(event));
-  }
-
-  private isForeign({ meta }: Recorded): boolean {
-    return meta.installation !== undefined && meta.installation !== this.options.installationId;
-  }
-
+  read: EventStore['read'] = (...given) => this.options.store.read(...given);
+  readAll: EventStore['readAll'] = (...given) => this.options.store.readAll(...given);
+  subscribe: EventStore['subscribe'] = (...given) => this.options.store.subscribe(...given);
   head: EventStore['head'] = () => this.options.store.head();
   missing: EventStore['missing'] = (marks) => this.options.store.missing(marks);
   eventAt: EventStore['eventAt'] = (position) => this.options.store.eventAt(position);

@@ -8,16 +8,7 @@ import { newEvents, newStream } from '../../test/support/event-store.contract.js
 import { earlierCopy, type ExchangeableStore, exchangeableStore } from '../../test/support/exchangeable-store.js';
 import { INSTALLATION, Marks, writeInstallation } from '../../test/support/mark-book.js';
 import { MovableClock } from '../../test/support/clock.js';
-import {
-  type EventStore,
-  type Mark,
-  OutcomeUnknown,
-  type Position,
-  type Recorded,
-  StoreIncident,
-  Unavailable,
-  UnreadableStream,
-} from './event-store.js';
+import { type EventStore, type Mark, OutcomeUnknown, type Position, StoreIncident, Unavailable } from './event-store.js';
 import { INSTALLATION_STREAM } from './installation.js';
 import { keptIntents, postgresMarkBook } from './marks.js';
 import { memoryEventStore } from './memory.js';
@@ -379,32 +370,4 @@ test('a log without identity that holds an event which a check has found before 
   clock.advance(10_000);
   await expect(own.verified(null)).rejects.toThrow(StoreIncident);
   expect(own.incident).toMatchObject({ kind: 'lost_events' });
-});
-
-describe('an event of another installation in the log', () => {
-  test('is passed over by every reader, named, and never decided on; the own events name this installation', async () => {
-    const own = await openLog();
-    const [stream, theirs] = [newStream(), newStream()];
-    await own.append(stream, 'no_stream', newEvents(1));
-    const [foreign] = newEvents(1);
-    const { position } = await bare.append(theirs, 'no_stream', [{ ...foreign!, meta: { ...foreign!.meta, installation: 'another' } }]);
-    for await (const event of bare.read(stream)) expect(event.meta.installation).toBe(INSTALLATION);
-
-    const named: Recorded[] = [];
-    const read: string[] = [];
-    for await (const batch of own.readAll(null, { onForeign: (event) => named.push(event) })) read.push(...batch.map((event) => event.stream));
-    expect([read, named.map((event) => event.stream)]).toEqual([[INSTALLATION_STREAM, stream], [theirs]]);
-
-    const followed: unknown[] = [];
-    const subscription = own.subscribe(null);
-    for await (const item of subscription) {
-      if (item.kind === 'caught_up') break;
-      followed.push(item.kind === 'events' ? item.events.map((event) => event.stream) : item.position);
-    }
-    await subscription.close();
-    expect(followed.flat()).toEqual([INSTALLATION_STREAM, stream, position]);
-
-    await expect(own.read(theirs)[Symbol.asyncIterator]().next()).rejects.toThrow(UnreadableStream);
-    expect(new Set(errors)).toEqual(new Set(['the log holds an event of another installation; it is passed over']));
-  });
 });

@@ -215,7 +215,7 @@ describe('a database that takes no writes', () => {
     expect((await fetch(`${service.urls[0]}/readyz`)).status).toBe(503);
     expect((await charges(portal)).length).toBe(before);
     await heals();
-    // The other process may heal a moment later.
+    // Each process notices the repair at its own time.
     await eventually(async () => (await client.create(paymentOf(portal), { key: 'read-only' })).status === 200);
     expect((await charges(portal)).length).toBe(before + 2);
     await eventually(async () => (await fetch(`${service.urls[0]}/readyz`)).status === 200);

@@ -238,7 +238,7 @@ describe('beside the running service', () => {
   test('a person at a terminal sees what a refund will do, and is asked; the answer says how the money goes back', async () => {
     const { id } = await pay(CARD.settlesAtOnce);
     const refund = ['payments', 'refund', id, '--amount-cents', '2500', '--reason', 'duplicate', ...BY];
-    // A refund is decided from the stream. It learns of the batch from the worker.
+    // A refund reads only the stream. Wait until the worker has appended the settlement.
     await eventually(async () => ((await done('payments', 'show', id)).settlement as { settledAt: unknown } | null)?.settledAt);
     const no = await atTerminal('n\n', ...refund);
     const effect = new RegExp(`refund +payment ${id}\nprincipal +\\$25\\.00 goes back by refund\nfee kept +\\$3\\.00\ntold +Sandbox.*, by payment\\.refunded to 0 webhook endpoints`); // prettier-ignore

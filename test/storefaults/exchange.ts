@@ -152,7 +152,7 @@ export const anyKnows = async ({ witnesses }: Installation): Promise<boolean> =>
 /** Waits long enough for every process to check the log and store its marks. */
 export const settled = (): Promise<void> => sleep(2_500);
 
-/** Nothing may be appended to the other log after it took the address. `end`: its end before. Returns the violations. */
+/** Returns one violation for each event in the other log after `end`, its head before the exchange. */
 const judgeOther = (other: Node, end: Position | null): Promise<string[]> =>
   withLog(urlOf(other.port), async (store) => {
     const violations: string[] = [];
