@@ -113,6 +113,26 @@ test('a head that is signed beyond the end of the log is named as failed; only h
   expect((await verdict()).findings.at(-1)).toMatch(/^heads: the head of 10 in the database .* the log shows only 0 now/);
 });
 
+test('an event of another installation is not sealed; a verification names it and finds no fault', async () => {
+  const openFor = async (installationId: string) => {
+    const guard = { installationId, checkConnection: async () => undefined };
+    const opened = await openEventStore(double.url(), '', createLogger('silent', 'spec'), () => guard);
+    cleanUps.push(() => opened.close());
+    return opened;
+  };
+  const another = await openFor('another');
+  store = await openFor('own');
+  seal = { ...seal, store };
+  const theirs = newStream();
+  await store.append(newStream(), 'no_stream', newEvents(2));
+  const { position } = await another.append(theirs, 'no_stream', newEvents(1));
+  await store.append(newStream(), 'no_stream', newEvents(2));
+  await sealAll();
+  const { size, checks } = await verifyLog({ ...seal, headFolder: seal.folder });
+  const named = expect.stringMatching(new RegExp(`4 events are those that were sealed; skipped 1 of another installation: .* in ${theirs} at position ${position}, of installation another$`)); // prettier-ignore
+  expect([size, checks]).toEqual([4, expect.arrayContaining([{ name: 'events', ok: true, detail: named }])]);
+});
+
 test('streams of a newer release are sealed, events of other programs are not; when they are sealed makes no difference', async () => {
   await writeLog();
   await sealAll();
