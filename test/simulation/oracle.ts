@@ -942,10 +942,11 @@ export class Oracle {
         const book = books.find(({ paymentId }) => paymentId === id);
         if (answer.status === 200) this.check(book?.phase === 'charged', 'A3: a 200 without its outcome in the log');
         if (answer.code === 'PAYMENT_DECLINED' || answer.code === 'PAYMENT_GATEWAY_ERROR') {
-          // The wrong log may have taken the outcome. A create whose intent the right log lacks is abandoned when the incident is closed.
+          // The wrong log may have taken the outcome. A create whose intent the right log lacks is abandoned when the incident is closed. If its
+          // intent was kept, it is lost instead, and recovery voids it when the gateway says that it never charged (C64).
           const wasLost = answer.code === 'PAYMENT_GATEWAY_ERROR' && this.world.watch?.overlaps(sentAt, answeredAt) === true;
           this.check(
-            book?.phase === 'failed' || (wasLost && book?.phase === 'abandoned'),
+            book?.phase === 'failed' || (wasLost && (book?.phase === 'abandoned' || (book?.phase === 'voided' && book.netCents === 0))),
             `C43: ${answer.status}, and the payment is ${book?.phase ?? 'nowhere'}`,
           );
         }
