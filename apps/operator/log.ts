@@ -3,6 +3,7 @@ import type { Command } from 'commander';
 import {
   closeIncident,
   type Examined,
+  type EventStore,
   examineLog,
   foundWhole,
   type Incident,
@@ -11,12 +12,11 @@ import {
   keptIntents,
   type KnownMark,
   type MarkBook,
-  type EventStore,
   openEventStore,
   postgresMarkBook,
   readStreams,
-  unheldMarks,
   StoreIncident,
+  unheldMarks,
 } from '#eventstore';
 import { ServiceError, systemClock } from '#kernel';
 import { openKeys, type Pool, systemIds, transaction } from '#platform';

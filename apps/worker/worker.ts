@@ -143,9 +143,11 @@ export const startWorker = (services: Services): Worker => {
       stop.abort();
       wakeLoops();
       const ended = Promise.all([...running, following, webhooks.dispatcher.stop(), ...subscribers.map((subscriber) => subscriber.stop())]);
-      await within(clock, WORK_ENDS_MS, ended, () => new Error('late')).catch(() =>
-        log.warn(`the work of the worker did not end within ${WORK_ENDS_MS / 1_000} s and is cut off`),
-      );
+      const late = new Error(`the work of the worker did not end within ${WORK_ENDS_MS / 1_000} s and is cut off`);
+      await within(clock, WORK_ENDS_MS, ended, () => late).catch((error: unknown) => {
+        if (error !== late) throw error;
+        log.warn(late.message);
+      });
     },
   };
 };

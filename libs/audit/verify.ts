@@ -51,11 +51,11 @@ export const noFindings = (): Findings => ({ named: [], count: 0 });
 export const find = (findings: Findings, text: string): void => {
   if (findings.count++ < NAMED_FINDINGS) findings.named.push(text);
 };
-export const checkOf = (name: string, { named, count }: Findings, good: string): Check => ({
-  name,
-  ok: count === 0,
-  detail: count === 0 ? good : named.join('; ') + (count > named.length ? `; and ${count - named.length} more` : ''),
-});
+const listed = ({ named, count }: Findings): string => named.join('; ') + (count > named.length ? `; and ${count - named.length} more` : '');
+export const checkOf = (name: string, findings: Findings, good: string): Check => {
+  const ok = findings.count === 0;
+  return { name, ok, detail: ok ? good : listed(findings) };
+};
 
 /** A place in the sealed log: the number of events up to it, and the position of the last of them ('': none). */
 export interface LogPlace {
@@ -101,7 +101,7 @@ export const logChecks = ({ from, reached, heads, foreign, found }: LogProgress)
     'events',
     found.events,
     `${reached.size - from.size} events ${from.size > 0 ? `after the first ${from.size} ` : ''}are those that were sealed${
-      foreign?.count ? `; skipped ${foreign.count} of another installation: ${checkOf('', foreign, '').detail}` : ''
+      foreign?.count ? `; skipped ${foreign.count} of another installation: ${listed(foreign)}` : ''
     }`,
   ),
   checkOf('tiles', found.tiles, 'the tree is whole'),

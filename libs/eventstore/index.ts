@@ -38,7 +38,7 @@ export {
   postgresMarkBook,
 } from './marks.js';
 export { memoryEventStore } from './memory.js';
-export { eventStoreMigrations, guardLog, type GuardOptions, type LogGuard, openEventStore, openOwnLog } from './open.js';
+export { eventStoreMigrations, guardLog, type GuardOptions, openEventStore, openOwnLog } from './open.js';
 export { foundWhole, type LogGate, OwnLog, type OwnLogOptions } from './own-log.js';
 export { createPostgresEventStore } from './postgres.js';
 export {
