@@ -68,10 +68,9 @@ export const openEventStore = async (
         ...(guard && { installationId: () => guard()?.installationId ?? null, checkConnection: async () => guard()?.checkConnection() }),
         onTrouble: (message, error) => log.warn({ err: error }, message),
         onForeign: (stream, installation) =>
-          log.error(
-            { stream, ...(installation && { installation }) },
-            `another ${installation ? 'installation wrote' : 'program writes'} to the event store; its events are skipped`,
-          ),
+          installation === null
+            ? log.error({ stream }, 'another program writes to the event store; its events are skipped')
+            : log.error({ stream, installation }, 'another installation wrote to the event store; its events are skipped'),
       });
 
 /**
